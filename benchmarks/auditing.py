@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.bench import Bench, Result, Spent, median, work_off
 from benchmarks.programs import steps
-from perdure import Audit
+from perdure.admin import Audit
 
 LEVELS = tuple(Audit)
 
@@ -22,7 +22,7 @@ async def audit(bench: Bench) -> Result:
                 runs = max(1, sizes.runs // each * 2 if each > 1 else sizes.runs)
                 spent: dict[Audit, Spent] = {}
                 for level in levels:
-                    engine.audit = level
+                    engine.audit.level = level
                     spent[level] = await work_off(engine, [steps(each) for _ in range(runs)], runs * each, sizes.slots)
                 for level, one in spent.items():
                     found = {

@@ -154,7 +154,7 @@ async def until(question: Callable[[], Awaitable[bool]], every: float) -> None:
 
 async def none_left(engine: Engine, *statuses: Status) -> bool:
     """Whether no run is in any of these."""
-    return not (await engine.list(status=statuses, limit=1)).runs
+    return not (await engine.runs.list(status=statuses, limit=1)).runs
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -11,7 +11,8 @@ from pathlib import Path
 from benchmarks import filling
 from benchmarks.bench import Bench, Result, none_left, probing, until
 from benchmarks.programs import ALL, waiter
-from perdure import Engine, Reason, Status
+from perdure import Engine, Status
+from perdure.admin import Reason
 
 IDLE_SECONDS = 2.0
 

@@ -6,7 +6,8 @@ import time
 
 from benchmarks.bench import Bench, Result, none_left, percentile, until
 from benchmarks.programs import sleeper
-from perdure import Engine, Run, Status
+from perdure import Engine, Status
+from perdure.admin import Run
 
 
 async def w5(bench: Bench) -> Result:
@@ -45,7 +46,7 @@ async def _everything(engine: Engine) -> list[Run]:
     runs: list[Run] = []
     cursor: str | None = None
     while True:
-        page = await engine.list(status=Status.COMPLETED, limit=1000, cursor=cursor)
+        page = await engine.runs.list(status=Status.COMPLETED, limit=1000, cursor=cursor)
         runs += page.runs
         cursor = page.cursor
         if cursor is None:

@@ -28,7 +28,7 @@ async def main() -> None:
         await decided.send("decision", True)
         print(await decided.result())
         print(await forgotten.result())
-        page = await engine.list(status=Status.COMPLETED)
+        page = await engine.runs.list(status=Status.COMPLETED)
         print(sorted(run.id for run in page.runs))
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from perdure import Action, Channel, Engine, StateMachine, activity
+from perdure import Channel, Engine, activity
+from perdure.machine import Action, StateMachine
 
 decision = Channel("decision", bool)
 

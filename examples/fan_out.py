@@ -39,7 +39,7 @@ async def main() -> None:
     async with Engine("sqlite://", [page_words, book_words, library_words]) as engine, engine.worker():
         run = await engine.start(library_words(books))
         print(await run.result())
-        print(len((await engine.list(type="words.page.v1", limit=1000)).runs), "pages were runs of their own")
+        print(len((await engine.runs.list(type="words.page.v1", limit=1000)).runs), "pages were runs of their own")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The public namespace is what the reference documents, no more and no less, and all of it says what it is."""
+"""The public modules are what the reference documents, no more and no less, and all of it says what it is."""
 
 from __future__ import annotations
 
@@ -7,55 +7,122 @@ import inspect
 import re
 import types
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 import perdure
+import perdure.admin
+import perdure.blocking
+import perdure.errors
+import perdure.machine
+import perdure.push
+from perdure.client import blocking
+from perdure.client.facade import Facade
+from tests.typing.blocking_stub import CLASSES, HIDDEN, STUB, stub
 
 PAGE = (Path(__file__).parent.parent / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+CHAPTERS = dict(re.findall(r"^## `([\w.]+)`\n(.*?)(?=^## |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
 SECTIONS = dict(re.findall(r"^### `(\w+)`\n(.*?)(?=^##|\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
-PUBLIC = sorted(
-    name for name in vars(perdure) if not name.startswith("_") and not inspect.ismodule(vars(perdure)[name])
-)
-CLASSES = [name for name in PUBLIC if inspect.isclass(vars(perdure)[name])]
+ERRORS = {
+    name: one
+    for name, one in vars(perdure.errors).items()
+    if inspect.isclass(one) and one.__module__ == "perdure.errors" and not name.startswith("_")
+}
+MODULES = {"perdure": perdure, "perdure.admin": perdure.admin, "perdure.machine": perdure.machine}
+MODULES["perdure.push"] = perdure.push
+PUBLIC: dict[str, Any] = {name: vars(module)[name] for module in MODULES.values() for name in module.__all__} | ERRORS
+CLASSES_OF_USERS = [name for name, value in PUBLIC.items() if inspect.isclass(value)]
 TABLES = [name for name, text in SECTIONS.items() if re.search(r"^\| `", text, flags=re.MULTILINE)]
 
 
-def test_the_namespace_is_what_the_reference_documents() -> None:
-    assert sorted(SECTIONS) == sorted(perdure.__all__)
+def test_the_main_namespace_is_small() -> None:
+    assert len(perdure.__all__) <= 65
+    assert len([name for name in dir(perdure.Engine("sqlite://")) if not name.startswith("_")]) <= 24
 
 
-def test_the_namespace_has_nothing_besides() -> None:
-    assert sorted(perdure.__all__) == PUBLIC
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_is_what_the_reference_documents(module: str) -> None:
+    documented = set(re.findall(r"^### `(\w+)`", CHAPTERS[module], flags=re.MULTILINE))
+    assert documented == set(MODULES[module].__all__) - ERRORS.keys()
+
+
+def test_every_error_is_documented() -> None:
+    assert set(re.findall(r"^### `(\w+)`", CHAPTERS["perdure.errors"], flags=re.MULTILINE)) == ERRORS.keys()
+
+
+@pytest.mark.parametrize("module", [*MODULES.values(), perdure.blocking], ids=lambda module: module.__name__)
+def test_a_module_has_nothing_besides(module: types.ModuleType) -> None:
+    names = {name for name, one in vars(module).items() if not name.startswith("_") and not inspect.ismodule(one)}
+    assert set(module.__all__) == names
+
+
+def test_no_name_is_in_two_modules() -> None:
+    names = [name for module in MODULES.values() for name in module.__all__]
+    assert sorted(names) == sorted(set(names))
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_the_table_of_a_class_has_its_public_members(name: str) -> None:
     documented = set(re.findall(r"^\| `(\w+)", SECTIONS[name], flags=re.MULTILINE))
-    assert documented == set(_members(vars(perdure)[name]))
+    assert documented == set(_members(PUBLIC[name]))
 
 
-@pytest.mark.parametrize("name", [name for name in CLASSES if issubclass(vars(perdure)[name], msgspec.Struct)])
+@pytest.mark.parametrize("name", [name for name in CLASSES_OF_USERS if issubclass(PUBLIC[name], msgspec.Struct)])
 def test_every_field_of_a_value_is_documented(name: str) -> None:
-    fields = [field for field in vars(perdure)[name].__struct_fields__ if not field.startswith("_")]
+    fields = [field for field in PUBLIC[name].__struct_fields__ if not field.startswith("_")]
     missing = [field for field in fields if not re.search(rf"\b{field}\b", SECTIONS[name])]
     assert missing == []
 
 
-@pytest.mark.parametrize("name", [name for name in CLASSES if issubclass(vars(perdure)[name], enum.Enum)])
+@pytest.mark.parametrize("name", [name for name in CLASSES_OF_USERS if issubclass(PUBLIC[name], enum.Enum)])
 def test_every_value_of_an_enumeration_is_documented(name: str) -> None:
-    assert set(re.findall(r"`(\w+)`", SECTIONS[name])) == {str(member) for member in vars(perdure)[name]}
+    assert set(re.findall(r"`(\w+)`", SECTIONS[name])) == {str(member) for member in PUBLIC[name]}
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLIC if name != "Duration"])
 def test_every_public_name_says_what_it_is(name: str) -> None:
-    value = vars(perdure)[name]
+    value = PUBLIC[name]
     assert inspect.getdoc(value)
     if inspect.isclass(value) and value.__module__.startswith("perdure"):
         assert "__doc__" in vars(value)
         silent = [member for member in _members(value) if _is_silent(inspect.getattr_static(value, member, None))]
         assert silent == []
+
+
+# the blocking client
+
+
+def test_every_class_of_the_client_has_a_blocking_view() -> None:
+    views = {name for names in CLASSES.values() for name in names}
+    assert set(perdure.blocking.__all__) == views
+    assert all(f"`{name}`" in CHAPTERS["perdure.blocking"] for name in views)
+    assert all(issubclass(vars(perdure.blocking)[name], Facade) for name in views)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(module, name) for module, names in CLASSES.items() for name in names], ids=str
+)
+def test_a_blocking_view_has_the_members_and_signatures_of_its_class(module: str, name: str) -> None:
+    target = vars(__import__(f"perdure.client.{module}", fromlist=[name]))[name]
+    view = vars(blocking)[name]
+    fields = {field for field in inspect.get_annotations(target) if not field.startswith("_")}
+    wanted = {member for member in _members(target) if member not in HIDDEN.get(name, ())} | fields
+    assert {member for member in dir(view) if not member.startswith("_")} == wanted
+    for member in wanted - fields:
+        ours, theirs = inspect.getattr_static(target, member), inspect.getattr_static(view, member)
+        assert isinstance(ours, property) == isinstance(theirs, property)
+        if isinstance(ours, property):
+            assert (ours.__doc__, ours.fset is None) == (theirs.__doc__, theirs.fset is None)
+        else:
+            assert list(inspect.signature(ours).parameters.values()) == list(
+                inspect.signature(theirs).parameters.values()
+            )
+
+
+def test_the_types_of_the_blocking_client_are_current() -> None:
+    assert STUB.read_text(encoding="utf-8") == stub(), "run python -m tests.typing.blocking_stub"
 
 
 def _members(cls: type) -> list[str]:

@@ -6,7 +6,8 @@ from contextlib import closing
 
 import pytest
 
-from perdure import Engine, Interruption, Retry, Status, activity
+from perdure import Engine, Retry, Status, activity
+from perdure.admin import Interruption
 from perdure.cli.console.params import ENVIRONMENT
 from perdure.core.model.outputs import interruption_output
 from tests.cli.conftest import URL, Perdure, work

@@ -42,11 +42,11 @@ async def test_a_database_that_is_named_is_left_as_it_was(
     kind: str, tmp_path: Path, schemas: Schemas, databases: Databases
 ) -> None:
     async with set_up(kind, tmp_path, schemas, databases) as stage, stage.engine() as engine:
-        assert (await engine.list()).runs == ()
+        assert (await engine.runs.list()).runs == ()
         told = stress("--runs", "10", "--store", stage.url, cwd=tmp_path)
         assert "10 in " in told.stdout
         assert "10 of 10 runs" in told.stderr
-        assert (await engine.list()).runs == ()
+        assert (await engine.runs.list()).runs == ()
         catalog = "sqlite_master" if kind == "file" else "information_schema.tables"
         name = "name" if kind == "file" else "table_name"
         assert await stage.rows(f"SELECT {name} FROM {catalog} WHERE {name} LIKE 'stress%'") == []

@@ -19,7 +19,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from perdure import Context, Engine, EngineClosed, LockLost, workflow
+from perdure import Context, Engine, LockLost, workflow
+from perdure.errors import EngineClosed
 
 #: Longer than anything here takes, and shorter than the test waits.
 HANGS = 60
@@ -80,7 +81,7 @@ def in_child(act: Callable[[], object], *, finalized: bool = True) -> Callable[[
 
 
 def connections_of(engine: Engine) -> list[Any]:
-    store: Any = engine._store
+    store: Any = engine._session.store
     pools = getattr(store._store, "_pools", None)
     return [] if pools is None else [one for pool in pools._pools.values() for one in pool._opened]
 
@@ -230,14 +231,14 @@ def memory(url: str) -> None:
 
     def act() -> None:
         try:
-            client.list()
+            client.runs.list()
         except EngineClosed:
             client.close()
             return
         raise AssertionError("a database in memory is of one process")
 
     in_child(act)()
-    assert len(client.list().runs) == 1
+    assert len(client.runs.list().runs) == 1
 
 
 def busy(url: str) -> None:
@@ -252,7 +253,7 @@ def busy(url: str) -> None:
 
         def act() -> None:
             try:
-                client.list()
+                client.runs.list()
             except EngineClosed as error:
                 assert "forked while" in str(error), error
                 return
@@ -278,7 +279,7 @@ def crowd(url: str) -> None:
     act("c")
     for wait in waits:
         wait()
-    assert len(client.list(limit=1000).runs) == 121
+    assert len(client.runs.list(limit=1000).runs) == 121
     client.close()
 
 

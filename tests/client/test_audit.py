@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from perdure import Context, Engine, Event, Retry, RunFailed, Status, UsageError, activity, activity_info, workflow
+from perdure import Context, Engine, Retry, RunFailed, Status, UsageError, activity, activity_info, workflow
+from perdure.admin import Event
 from perdure.client import audit
 from tests.helpers import eventually
 from tests.stage import Stage, until
@@ -44,7 +45,7 @@ async def test_an_activity_that_is_too_slow_leaves_a_trail_of_what_was_tried(sta
         run = await engine.start(family())
         with pytest.raises(RunFailed):
             await run.result("20s")
-        [child] = (await engine.list(parent=run.id)).runs
+        [child] = (await engine.runs.list(parent=run.id)).runs
     trail = await (await engine.get(child.id)).events()
     assert kinds(trail) == [
         "created", "started", "timed_out", "retried", "started", "timed_out", "failed",
@@ -66,7 +67,7 @@ async def test_everything_that_happens_to_a_run_is_in_its_trail(stage: Stage) ->
     assert await run.cancel("enough")
     trail = await run.events()
     assert kinds(trail) == ["created", "paused", "resumed", "cancel_requested", "cancelled"]
-    assert {event.actor for event in trail} == {engine._actor}
+    assert {event.actor for event in trail} == {engine._session.actor}
     assert json.loads(trail[1].data) == {"reason": "lunch"}
     with pytest.raises(UsageError):
         await run.retry(deadline=-1.0)
@@ -90,7 +91,7 @@ async def test_a_run_does_without_a_trail(stage: Stage) -> None:
         run = await engine.start(family())
         with pytest.raises(RunFailed):
             await run.result("20s")
-    assert (await engine.events()).events == ()
+    assert (await engine.audit.list()).events == ()
     copy = await run.fork()
     assert (await copy.report()).attempts == 1
 
@@ -101,23 +102,23 @@ async def test_events_are_listed_over_all_runs_a_page_at_a_time(stage: Stage) ->
     async with engine.worker():
         for run in runs:
             await run.result("20s")
-    page = await engine.events(kind=["completed", "failed"], type="audit.plain.v1", limit=3)
-    rest = await engine.events(kind=["completed", "failed"], type="audit.plain.v1", limit=3, cursor=page.cursor)
+    page = await engine.audit.list(kind=["completed", "failed"], type="audit.plain.v1", limit=3)
+    rest = await engine.audit.list(kind=["completed", "failed"], type="audit.plain.v1", limit=3, cursor=page.cursor)
     assert rest.cursor is None
     assert {event.run_id for event in (*page.events, *rest.events)} == {run.id for run in runs}
-    assert len((await engine.events(run=runs[0].id)).events) == 3
+    assert len((await engine.audit.list(run=runs[0].id)).events) == 3
     now = datetime.datetime.now(datetime.UTC)
     hour = datetime.timedelta(hours=1)
-    assert (await engine.events(since=now + hour)).events == ()
-    assert len((await engine.events(since=now - hour, until=now + hour, kind="created")).events) == 5
+    assert (await engine.audit.list(since=now + hour)).events == ()
+    assert len((await engine.audit.list(since=now - hour, until=now + hour, kind="created")).events) == 5
     with pytest.raises(UsageError, match="limit must be"):
-        await engine.events(limit=0)
+        await engine.audit.list(limit=0)
 
 
 async def test_events_are_followed_as_they_come_also_the_late_ones(stage: Stage) -> None:
     engine = stage.engine(plain)
     first = await engine.start(plain(1))
-    news = engine.follow_events(kind="created")
+    news = engine.audit.follow(kind="created")
     coming = asyncio.ensure_future(anext(news))
     await asyncio.sleep(0)
     assert not coming.done()
@@ -129,7 +130,7 @@ async def test_events_are_followed_as_they_come_also_the_late_ones(stage: Stage)
     await eventually(seen, saying="an event being told")
     assert (await coming).run_id != first.id
     await news.aclose()
-    everything = engine.follow_events(after=0, run=first.id)
+    everything = engine.audit.follow(after=0, run=first.id)
     assert (await anext(everything)).run_id == first.id
     await everything.aclose()
 
@@ -141,13 +142,13 @@ async def test_old_events_are_pruned_and_numbers_are_not_given_twice(
     engine = stage.engine(plain)
     for number in range(10):
         await engine.start(plain(number))
-    assert await engine.prune_events("1h") == 0
-    newest = (await engine.events(limit=1)).events[0]
-    assert await engine.prune_events(0) == 9
-    assert (await engine.events(limit=4)).events == (newest,)
+    assert await engine.audit.prune("1h") == 0
+    newest = (await engine.audit.list(limit=1)).events[0]
+    assert await engine.audit.prune(0) == 9
+    assert (await engine.audit.list(limit=4)).events == (newest,)
     run = await engine.start(plain(11))
     assert (await run.events())[0].id > newest.id
-    assert len((await engine.list()).runs) == 11
+    assert len((await engine.runs.list()).runs) == 11
 
 
 async def test_a_report_says_what_a_person_would_ask(stage: Stage) -> None:
@@ -216,9 +217,9 @@ def test_blocking_code_looks_through_the_trail(on_disk: Stage) -> None:
         run = engine.start(plain(1))
         assert kinds(run.events()) == ["created"]
         assert run.report().attempts == 1
-        [event] = engine.events(kind="created").events
-        assert event == next(engine.follow_events(after=0))
-        assert engine.prune_events(0) == 0
+        [event] = engine.audit.list(kind="created").events
+        assert event == next(engine.audit.follow(after=0))
+        assert engine.audit.prune(0) == 0
 
 
 def test_a_level_that_is_none_is_refused() -> None:
@@ -226,7 +227,7 @@ def test_a_level_that_is_none_is_refused() -> None:
         Engine("sqlite://", audit="some")
     with pytest.raises(UsageError, match="audit"):
         Engine("sqlite://?audit=some")
-    assert Engine("sqlite://?audit=off").audit == "off"
-    assert Engine("sqlite://?audit=off", audit="full").audit == "full"
-    assert Engine("postgresql://localhost/shop?audit=full").audit == "full"
-    assert Engine("mysql://localhost/shop?audit=off").audit == "off"
+    assert Engine("sqlite://?audit=off").audit.level == "off"
+    assert Engine("sqlite://?audit=off", audit="full").audit.level == "full"
+    assert Engine("postgresql://localhost/shop?audit=full").audit.level == "full"
+    assert Engine("mysql://localhost/shop?audit=off").audit.level == "off"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from perdure import Context, Engine, EngineClosed, Retry, RunCancelled, RunFailed, RunNotFound, Status, workflow
+from perdure import Context, Engine, Retry, RunCancelled, RunFailed, RunNotFound, Status, workflow
+from perdure.errors import EngineClosed
 
 
 @workflow("sync.double.v1")
@@ -35,7 +36,7 @@ def test_code_that_is_not_async_starts_runs_and_waits_for_results(tmp_path: Path
         assert run.why().startswith("It completed")
         assert engine.get("four", double).result() == 8
         assert [handle.result("20s") for handle in engine.start_many([double(1), double(2)])] == [2, 4]
-        assert len(engine.list(type="sync.double.v1").runs) == 3
+        assert len(engine.runs.list(type="sync.double.v1").runs) == 3
 
 
 def test_messages_and_cancellations_work_from_code_that_is_not_async() -> None:
@@ -45,7 +46,7 @@ def test_messages_and_cancellations_work_from_code_that_is_not_async() -> None:
         assert run.result("20s") == "hello"
         other = engine.start(wait(), queue="unserved", id="other")
         engine.send("other", "word", "kept", key="once")
-        assert "no live worker takes the queue" in engine.why("other")
+        assert "no live worker takes the queue" in engine.runs.why("other")
         assert engine.cancel("other", "enough")
         with pytest.raises(RunCancelled, match="enough"):
             other.result("20s")
@@ -55,17 +56,17 @@ def test_messages_and_cancellations_work_from_code_that_is_not_async() -> None:
 def test_runs_are_steered_from_code_that_is_not_async() -> None:
     with Engine("sqlite://", [double, wait]).blocking() as engine:
         run = engine.start(wait(), at="10d", id="later")
-        assert engine.pause("later")
+        assert engine.runs.pause("later")
         assert not run.pause("again")
         assert run.resume()
-        assert not engine.resume("later")
+        assert not engine.runs.resume("later")
         run.wake("1h")
-        engine.wake("later")
+        engine.runs.wake("later")
         assert not run.evict()
-        assert not engine.evict("later")
-        assert engine.pause(queue="default", reason="why not")
-        assert [pause.reason for pause in engine.paused()] == ["why not"]
-        assert engine.resume(queue="default")
+        assert not engine.runs.evict("later")
+        assert engine.queues.pause(queue="default", reason="why not")
+        assert [pause.reason for pause in engine.queues.paused()] == ["why not"]
+        assert engine.queues.resume(queue="default")
 
 
 def test_errors_arrive_in_the_calling_thread() -> None:

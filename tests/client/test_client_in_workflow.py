@@ -14,11 +14,13 @@ import pytest
 
 import perdure.client
 import perdure.push
-from perdure import Context, Engine, Every, NotInWorkflow, RunFailed, Watermark, workflow
-from perdure.client.blocking import BlockingHandle
-from perdure.client.blocking_locks import BlockingLock
+from perdure import Context, Engine, Every, RunFailed, Watermark, workflow
+from perdure.blocking import Pusher as BlockingPusher
+from perdure.client.facade import Facade
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import Failure
+from perdure.errors import NotInWorkflow
+from perdure.push import Pusher
 from perdure.push.handler import QueueHandler
 from tests.stage import Stage
 
@@ -40,13 +42,14 @@ ARGUMENTS: dict[str, Any] = {
     "watermark": Watermark(queue="default", high=10),
     "failure": Failure.of(ValueError("no"), Codec()),
     "body": b"{}",
+    "on_lost": print,
 }
 
 #: Parameters with a default that have to be given, by verb.
 NEEDED: dict[str, dict[str, Any]] = {
-    "pause": {"run_id": "r1"},
-    "resume": {"run_id": "r1"},
-    "requeue": {"run_ids": "r1"},
+    "Queues.pause": {"queue": "default"},
+    "Queues.resume": {"queue": "default"},
+    "DeadLetters.retry": {"run_ids": "r1"},
     "discard": {"run_ids": "r1"},
     "set": {"concurrency": 1},
     "remove": {"queue": "default"},
@@ -55,18 +58,25 @@ NEEDED: dict[str, dict[str, Any]] = {
 }
 
 #: Methods that do nothing but make something whose own verbs are looked at: they touch no database.
-MAKERS = {"worker", "lock", "pusher", "blocking", "breakers", "limits", "schedules", "locks", "watermarks"}
+MAKERS = {"worker", "lock", "blocking"}
+#: Namespaces of an engine.
+NAMESPACES = (
+    "runs", "schedules", "limits", "breakers", "locks", "dead_letters", "audit", "workers", "queues", "watermarks",
+)  # fmt: skip
 #: Plain values.
 VALUES = {"message"}
 #: Classes of `perdure.client` and `perdure.push` that users are not given, or that reach the database through a verb
 #: that is tested.
 INTERNAL = {
-    "Overdue",
-    "Watch",
-    "News",
+    "WaitExplainer",
+    "Results",
+    "ResultWatch",
+    "OutputWatch",
     "Backpressure",
-    "OnConnection",
-    "Looks",
+    "ConnectionReader",
+    "WatermarkReader",
+    "Session",
+    "KeptLock",
     "Announcer",
     "Delivery",
     "RedisQueue",
@@ -89,7 +99,8 @@ def verbs(target: object, *, blocks: bool) -> Iterator[tuple[str, Callable[[], A
             continue
         if not blocks and not _waits(method):
             continue
-        yield f"{type(target).__name__}.{name}", _call(getattr(target, name), method, name)
+        kind = "blocking " if blocks else ""
+        yield f"{kind}{type(target).__name__}.{name}", _call(getattr(target, name), method, type(target).__name__, name)
 
 
 def _waits(method: Any) -> bool:
@@ -100,8 +111,8 @@ def _waits(method: Any) -> bool:
     )
 
 
-def _call(bound: Any, method: Any, name: str) -> Callable[[], Any]:
-    given = dict(NEEDED.get(name, {}))
+def _call(bound: Any, method: Any, cls: str, name: str) -> Callable[[], Any]:
+    given = dict(NEEDED.get(f"{cls}.{name}", NEEDED.get(name, {})))
     positional: list[Any] = []
     for parameter in list(inspect.signature(method).parameters.values())[1:]:
         if parameter.name in given and parameter.kind is not parameter.VAR_KEYWORD:
@@ -150,19 +161,15 @@ async def objects(engine: Engine) -> list[tuple[object, bool]]:
     waiting = [
         engine,
         run,
-        engine.breakers,
-        engine.limits,
-        engine.schedules,
-        engine.locks,
-        engine.watermarks,
+        *(getattr(engine, name) for name in NAMESPACES),
         held,
         engine.lock("free"),
         engine.worker(),
-        engine.pusher(),
+        Pusher(engine),
         QueueHandler(engine),
     ]
-    also = [blocking, blocking.breakers, blocking.limits, blocking.schedules, blocking.locks, blocking.watermarks]
-    also += [BlockingHandle(blocking, run), BlockingLock(blocking, held)]
+    also: list[object] = [blocking, *(getattr(blocking, name) for name in NAMESPACES)]
+    also += [blocking.get("r1"), blocking.locks.acquire("held too"), BlockingPusher(blocking), blocking.worker()]
     return [(one, False) for one in waiting] + [(one, True) for one in also]
 
 
@@ -174,7 +181,7 @@ def classes_with_verbs() -> set[str]:
             for name, one in vars(importlib.import_module(module.name)).items():
                 if inspect.isclass(one) and one.__module__ == module.name and not name.startswith("_"):
                     methods = [method for method in vars(one).values() if inspect.isfunction(method)]
-                    if name.startswith("Blocking") or any(map(_waits, methods)):
+                    if not issubclass(one, Facade) and any(map(_waits, methods)):
                         found.add(name)
     return found
 
@@ -189,9 +196,9 @@ async def test_every_verb_of_the_client_refuses_workflow_code(on_disk: Stage) ->
             for name, call in verbs(target, blocks=blocks):
                 said[name] = await refusal(call)
         # Entered with `with`, not called.
-        blocking: Any = next(one for one, _ in found if type(one).__name__ == "Blocking")
-        said["Blocking.worker"] = await refusal(blocking.worker)
-        said["Blocking.lock"] = await refusal(lambda: blocking.lock("free"))
+        blocking: Any = next(one for one, blocks in found if blocks)
+        said["blocking Engine.worker"] = await refusal(blocking.worker)
+        said["blocking Engine.lock"] = await refusal(lambda: blocking.lock("free"))
         said["Engine.lock"] = await refusal(lambda: engine.lock("free"))
         said["Engine.worker"] = await refusal(engine.worker)
         return len(said)
@@ -210,7 +217,7 @@ async def test_every_verb_of_the_client_refuses_workflow_code(on_disk: Stage) ->
 async def test_a_client_call_in_a_workflow_fails_that_run_and_nothing_else(stage: Stage) -> None:
     @workflow("refuse.listing.v1")
     async def listing(ctx: Context) -> int:
-        return len((await engine.list()).runs)
+        return len((await engine.runs.list()).runs)
 
     engine = stage.engine(listing, other)
     async with engine.worker():

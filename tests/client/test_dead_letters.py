@@ -8,14 +8,11 @@ import pytest
 from perdure import (
     Call,
     Context,
-    DeadLetterPage,
-    DeadLetterReason,
     Engine,
     Handle,
-    NotStarted,
-    Reason,
     Retry,
     RunFailed,
+    RunFinished,
     RunNotFound,
     Status,
     UsageError,
@@ -23,8 +20,10 @@ from perdure import (
     activity_info,
     workflow,
 )
+from perdure.admin import DeadLetterPage, DeadLetterReason, Reason
 from perdure.core.model.dead_letter import DeadLetterFilter
 from perdure.core.system import System
+from perdure.errors import NotStarted
 from perdure.host import Host
 from perdure.store import Retrying, open_store
 from perdure.store.contract import Store
@@ -80,15 +79,15 @@ async def test_an_activity_that_used_up_its_attempts_is_a_dead_letter_with_every
         run = await engine.start(deliver("Ann"), id="d")
         with pytest.raises(RunFailed):
             await run.result("20s")
-    [letter] = (await engine.dead_letters()).letters
+    [letter] = (await engine.dead_letters.list()).letters
     assert (letter.run_id, letter.type, letter.queue, letter.reason) == ("d", deliver.type, "default", "failed")
     assert (letter.input, letter.attempts, letter.requeued, letter.parent_id) == ('{"to":"Ann"}', 2, 0, None)
     assert [(one.attempt, one.error.message) for one in letter.errors] == [(1, "attempt 1"), (2, "attempt 2")]
     assert letter.errors[0].started_at <= letter.errors[0].at <= letter.dead_since
     assert letter.error.given_up == "exhausted"
-    assert await engine.dead_letter("d") == letter
+    assert await engine.dead_letters.get("d") == letter
     with pytest.raises(RunNotFound):
-        await engine.dead_letter("missing")
+        await engine.dead_letters.get("missing")
 
 
 async def test_a_requeued_activity_begins_anew_and_remembers_its_last_heartbeat(stage: Stage) -> None:
@@ -97,19 +96,19 @@ async def test_a_requeued_activity_begins_anew_and_remembers_its_last_heartbeat(
         run = await engine.start(deliver("Bob"), id="d")
         with pytest.raises(RunFailed):
             await run.result("20s")
-        assert await run.requeue() == 2
+        assert await run.retry() == 2
         with pytest.raises(RunFailed):
             await run.result("20s")
-        letter = await engine.dead_letter("d")
+        letter = await engine.dead_letters.get("d")
         assert [one.error.message for one in letter.errors] == ["attempt 1", "attempt 2"] * 2
         assert (letter.requeued, letter.generation, letter.attempts) == (1, 2, 2)
         assert letter.requeued_at > 0
         MENDED.add("Bob")
-        assert await run.requeue() == 3
+        assert await run.retry() == 3
         assert await run.result("20s") == "Bob, attempt 1, last at the door of Bob"
-    assert (await engine.dead_letters()).letters == ()
-    with pytest.raises(UsageError, match="is no dead letter, it is completed"):
-        await run.requeue()
+    assert (await engine.dead_letters.list()).letters == ()
+    with pytest.raises(RunFinished, match="completed, so there is nothing to retry"):
+        await run.retry()
 
 
 async def test_a_requeued_activity_may_have_another_input_and_another_policy(stage: Stage) -> None:
@@ -119,13 +118,13 @@ async def test_a_requeued_activity_may_have_another_input_and_another_policy(sta
         run = await engine.start(deliver("Dan"), id="d")
         with pytest.raises(RunFailed):
             await run.result("20s")
-        await run.requeue(retry=Retry(attempts=4, initial=0, jitter=0), start_to_close="5s", priority=7)
+        await run.retry(retry=Retry(attempts=4, initial=0, jitter=0), start_to_close="5s", priority=7)
         with pytest.raises(RunFailed):
             await run.result("20s")
         found = await run.run()
         assert (found.attempt, found.max_attempts, found.priority) == (4, 4, 7)
         # With other arguments, what the last attempt said of how far it had got means nothing.
-        await run.requeue(input=deliver("Cleo"))
+        await run.retry(input=deliver("Cleo"))
         assert await run.result("20s") == "Cleo, attempt 1, last None"
     requeued = [event for event in await run.events() if event.kind == "requeued"]
     assert len(requeued) == 2
@@ -137,10 +136,10 @@ async def test_the_awaiting_workflow_decides_and_is_not_disturbed_by_a_requeue(s
     async with engine.worker():
         run = await engine.start(office("Eve"), id="o")
         assert await run.result("20s") == "gave up: attempt 2"
-        [letter] = (await engine.dead_letters(type="post.%")).letters
+        [letter] = (await engine.dead_letters.list(type="post.%")).letters
         assert letter.parent_id == "o"
         MENDED.add("Eve")
-        decided = await engine.requeue(where={"type": "post.%", "error": "Refused"})
+        decided = await engine.dead_letters.retry(where={"type": "post.%", "error": "Refused"})
         assert (decided.done, decided.refused) == ((letter.run_id,), {})
         child = await engine.get(letter.run_id, deliver)
         assert (await child.result("20s")).startswith("Eve, attempt 1")
@@ -153,30 +152,30 @@ async def test_a_requeued_workflow_goes_on_where_it_failed(stage: Stage) -> None
         run = await engine.start(rounds("Flo"), id="w")
         with pytest.raises(RunFailed):
             await run.result("20s")
-        letter = await engine.dead_letter("w")
+        letter = await engine.dead_letters.get("w")
         assert [one.location for one in letter.errors] == ["knock", ""]
         with pytest.raises(UsageError, match=r"has a history.*fork"):
-            await run.requeue(input={"to": "Gus"})
+            await run.retry(input={"to": "Gus"})
         with pytest.raises(UsageError, match="its policy is in its code"):
-            await run.requeue(retry=Retry(attempts=9))
+            await run.retry(retry=Retry(attempts=9))
         MENDED.add("Flo")
-        await run.requeue(deadline="1h")
+        await run.retry(deadline="1h")
         assert await run.result("20s") == "Flo has it"
 
 
 async def test_an_undecodable_run_is_set_aside_and_goes_on_with_arguments_that_fit(stage: Stage) -> None:
     engine = stage.engine(deliver)
     stranger = Call.named(deliver.type, who="Hal")
-    known, engine.workflows = engine.workflows, {}
+    known, engine._session.workflows = engine._session.workflows, {}
     run = await engine.start(stranger, id="d")
-    engine.workflows = known
+    engine._session.workflows = known
     MENDED.add("Ida")
     async with engine.worker():
         await until(run, Status.BLOCKED)
-        [letter] = (await engine.dead_letters(reason="undecodable")).letters
+        [letter] = (await engine.dead_letters.list(reason="undecodable")).letters
         assert letter.reason is DeadLetterReason.UNDECODABLE
         assert letter.dead_since >= letter.created_at
-        await run.requeue(input={"to": "Ida"})
+        await run.retry(input={"to": "Ida"})
         assert (await run.result("20s")).startswith("Ida, attempt 1")
 
 
@@ -189,11 +188,11 @@ async def test_one_that_was_not_begun_in_time_gets_its_time_anew(stage: Stage) -
     run = await engine.start(urgent(), id="u")
     async with engine.worker(types="post.deliver.%", lease="300ms"):
         await until(run, Status.FAILED)
-    [letter] = (await engine.dead_letters(error="NotStarted")).letters
+    [letter] = (await engine.dead_letters.list(error="NotStarted")).letters
     assert letter.error.type.endswith(NotStarted.__name__)
     before = await run.run()
     async with engine.worker():
-        await run.requeue(schedule_to_start="20s")
+        await run.retry(schedule_to_start="20s")
         assert await run.result("20s") == 1
     assert (await run.run()).deadline - before.created_at > 3_000_000_000
 
@@ -203,11 +202,11 @@ async def test_a_deadline_that_has_passed_must_be_given_anew(on_disk: Stage) -> 
     run = await engine.start(deliver("Jon"), id="d", deadline="1ms")
     async with engine.worker(lease="300ms"):
         await until(run, Status.FAILED)
-    decided = await engine.requeue(["d", "missing"])
+    decided = await engine.dead_letters.retry(["d", "missing"])
     assert decided.done == ()
-    assert "requeue(deadline=...)" in decided.refused["d"]
+    assert "retry(deadline=...)" in decided.refused["d"]
     assert "no run 'missing'" in decided.refused["missing"]
-    assert await run.requeue(deadline="1h") == 2
+    assert await run.retry(deadline="1h") == 2
 
 
 async def test_a_discarded_letter_is_off_the_list_and_can_be_brought_back(stage: Stage) -> None:
@@ -217,16 +216,19 @@ async def test_a_discarded_letter_is_off_the_list_and_can_be_brought_back(stage:
             run = await engine.start(deliver("Kim"), id=name)
             with pytest.raises(RunFailed):
                 await run.result("20s")
-    assert (await engine.discard("a", reason="moved away")).done == ("a",)
-    assert [letter.run_id for letter in (await engine.dead_letters()).letters] == ["b"]
-    assert [letter.run_id for letter in (await engine.dead_letters(deleted=True)).letters] == ["a"]
-    assert [run.id for run in (await engine.list()).runs] == ["b"]
+    assert (await engine.dead_letters.discard("a", reason="moved away")).done == ("a",)
+    assert [letter.run_id for letter in (await engine.dead_letters.list()).letters] == ["b"]
+    assert [letter.run_id for letter in (await engine.dead_letters.list(deleted=True)).letters] == ["a"]
+    assert [run.id for run in (await engine.runs.list()).runs] == ["b"]
     with pytest.raises(UsageError, match="was deleted; bring it back"):
-        await (await engine.get("a")).requeue()
-    assert await engine.undelete("a")
-    assert not await engine.undelete("a")
-    assert (await engine.discard(where={"dead_before": datetime.datetime.now(datetime.UTC)})).done == ("b", "a")
-    assert "no dead letter" in (await engine.discard(["missing"])).refused["missing"]
+        await (await engine.get("a")).retry()
+    assert await engine.runs.undelete("a")
+    assert not await engine.runs.undelete("a")
+    assert (await engine.dead_letters.discard(where={"dead_before": datetime.datetime.now(datetime.UTC)})).done == (
+        "b",
+        "a",
+    )
+    assert "no dead letter" in (await engine.dead_letters.discard(["missing"])).refused["missing"]
     events = [(event.kind, event.data) for event in await (await engine.get("a")).events()]
     assert ("discarded", '{"reason":"moved away"}') in events
 
@@ -259,11 +261,11 @@ async def test_what_was_requeued_while_old_dead_letters_were_purged_is_left(on_d
         async def go_on() -> None:
             if mended:
                 MENDED.add("Max")
-            assert (await engine.requeue("m")).done == ("m",)
+            assert (await engine.dead_letters.retry("m")).done == ("m",)
             await until(run, Status.COMPLETED if mended else Status.FAILED)
 
         store.meanwhile = go_on
-        assert (await engine.purge(0)).runs == 0
+        assert (await engine.dead_letters.prune(0)).runs == 0
         assert await run.status() is (Status.COMPLETED if mended else Status.FAILED)
     await store.close()
 
@@ -283,15 +285,15 @@ async def test_old_dead_letters_are_purged_and_those_that_are_needed_spared(stag
             await run.result("20s")
         waiting = await engine.start(patient(), id="p")
         await eventually(lambda: _waits_for_a_message(waiting))
-        gone = await engine.purge("1h")
+        gone = await engine.dead_letters.prune("1h")
         assert (gone.runs, gone.spared) == (0, 0)
-        gone = await engine.purge(0)
+        gone = await engine.dead_letters.prune(0)
         assert (gone.runs, gone.spared) == (1, 1)
         with pytest.raises(RunNotFound):
             await run.run()
         await waiting.send("go")
         await waiting.result("20s")
-    assert (await engine.purge(0)).runs == 1
+    assert (await engine.dead_letters.prune(0)).runs == 1
     assert await waiting.status() is Status.COMPLETED
 
 
@@ -302,15 +304,15 @@ async def _waits_for_a_message(run: Handle[None]) -> bool:
 async def test_nonsense_is_refused_before_anything_is_written(on_disk: Stage) -> None:
     engine = on_disk.engine(deliver)
     for wrong in (
-        engine.requeue,
-        lambda: engine.requeue("a", where={}),
-        lambda: engine.requeue(["a"], input={}),
-        lambda: engine.dead_letters(reason="tired"),
-        lambda: engine.dead_letters(limit=0),
-        lambda: engine.dead_letters(kind="x"),  # type: ignore[call-arg] # that is the point
-        lambda: engine.prune("1d", status="running"),
-        lambda: engine.prune("1d", status="over"),
-        lambda: engine.prune("1d", types=[]),
+        engine.dead_letters.retry,
+        lambda: engine.dead_letters.retry("a", where={}),
+        lambda: engine.dead_letters.retry(["a"], input={}),
+        lambda: engine.dead_letters.list(reason="tired"),
+        lambda: engine.dead_letters.list(limit=0),
+        lambda: engine.dead_letters.list(kind="x"),  # type: ignore[call-arg] # that is the point
+        lambda: engine.runs.prune("1d", status="running"),
+        lambda: engine.runs.prune("1d", status="over"),
+        lambda: engine.runs.prune("1d", types=[]),
     ):
         with pytest.raises(UsageError):
             await wrong()
@@ -322,14 +324,14 @@ def test_the_blocking_engine_does_the_same(on_disk: Stage) -> None:
             run = engine.start(deliver("Max"), id="d")
             with pytest.raises(RunFailed):
                 run.result("20s")
-            [letter] = engine.dead_letters().letters
-            assert engine.dead_letter("d") == letter
+            [letter] = engine.dead_letters.list().letters
+            assert engine.dead_letters.get("d") == letter
             MENDED.add("Max")
-            assert run.requeue() == 2
+            assert run.retry() == 2
             assert run.result("20s").startswith("Max")
-        assert engine.requeue("d").refused
-        assert engine.discard("d").refused
+        assert engine.dead_letters.retry("d").refused
+        assert engine.dead_letters.discard("d").refused
         assert run.delete()
         assert run.undelete()
-        assert engine.purge(0).runs == 0
-        assert engine.prune(0).runs == 1
+        assert engine.dead_letters.prune(0).runs == 0
+        assert engine.runs.prune(0).runs == 1

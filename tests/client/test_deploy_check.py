@@ -6,20 +6,9 @@ from typing import Any
 
 import pytest
 
-from perdure import (
-    Context,
-    DeployProblem,
-    DeployReport,
-    Engine,
-    EngineClosed,
-    Handle,
-    Reason,
-    SchemaMismatch,
-    Status,
-    UsageError,
-    Workflow,
-    workflow,
-)
+from perdure import Context, Engine, Handle, Status, UsageError, Workflow, workflow
+from perdure.admin import DeployProblem, DeployReport, Reason
+from perdure.errors import EngineClosed, SchemaMismatch
 from tests.client.changes import CHANGES, DISGUISES, child, disguised, other_child, work
 from tests.helpers import eventually
 from tests.stage import Stage, until

@@ -6,7 +6,9 @@ import datetime
 import msgspec
 import pytest
 
-from perdure import Context, InvalidCursor, Reason, RecordKind, Run, RunNotFound, Status, UsageError, workflow
+from perdure import Context, RunNotFound, Status, UsageError, workflow
+from perdure.admin import Reason, RecordKind, Run
+from perdure.errors import InvalidCursor
 from tests.stage import Stage, until
 
 
@@ -53,7 +55,7 @@ async def test_a_run_that_is_not_there_is_not_found(stage: Stage) -> None:
     with pytest.raises(RunNotFound, match="'missing'"):
         await engine.get("missing")
     with pytest.raises(LookupError):
-        await engine.why("missing")
+        await engine.runs.why("missing")
 
 
 async def test_the_history_says_what_happened_in_order(stage: Stage) -> None:
@@ -98,7 +100,7 @@ async def test_the_audit_trail_tells_the_life_of_a_run(stage: Stage) -> None:
 async def test_a_listing_goes_from_the_newest_run_to_the_oldest(stage: Stage) -> None:
     engine = stage.engine(doubling)
     ids = [(await engine.start(doubling(n))).id for n in range(5)]
-    page = await engine.list()
+    page = await engine.runs.list()
     assert [run.id for run in page.runs] == ids[::-1]
     assert page.cursor is None
 
@@ -107,11 +109,11 @@ async def test_a_cursor_leads_through_all_runs_once_though_new_ones_come(stage: 
     engine = stage.engine(doubling)
     ids = {(await engine.start(doubling(n))).id for n in range(7)}
     seen: list[Run] = []
-    page = await engine.list(limit=3)
+    page = await engine.runs.list(limit=3)
     seen += page.runs
     while page.cursor is not None:
         await engine.start(doubling(99))
-        page = await engine.list(limit=3, cursor=page.cursor)
+        page = await engine.runs.list(limit=3, cursor=page.cursor)
         seen += page.runs
     assert len(seen) == 7
     assert {run.id for run in seen} == ids
@@ -120,8 +122,8 @@ async def test_a_cursor_leads_through_all_runs_once_though_new_ones_come(stage: 
 async def test_runs_of_one_transaction_are_paged_without_loss(stage: Stage) -> None:
     engine = stage.engine(doubling)
     runs = await engine.start_many([doubling(n) for n in range(10)])
-    first = await engine.list(limit=6)
-    second = await engine.list(limit=6, cursor=first.cursor)
+    first = await engine.runs.list(limit=6)
+    second = await engine.runs.list(limit=6, cursor=first.cursor)
     assert {run.id for run in (*first.runs, *second.runs)} == {run.id for run in runs}
     assert (len(first.runs), len(second.runs), second.cursor) == (6, 4, None)
 
@@ -141,7 +143,7 @@ async def test_a_listing_is_filtered_by_what_is_asked_for(stage: Stage) -> None:
 
         async def ids(**filters: object) -> set[str]:
             # Any of its filters:
-            return {run.id for run in (await engine.list(**filters)).runs}  # type: ignore[arg-type]
+            return {run.id for run in (await engine.runs.list(**filters)).runs}  # type: ignore[arg-type]
 
         assert await ids(status=Status.WAITING) == {"stuck"}
         assert await ids(status="waiting") == {"stuck"}
@@ -164,14 +166,14 @@ async def test_a_listing_is_filtered_by_what_is_asked_for(stage: Stage) -> None:
 async def test_a_page_has_between_one_and_a_thousand_runs(on_disk: Stage, limit: int) -> None:
     engine = on_disk.engine(doubling)
     with pytest.raises(UsageError, match="between 1 and 1000"):
-        await engine.list(limit=limit)
+        await engine.runs.list(limit=limit)
 
 
 @pytest.mark.parametrize("cursor", ["", "nonsense", "!!", "MTIz", "äöü"])
 async def test_a_cursor_that_no_listing_returned_is_refused(on_disk: Stage, cursor: str) -> None:
     engine = on_disk.engine(doubling)
     with pytest.raises(InvalidCursor):
-        await engine.list(cursor=cursor)
+        await engine.runs.list(cursor=cursor)
 
 
 async def test_why_names_the_reason_in_each_state(stage: Stage) -> None:
@@ -257,7 +259,7 @@ async def test_a_waiting_run_says_what_it_waits_for(stage: Stage) -> None:
 async def test_the_fleet_is_listed_with_its_workers(stage: Stage) -> None:
     engine = stage.engine(doubling, waiting)
     async with engine.worker(slots=7, queues=["a", "b"]) as worker:
-        [info] = await engine.workers()
+        [info] = await engine.workers.list()
         assert (info.id, info.slots, info.queues) == (worker.id, 7, ("a", "b"))
         assert info.types == ("look.double.v1", "look.wait.v1")
 

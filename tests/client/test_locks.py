@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, InvalidId, Locked, LockLost, UsageError, step, workflow
+from perdure import Context, Locked, LockLost, UsageError, step, workflow
 from perdure.client import locks
-from perdure.errors import InvalidDuration
+from perdure.errors import InvalidDuration, InvalidId
 from tests.helpers import eventually
 from tests.stage import Stage
 
@@ -98,7 +98,7 @@ async def test_a_lock_granted_after_its_waiter_was_cancelled_is_released(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = stage.engine()
-    store = await engine._opened()
+    store = await engine._session.opened()
     acquire, granted = store.acquire_lock, asyncio.Event()
 
     async def acquire_and_answer_late(*arguments: Any) -> Any:

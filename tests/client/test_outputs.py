@@ -13,12 +13,7 @@ import pytest
 from perdure import (
     Channel,
     Context,
-    DecodeError,
-    EncodeError,
     Engine,
-    EngineClosed,
-    InvalidDuration,
-    InvalidName,
     Question,
     RunCancelled,
     RunFailed,
@@ -29,6 +24,7 @@ from perdure import (
     UsageError,
     workflow,
 )
+from perdure.errors import DecodeError, EncodeError, EngineClosed, InvalidDuration, InvalidName
 from tests.helpers import eventually
 from tests.stage import Stage, until
 
@@ -252,7 +248,7 @@ async def test_a_broadcast_to_many_goes_in_chunks_and_can_be_repeated(on_disk: S
         runs = await engine.start_many([listener("all") for _ in range(230)])
 
         async def all_wait() -> bool:
-            return not (await engine.list(status=[Status.PENDING, Status.RUNNING], limit=1)).runs
+            return not (await engine.runs.list(status=[Status.PENDING, Status.RUNNING], limit=1)).runs
 
         await eventually(all_wait)
     assert await engine.broadcast(stop, "x", correlation="all", key="k") == 230

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from perdure import Context, Engine, Handle, Run, StoreUnavailable, UsageError, workflow
-from perdure.client import engine_worker, results
+from perdure import Context, Engine, Handle, StoreUnavailable, UsageError, workflow
+from perdure.admin import Run
+from perdure.client import results, workers
 from tests.helpers import eventually
 from tests.servers.databases import MYSQL, mysql_dsn
 from tests.servers.schemas import POSTGRES, postgres_dsn
@@ -85,7 +86,7 @@ async def _waits(run: Handle[str]) -> bool:
 
 async def test_of_very_many_waits_few_are_explained_at_a_time(on_disk: Stage, said: pytest.LogCaptureFixture) -> None:
     engine = on_disk.engine(slow)
-    look, looking, most = engine._overdue._look, 0, 0
+    look, looking, most = engine._session.results.explainer._look, 0, 0
 
     async def counted(run_id: str) -> tuple[Run, str]:
         nonlocal looking, most
@@ -96,7 +97,7 @@ async def test_of_very_many_waits_few_are_explained_at_a_time(on_disk: Stage, sa
         finally:
             looking -= 1
 
-    engine._overdue._look = counted
+    engine._session.results.explainer._look = counted
     runs = [await engine.start(slow()) for _ in range(5 * results.AT_ONCE)]
     waits = [asyncio.ensure_future(run.result()) for run in runs]
     await eventually(lambda: said.records)
@@ -119,7 +120,7 @@ def closed() -> int:
 async def test_a_worker_waits_loudly_for_a_server_that_is_away(
     kind: str, closed: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_worker, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(workers, "FIRST_PAUSE", 0.01)
     engine = Engine(f"{kind}://user@127.0.0.1:{closed}/shop", [slow])
     starting = asyncio.ensure_future(engine.worker().start())
     await eventually(lambda: caplog.text.count("waits for its database") >= 2)
@@ -137,7 +138,7 @@ async def test_a_worker_that_starts_before_its_server_works_once_that_is_there(
 ) -> None:
     url = postgres_dsn() if variable == POSTGRES else mysql_dsn()
     engine = Engine(f"{url}{'&' if '?' in url else '?'}prefix=overdue_", [slow])
-    opened, tries = engine._opened, iter(range(3))
+    opened, tries = engine._session.opened, iter(range(3))
 
     async def away() -> object:
         if next(tries, None) is not None:
@@ -145,7 +146,7 @@ async def test_a_worker_that_starts_before_its_server_works_once_that_is_there(
         return await opened()
 
     monkeypatch.setattr(engine, "_opened", away)
-    monkeypatch.setattr(engine_worker, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(workers, "FIRST_PAUSE", 0.01)
     async with engine.worker() as worker:
         assert worker.id
     assert caplog.text.count("waits for its database") == 3
@@ -170,10 +171,10 @@ async def test_a_call_waits_for_a_silent_server_no_longer_than_the_timeout(
         async def get(_: str) -> None:
             await silence.wait()
 
-        monkeypatch.setattr(engine._store._store, "get", get)  # type: ignore[attr-defined] # the store of the server
+        monkeypatch.setattr(engine._session.store._store, "get", get)  # type: ignore[attr-defined] # the store of the server
         with pytest.raises(StoreUnavailable, match=r"did not answer within 0\.3 s"):
             await engine.get("r1")
-        engine.database_timeout = 0.2
+        engine._session.bound_calls(0.2)
         with pytest.raises(StoreUnavailable, match=r"did not answer within 0\.2 s"):
             await engine.get("r1")
 

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from perdure import Context, Reason, RecordKind, RunCancelled, RunFailed, RunNotFound, Status, UsageError, workflow
+from perdure import Context, RunCancelled, RunFailed, RunNotFound, Status, UsageError, workflow
+from perdure.admin import Reason, RecordKind
 from perdure.testing import Environment
 from tests.helpers import eventually
 from tests.stage import Stage, until, until_recorded
@@ -213,30 +214,30 @@ async def test_a_finished_run_is_not_paused(stage: Stage) -> None:
 async def test_what_is_to_be_paused_is_named_once(on_disk: Stage) -> None:
     engine = on_disk.engine(quick)
     with pytest.raises(RunNotFound, match="'missing'"):
-        await engine.pause("missing")
+        await engine.runs.pause("missing")
     for wrong in ({}, {"type": "a", "queue": "b"}, {"queue": "a/b"}, {"type": ""}):
         with pytest.raises(UsageError):
-            await engine.pause(**wrong)
+            await engine.queues.pause(**wrong)
         with pytest.raises(UsageError):
-            await engine.resume(**wrong)
-    assert await engine.paused() == []
+            await engine.queues.resume(**wrong)
+    assert await engine.queues.paused() == []
 
 
 @pytest.mark.parametrize("what", [{"type": "pause.quick.v1"}, {"queue": "slow"}])
 async def test_a_paused_type_or_queue_is_not_worked_on(stage: Stage, what: dict[str, str]) -> None:
     engine = stage.engine(quick, listening)
     async with engine.worker(queues=["default", "slow"]):
-        assert await engine.pause(**what, reason="the printer is broken")
-        assert not await engine.pause(**what)
-        [pause] = await engine.paused()
+        assert await engine.queues.pause(**what, reason="the printer is broken")
+        assert not await engine.queues.pause(**what)
+        [pause] = await engine.queues.paused()
         assert (pause.name, pause.reason) == (next(iter(what.values())), "the printer is broken")
         run = await engine.start(quick(), queue="slow")
         other = await engine.start(listening())
         await until(other, Status.WAITING)
         assert await run.status() is Status.PENDING
         assert "printer" in await run.why()
-        assert await engine.resume(**what)
-        assert not await engine.resume(**what)
+        assert await engine.queues.resume(**what)
+        assert not await engine.queues.resume(**what)
         assert await run.result("20s") == "done"
 
 
@@ -245,9 +246,9 @@ async def test_a_run_that_waits_is_not_taken_up_while_its_type_is_paused(stage: 
     async with engine.worker():
         run = await engine.start(listening())
         await until(run, Status.WAITING)
-        await engine.pause(type="pause.listen.v1")
+        await engine.queues.pause(type="pause.listen.v1")
         await run.send("word", "one")
         await (await engine.start(quick())).result("20s")
         assert await run.status() is Status.PENDING
-        await engine.resume(type="pause.listen.v1")
+        await engine.queues.resume(type="pause.listen.v1")
         await until_recorded(run, 1)

@@ -41,17 +41,17 @@ async def test_a_deleted_run_is_hidden_restored_and_its_result_stays_readable(st
         await waiting.cancel()
     assert await run.delete("seen")
     assert not await run.delete("seen")
-    assert "d" not in [one.id for one in (await engine.list()).runs]
-    assert [one.id for one in (await engine.list(deleted=True)).runs] == ["d"]
-    assert "d" in [one.id for one in (await engine.list(deleted=None)).runs]
+    assert "d" not in [one.id for one in (await engine.runs.list()).runs]
+    assert [one.id for one in (await engine.runs.list(deleted=True)).runs] == ["d"]
+    assert "d" in [one.id for one in (await engine.runs.list(deleted=None)).runs]
     assert await run.result() == 4
     assert (await engine.start(double(2), id="d")).id == "d"
     assert await run.undelete()
-    assert "d" in [one.id for one in (await engine.list()).runs]
+    assert "d" in [one.id for one in (await engine.runs.list()).runs]
     with pytest.raises(RunNotFound):
-        await engine.delete("missing")
+        await engine.runs.delete("missing")
     with pytest.raises(RunNotFound):
-        await engine.undelete("missing")
+        await engine.runs.undelete("missing")
     assert [event.kind for event in await run.events()][-2:] == ["deleted", "undeleted"]
 
 
@@ -64,15 +64,15 @@ async def test_finished_runs_are_pruned_by_status_and_type_and_children_go_with_
         waiting = await engine.start(parent(), id="p")
         await eventually(lambda: _is_there(stage, "p/old.double.v1"))
         await until(waiting, Status.WAITING)
-        assert (await engine.prune("1h")).runs == 0
-        assert (await engine.prune(0, status="completed", types="old.%")).runs == 1
-        assert sorted(run.id for run in (await engine.list()).runs) == ["bad", "p", "p/old.double.v1"]
+        assert (await engine.runs.prune("1h")).runs == 0
+        assert (await engine.runs.prune(0, status="completed", types="old.%")).runs == 1
+        assert sorted(run.id for run in (await engine.runs.list()).runs) == ["bad", "p", "p/old.double.v1"]
         # The key is free.
         assert await (await engine.start(double(3), id="good", idempotency_key="k")).result("20s") == 6
         await waiting.send("go")
         assert await waiting.result("20s") == 2
-    assert (await engine.prune(0, types=["old.parent.v1"])).runs == 2
-    gone = await engine.prune(0)
+    assert (await engine.runs.prune(0, types=["old.parent.v1"])).runs == 2
+    gone = await engine.runs.prune(0)
     assert (gone.runs, gone.spared) == (2, 0)
     for table in ("runs", "history", "messages", "outputs", "topics", "events"):
         assert await stage.rows(f"SELECT * FROM perdure_{table}") == []
@@ -94,10 +94,10 @@ async def test_several_who_prune_at_once_delete_each_run_once_and_disturb_no_wor
             for run in runs:
                 await run.result("30s")
             busy = asyncio.ensure_future(_start_some(engine))
-            gone = await asyncio.gather(*(other.prune(0, types="old.%") for other in others))
+            gone = await asyncio.gather(*(other.runs.prune(0, types="old.%") for other in others))
             assert await busy == 40
         assert sum(one.runs for one in gone) >= 120
-        assert await engine.prune(0) is not None
+        assert await engine.runs.prune(0) is not None
         assert await stage.rows("SELECT id FROM perdure_runs") == []
         assert await stage.rows("SELECT run_id FROM perdure_events") == []
 
@@ -119,11 +119,11 @@ async def test_whoever_waits_for_a_run_that_is_deleted_for_good_is_told(on_disk:
     engine = on_disk.engine(double)
     run = await engine.start(double(2), id="gone")
     waiting = asyncio.ensure_future(run.result("20s"))
-    await eventually(lambda: any(watch._waiters for watch in engine._watches.values()))
+    await eventually(lambda: any(watch._waiters for watch in engine._session.results._watches.values()))
     assert on_disk.path is not None
     with closing(sqlite3.connect(on_disk.path)) as database, database:
         database.execute("DELETE FROM perdure_runs")
-    with pytest.raises(RunNotFound, match="gone while its result was waited for"):
+    with pytest.raises(RunNotFound, match="disappeared while its result was waited for"):
         await waiting
 
 
@@ -132,9 +132,9 @@ async def test_what_was_deleted_is_pruned_apart_from_the_rest(on_disk: Stage) ->
     async with engine.worker():
         for name in ("a", "b"):
             await (await engine.start(double(2), id=name)).result("20s")
-    await engine.delete("a")
-    assert (await engine.prune(0, deleted=True)).runs == 1
-    assert [run.id for run in (await engine.list(deleted=None)).runs] == ["b"]
+    await engine.runs.delete("a")
+    assert (await engine.runs.prune(0, deleted=True)).runs == 1
+    assert [run.id for run in (await engine.runs.list(deleted=None)).runs] == ["b"]
 
 
 async def test_workers_delete_what_is_older_than_the_retention_says(
@@ -147,7 +147,7 @@ async def test_workers_delete_what_is_older_than_the_retention_says(
         for name in ("bad", "worse"):
             with pytest.raises(RunFailed):
                 await (await engine.start(double(-1), id=name)).result("20s")
-        await engine.delete("worse")
+        await engine.runs.delete("worse")
         await eventually(lambda: _are_left(stage, ["bad"]))
         # A second look goes on where the first one stopped, and finds what has become old since.
         await (await engine.start(double(2), id="good")).result("20s")
@@ -174,7 +174,7 @@ async def test_what_stays_is_looked_at_once_a_day_and_not_every_time(on_disk: St
             with pytest.raises(RunFailed):
                 await (await engine.start(double(-1), id=f"bad-{number}")).result("20s")
     assert on_disk.store is not None
-    keeper = sweeper.RetentionPruner(on_disk.store, engine._system, Retention(completed="1us"))
+    keeper = sweeper.RetentionPruner(on_disk.store, engine._session.system, Retention(completed="1us"))
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patch:
         patch.setattr(sweeper, "PRUNED_RUNS", 1)

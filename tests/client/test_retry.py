@@ -11,11 +11,8 @@ from perdure import (
     Break,
     Context,
     Continue,
-    DecodeError,
     Engine,
     Handle,
-    Reason,
-    RecordKind,
     Retry,
     RunCancelled,
     RunExists,
@@ -26,6 +23,8 @@ from perdure import (
     UsageError,
     workflow,
 )
+from perdure.admin import Reason, RecordKind
+from perdure.errors import DecodeError
 from tests.helpers import eventually
 from tests.stage import Stage, until, until_recorded
 
@@ -179,14 +178,14 @@ async def test_only_what_failed_is_retried(stage: Stage) -> None:
     engine = stage.engine(fine)
     async with engine.worker():
         run = await engine.start(fine(), id="fine")
-        with pytest.raises(UsageError, match="'fine' has not failed"):
+        with pytest.raises(UsageError, match="nothing to retry in run 'fine'"):
             await run.retry()
         await run.send("number", 1)
         assert await run.result("20s") == 1
         with pytest.raises(RunFinished, match="'fine' completed"):
             await run.retry()
     with pytest.raises(RunNotFound):
-        await Handle(engine, "missing", Any).retry()
+        await Handle(engine._session, "missing", Any).retry()
 
 
 async def test_a_parent_that_was_told_of_the_failure_is_not_disturbed_by_the_second_outcome(stage: Stage) -> None:
@@ -253,7 +252,7 @@ async def test_a_parent_calls_its_failed_children_anew_and_keeps_what_the_others
 
 async def _there(engine: Engine, run_id: str) -> Handle[Any]:
     async def found() -> bool:
-        return any(run.id == run_id for run in (await engine.list()).runs)
+        return any(run.id == run_id for run in (await engine.runs.list()).runs)
 
     await eventually(found, saying=f"run {run_id!r} being there")
     return await engine.get(run_id)
@@ -292,7 +291,7 @@ async def test_what_a_failed_run_showed_sent_and_started_is_not_shown_sent_and_s
         await listener.send("word", "bye")
         assert await listener.result("20s") == ["hello", "bye"]
         assert [item.value async for item in run.stream("progress")] == ["begun", "half"]
-        assert len((await engine.list(type="second.idle.v1")).runs) == 2
+        assert len((await engine.runs.list(type="second.idle.v1")).runs) == 2
 
 
 async def test_a_loop_goes_on_from_where_it_had_got(stage: Stage) -> None:
@@ -336,14 +335,15 @@ async def test_a_step_that_waits_for_its_next_attempt_gets_all_of_them_at_once(s
     async with engine.worker():
         run = await engine.start(order())
         await until(run, Status.WAITING)
-        assert await run.recover()
+        assert await run.retry()
         await until_recorded(run, 2)
         await until(run, Status.WAITING)
         assert (await run.run()).reason is Reason.RETRY
         world.broken = False
-        assert await run.recover()
+        assert await run.retry()
         assert await run.result("20s") == "paid 1"
-        assert not await run.recover()
+        with pytest.raises(RunFinished):
+            await run.retry()
     assert world.done == {"charge": 3}
 
 
@@ -359,7 +359,7 @@ async def test_a_failed_run_is_recovered_by_opening_it_again(stage: Stage) -> No
         run = await engine.start(order())
         await ends(run, Status.FAILED)
         world.broken = False
-        assert await run.recover()
+        assert await run.retry()
         assert await run.result("20s") == "paid 1"
 
 
@@ -494,7 +494,8 @@ async def test_second_chances_from_code_that_is_not_async(stage: Stage) -> None:
             world.broken = False
             assert run.retry() == 2
             assert run.result("20s") == "paid 7"
-            assert not run.recover()
+            with pytest.raises(RunFinished):
+                run.retry()
             assert run.fork(from_step="World.charge", results={"World.quote": 8}).result("20s") == "paid 8"
 
     engine = stage.engine(order)

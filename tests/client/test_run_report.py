@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from perdure import Context, RecordKind, Retry, RunFailed, step, workflow
+from perdure import Context, Retry, RunFailed, step, workflow
+from perdure.admin import RecordKind
 from perdure.testing import Environment
 from tests.stage import Stage
 

@@ -8,7 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from perdure import Context, Cron, Every, ScheduleExists, ScheduleNotFound, Status, fire_time_of, workflow
+from perdure import Context, Cron, Every, Status, fire_time_of, workflow
+from perdure.errors import ScheduleExists, ScheduleNotFound
 from tests.helpers import eventually
 from tests.stage import Stage
 
@@ -24,13 +25,13 @@ async def test_a_schedule_runs_until_it_is_paused_and_each_slot_once(stage: Stag
         await engine.schedules.create("often", tick(7), Every("100ms"), overlap="allow", misfire="all")
 
         async def has_run() -> bool:
-            return len((await engine.list(status=Status.COMPLETED)).runs) >= 3
+            return len((await engine.runs.list(status=Status.COMPLETED)).runs) >= 3
 
         await eventually(has_run)
         assert await engine.schedules.pause("often", "enough")
         fired = [event.data for event in await engine.schedules.events("often") if event.kind == "schedule_fired"]
-        assert len(fired) == len(set(fired)) == len((await engine.list()).runs)
-        slots = sorted(slot for run in (await engine.list()).runs if (slot := fire_time_of(run.id)) is not None)
+        assert len(fired) == len(set(fired)) == len((await engine.runs.list()).runs)
+        slots = sorted(slot for run in (await engine.runs.list()).runs if (slot := fire_time_of(run.id)) is not None)
         assert {after - before for before, after in pairwise(slots)} == {timedelta(milliseconds=100)}
 
 

@@ -54,13 +54,13 @@ async def test_a_mark_in_the_database_holds_for_everybody(stage: Stage) -> None:
 async def test_who_may_wait_goes_on_below_the_low_mark() -> None:
     mark = Watermark(high=10, low=5, when_full="wait", queue="presses")
     async with Environment([quick], queues=["presses"]) as env:
-        await env.engine.pause(queue="presses")
+        await env.engine.queues.pause(queue="presses")
         await env.engine.watermarks.set(mark)
         await env.engine.start_many([quick() for _ in range(10)])
         waiting = asyncio.ensure_future(env.engine.start(quick()))
         await env.advance("5s")
         assert not waiting.done()
-        await env.engine.resume(queue="presses")
+        await env.engine.queues.resume(queue="presses")
         await env.advance("3s")
         assert await (await waiting).result() == 1
 
@@ -93,7 +93,7 @@ async def test_children_and_schedules_are_not_held_back() -> None:
         await env.engine.schedules.create("s", quick(), Every("1s"), overlap="allow")
         await env.advance("5s")
         assert await run.result() == [1] * 5
-        assert len((await env.engine.list(type=quick.type)).runs) == 10
+        assert len((await env.engine.runs.list(type=quick.type)).runs) == 10
 
 
 def test_a_transaction_is_refused_and_never_waits(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure import InvalidName, UsageError
+from perdure import UsageError
 from perdure.core.routing import check_patterns, matches, select_types
+from perdure.errors import InvalidName
 
 TYPES = st.text(alphabet="aA.%_ é𝒳", max_size=6)
 

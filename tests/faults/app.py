@@ -13,21 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from perdure import (
-    Action,
-    Actions,
-    Activity,
-    Context,
-    Limit,
-    Retry,
-    StateMachine,
-    StepTimeout,
-    activity,
-    activity_info,
-    step,
-    step_info,
-    workflow,
-)
+from perdure import Activity, Context, Limit, Retry, StepTimeout, activity, activity_info, step, step_info, workflow
+from perdure.machine import Action, Actions, StateMachine
 from perdure.workflow.discover import Definable
 from tests.store.user_connections.tables import execute
 

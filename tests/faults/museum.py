@@ -142,7 +142,7 @@ class Museum:
                 continue
             await self.engine.breakers.close(name)
             runs = [await self.engine.get(f"{name}-{one}") for one in ("parent", "told", "kept", "first", "second")]
-            [born] = (await self.engine.list(parent=f"{name}-parent")).runs
+            [born] = (await self.engine.runs.list(parent=f"{name}-parent")).runs
             waiting = [await self.engine.get(born.id), *runs[1:2], *runs[3:]]
             for run in waiting:
                 await run.send("go", name)

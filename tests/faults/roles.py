@@ -17,19 +17,19 @@ from perdure import (
     Call,
     Engine,
     Every,
-    ExecutionState,
     Handle,
     LockLost,
     RunExists,
     RunFinished,
     RunNotFound,
-    ScheduleNotFound,
     Singleton,
     Status,
     UsageError,
     Watermark,
 )
 from perdure.core.model.worker_info import WorkerStatus
+from perdure.errors import ScheduleNotFound
+from perdure.push import ExecutionState, Pusher
 from perdure.store import Retrying, open_store
 from perdure.testing.crash import CrashingHost, Trap
 from tests.faults import app, errands, labour, siege, storm
@@ -155,8 +155,8 @@ class Client:
         await until(lambda: self._is(handle, *FINISHED))
 
     async def steer(self, handle: Handle[Any]) -> None:
-        await self._engine.pause(queue="elsewhere")
-        await self._engine.resume(queue="elsewhere")
+        await self._engine.queues.pause(queue="elsewhere")
+        await self._engine.queues.resume(queue="elsewhere")
         await handle.pause("for a moment")
         await handle.resume()
         await self._engine.limits.set("errands", concurrency=2)
@@ -164,10 +164,10 @@ class Client:
         await self._engine.breakers.open("post")
         await self._engine.breakers.reset("post")
         # As whoever finds a dead worker does.
-        await (await self._engine._opened()).recheck_gates("client")
-        await (await self._engine._opened()).delete_idle_gates(10, "client")
+        await (await self._engine._session.opened()).recheck_gates("client")
+        await (await self._engine._session.opened()).delete_idle_gates(10, "client")
         # As the heartbeat of a worker does whose loops have met an error.
-        await (await self._engine._opened()).report_health("client", 1, "claimer: ValueError: x")
+        await (await self._engine._session.opened()).report_health("client", 1, "claimer: ValueError: x")
 
     async def keep_time(self) -> None:
         async def has_fired() -> bool:
@@ -209,7 +209,7 @@ class Client:
         async def is_done() -> bool:
             return (await pusher.execute(handle.id)).state is ExecutionState.FINISHED
 
-        async with self._engine.pusher(lease=self._lease, grace=0.02) as pusher:
+        async with Pusher(self._engine, lease=self._lease, grace=0.02) as pusher:
             await until(is_done)
 
     async def nudge(self, handle: Handle[Any]) -> None:
@@ -229,7 +229,7 @@ class Client:
             await until(lambda: self._is(stuck, Status.WAITING, *FINISHED))
             app.note(self._ledger, did="mend")
         await until(lambda: self._is(stuck, Status.WAITING, Status.COMPLETED))
-        await stuck.recover()
+        await stuck.retry()
         if await broken.status() is Status.FAILED:
             # Another process may have opened it again since.
             with suppress(UsageError):
@@ -249,16 +249,16 @@ class Client:
         with suppress(UsageError):
             litter = await self._engine.start(app.hopeless(), id="litter")
             await until(lambda: self._is(litter, *FINISHED))
-            await self._engine.requeue("litter")
+            await self._engine.dead_letters.retry("litter")
             await until(lambda: self._is(litter, *FINISHED))
-            await self._engine.discard("litter", reason="hopeless")
-            await self._engine.undelete("litter")
+            await self._engine.dead_letters.discard("litter", reason="hopeless")
+            await self._engine.runs.undelete("litter")
             await until(self._is_tidy)
         # Of none: what happened to the runs is needed for judging.
-        await (await self._engine._opened()).delete_events(1, 0, "tidy")
+        await (await self._engine._session.opened()).delete_events(1, 0, "tidy")
 
     async def _is_tidy(self) -> bool:
-        return (await self._engine.prune(0, types=app.hopeless.type)).runs > 0 or await self._is_new("litter")
+        return (await self._engine.runs.prune(0, types=app.hopeless.type)).runs > 0 or await self._is_new("litter")
 
     async def _is_new(self, run_id: str) -> bool:
         try:
@@ -283,11 +283,11 @@ FINISHED = (Status.COMPLETED, Status.FAILED, Status.CANCELLED)
 
 
 async def has_ended(engine: Engine) -> bool:
-    return all(run.status in FINISHED or run.id == "odd" for run in (await engine.list()).runs)
+    return all(run.status in FINISHED or run.id == "odd" for run in (await engine.runs.list()).runs)
 
 
 async def is_gone(engine: Engine, pid: int) -> bool:
-    return all(worker.status is not WorkerStatus.ALIVE for worker in await engine.workers() if worker.pid == pid)
+    return all(worker.status is not WorkerStatus.ALIVE for worker in await engine.workers.list() if worker.pid == pid)
 
 
 async def drive(directory: Path, world: World, *, last: bool = False, bury: int = 0, lease: float = LEASE) -> None:
@@ -379,7 +379,7 @@ async def fork(directory: Path, world: World) -> None:
 
 def _in_the_child(engine: Engine) -> int:
     async def use() -> int:
-        await engine.list()
+        await engine.runs.list()
         await engine.close()
         return 0
 

@@ -137,5 +137,5 @@ async def test_heartbeats_do_not_wait_for_a_connection_that_others_hold(proxy: P
         door.let_through(1)
         assert await run.result(timeout=30) == "done"
         assert "reclaimed" not in [event.kind for event in await run.events()]
-        assert len(await engine.workers()) == 1
+        assert len(await engine.workers.list()) == 1
     await holder.close()

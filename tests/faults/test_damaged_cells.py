@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from perdure import Engine, PerdureError
-from perdure.client.engine_worker import EngineWorker
+from perdure.client.workers import EngineWorker
 from tests.faults.museum import ALL, Columns, Museum, Vandal, gated, well
 from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
@@ -45,20 +45,20 @@ def undocumented(records: list[logging.LogRecord]) -> list[str]:
 async def look_around(engine: Engine, name: str) -> None:
     """Ask what people ask; whatever the answer is, an error is documented."""
     asked: list[Callable[[], Awaitable[object]]] = [
-        engine.list,
-        engine.workers,
+        engine.runs.list,
+        engine.workers.list,
         engine.schedules.list,
         engine.limits.list,
         engine.breakers.list,
         engine.locks.list,
         engine.watermarks.list,
-        engine.types,
-        engine.paused,
-        engine.events,
-        engine.dead_letters,
+        engine.queues.types,
+        engine.queues.paused,
+        engine.audit.list,
+        engine.dead_letters.list,
     ]
     for run_id in (f"{name}-told", f"{name}-parent", f"{name}-kept"):
-        asked += [lambda run_id=run_id: engine.why(run_id), lambda run_id=run_id: _history(engine, run_id)]  # type: ignore[misc]
+        asked += [lambda run_id=run_id: engine.runs.why(run_id), lambda run_id=run_id: _history(engine, run_id)]  # type: ignore[misc]
     for one in asked:
         try:
             await one()

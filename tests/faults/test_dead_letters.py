@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from perdure import Call, DeadLetterReason, Engine, Handle, Status
+from perdure import Call, Engine, Handle, Status
+from perdure.admin import DeadLetterReason
 from tests.faults import app, labour
 from tests.faults.evidence import scan_for_wrongs
 from tests.faults.family import Family
@@ -71,15 +72,15 @@ async def test_a_run_that_takes_five_workers_with_it_is_set_aside_listed_and_goe
         await place.work_until_death(EXITED)
     async with place.worker():
         await eventually(lambda: _is(run, Status.BLOCKED))
-    [letter] = (await place.engine.dead_letters()).letters
+    [letter] = (await place.engine.dead_letters.list()).letters
     assert (letter.run_id, letter.reason) == ("deadly", DeadLetterReason.POISON)
     assert "claimed 5 times" in letter.error.message
     app.note(place.ledger, did="mend")
-    assert (await place.engine.requeue(where={"reason": "poison"})).done == ("deadly",)
+    assert (await place.engine.dead_letters.retry(where={"reason": "poison"})).done == ("deadly",)
     async with place.worker():
         await run.result(30)
     assert place.executed(labour.deadly) == 6
-    assert (await place.engine.dead_letters()).letters == ()
+    assert (await place.engine.dead_letters.list()).letters == ()
 
 
 async def test_an_activity_whose_worker_was_killed_dies_of_its_errors_and_its_workflow_decides(place: Place) -> None:
@@ -93,15 +94,15 @@ async def test_an_activity_whose_worker_was_killed_dies_of_its_errors_and_its_wo
         # The attempt that the kill interrupted has a number, and uses up none of the two that the policy allows.
         assert await run.result(30) == "without it: attempt 3"
         await eventually(lambda: _is(odd, Status.BLOCKED))
-    letters = {letter.run_id: letter for letter in (await place.engine.dead_letters(type="labour.%")).letters}
+    letters = {letter.run_id: letter for letter in (await place.engine.dead_letters.list(type="labour.%")).letters}
     child = f"relying/{labour.fragile.type}"
     assert {name: letter.reason.value for name, letter in letters.items()} == {child: "failed", "odd": "undecodable"}
     assert letters[child].parent_id == "relying"
     assert [fault.error.message for fault in letters[child].errors] == ["attempt 2", "attempt 3"]
     app.note(place.ledger, did="mend")
-    assert set((await place.engine.requeue([child])).done) == {child}
-    await odd.requeue(input={"ledger": place.ledger})
+    assert set((await place.engine.dead_letters.retry([child])).done) == {child}
+    await odd.retry(input={"ledger": place.ledger})
     async with place.worker():
         await asyncio.gather(*[(await place.engine.get(name)).result(30) for name in letters])
-    assert (await place.engine.dead_letters()).letters == ()
+    assert (await place.engine.dead_letters.list()).letters == ()
     assert await run.result() == "without it: attempt 3"

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from perdure import Engine, Handle, Reason, Status
+from perdure import Engine, Handle, Status
+from perdure.admin import Reason
 from perdure.core.codec.failure import Failure
 from tests.faults import app, errands, labour
 from tests.faults.family import Child, Family
@@ -51,7 +52,7 @@ class Office:
         run = await self.engine.start(errands.send(str(self.ledger), name))
 
         async def there() -> bool:
-            return bool((await self.engine.list(parent=run.id)).runs)
+            return bool((await self.engine.runs.list(parent=run.id)).runs)
 
         await eventually(there, saying="the errand being there")
         return run, await self.engine.get(name)

@@ -88,7 +88,7 @@ async def test_limits_hold_while_workers_are_killed(processes: Family, homes: Ho
 
             async def is_over() -> bool:
                 assert not attacking.done() or attacking.result() is None
-                return not (await engine.list(status=UNFINISHED, limit=1)).runs
+                return not (await engine.runs.list(status=UNFINISHED, limit=1)).runs
 
             try:
                 await eventually(is_over, within=LONGEST, saying="the end of all runs")
@@ -96,7 +96,7 @@ async def test_limits_hold_while_workers_are_killed(processes: Family, homes: Ho
                 attacking.cancel()
                 await asyncio.wait([attacking])
                 await attack.end()
-            assert not (await engine.list(status=[Status.FAILED, Status.CANCELLED], limit=1)).runs
+            assert not (await engine.runs.list(status=[Status.FAILED, Status.CANCELLED], limit=1)).runs
         async with home.looking("end") as look:
             assert look is not None
             assert await scan_store(lambda sql: _rows(look, sql)) == []

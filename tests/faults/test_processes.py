@@ -217,7 +217,7 @@ async def test_a_blocked_event_loop_does_not_cost_the_lease(site: Site) -> None:
 
 
 async def _heartbeat(site: Site, process: Child) -> int:
-    [worker] = [worker for worker in await site.engine.workers() if worker.pid == process.pid]
+    [worker] = [worker for worker in await site.engine.workers.list() if worker.pid == process.pid]
     return worker.heartbeat_at
 
 
@@ -233,7 +233,7 @@ async def test_a_worker_blocked_for_too_long_loses_its_runs_and_begins_a_new_lif
     site.open_gate()
     await (await site.engine.start(labour.quick(site.ledger), id="next")).result(timeout=30)
     assert [line["pid"] for line in site.steps("effect")] == [first.pid]
-    lives = [worker.status for worker in await site.engine.workers() if worker.pid == first.pid]
+    lives = [worker.status for worker in await site.engine.workers.list() if worker.pid == first.pid]
     assert sorted(lives) == [WorkerStatus.ALIVE, WorkerStatus.DEAD]
     assert await run.result() == result == site.steps("blocks")[-1]["value"]
     assert "has been blocked for" in first.noise()

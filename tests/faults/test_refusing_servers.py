@@ -10,8 +10,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
-from perdure import Context, Engine, StoreRefused, StoreUnavailable, workflow
+from perdure import Context, Engine, StoreUnavailable, workflow
 from perdure.client import working
+from perdure.errors import StoreRefused
 from tests.helpers import eventually
 from tests.servers.databases import MYSQL, execute
 from tests.servers.mariadb import Mariadb

@@ -49,14 +49,14 @@ async def test_a_slot_becomes_one_run_although_its_scheduler_dies(
             traps = [{"point": f"fire.{place}", "hit": random.randint(1, 3)} for _ in range(2)]
             workers = [await processes.fork("work", home.directory, trap=trap) for trap in traps]
             assert [await worker.ended() for worker in workers] == [KILLED, KILLED], workers[0].noise()
-        slots = len((await engine.list(limit=1000)).runs)
+        slots = len((await engine.runs.list(limit=1000)).runs)
         await processes.fork("work", home.directory)
         await eventually(lambda: is_behind(engine, slots + 3), within=60, saying="so many slots being behind")
         await engine.schedules.pause("clock")
         await eventually(lambda: has_ended(engine), within=60, saying="every run having ended")
         await engine.schedules.delete("clock")
 
-        runs = [run.id for run in (await engine.list(limit=1000)).runs]
+        runs = [run.id for run in (await engine.runs.list(limit=1000)).runs]
         known = range(first.next_slot, first.next_slot + len(runs) * INTERVAL, INTERVAL)
         assert sorted(runs) == sorted(run_id_of("clock", slot) for slot in known)
         fired = Counter(
@@ -68,4 +68,4 @@ async def test_a_slot_becomes_one_run_although_its_scheduler_dies(
 
 
 async def has_ended(engine: Engine) -> bool:
-    return not (await engine.list(status=[Status.PENDING, Status.RUNNING, Status.WAITING], limit=1)).runs
+    return not (await engine.runs.list(status=[Status.PENDING, Status.RUNNING, Status.WAITING], limit=1)).runs

@@ -47,7 +47,7 @@ class Site:
         return Counter(event.kind for event in await run.events())
 
     async def lives(self, worker: Child) -> list[WorkerStatus]:
-        return sorted(one.status for one in await self.engine.workers() if one.pid == worker.pid)
+        return sorted(one.status for one in await self.engine.workers.list() if one.pid == worker.pid)
 
     async def pass_time(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()

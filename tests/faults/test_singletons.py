@@ -50,19 +50,19 @@ async def test_one_run_of_a_singleton_goes_on_at_a_time_although_workers_die(
         await processes.fork("work", home.directory, **BLAMELESS)
         await eventually(lambda: have_ended(engine), within=60, saying="every run having ended")
 
-        runs = (await engine.list(limit=1000)).runs
+        runs = (await engine.runs.list(limit=1000)).runs
         assert {run.status for run in runs} == {Status.COMPLETED}
         assert await overlaps(engine, {run.id: run.options for run in runs}) == []
         assert await scan_for_wrongs(home) == []
 
 
 async def have_ended(engine: Engine) -> bool:
-    return not (await engine.list(status=[Status.PENDING, Status.RUNNING, Status.WAITING], limit=1)).runs
+    return not (await engine.runs.list(status=[Status.PENDING, Status.RUNNING, Status.WAITING], limit=1)).runs
 
 
 async def overlaps(engine: Engine, options: dict[str, str]) -> list[tuple[str, ...]]:
     """Runs of one singleton of which one began while another went on, by the order of the audit trail."""
-    events = (await engine.events(kind=["started", "completed"], limit=1000)).events
+    events = (await engine.audit.list(kind=["started", "completed"], limit=1000)).events
     under_way: defaultdict[str, set[str]] = defaultdict(set)
     found = []
     for event in reversed(events):

@@ -7,7 +7,8 @@ import signal
 from collections import Counter
 from pathlib import Path
 
-from perdure import Engine, RecordKind
+from perdure import Engine
+from perdure.admin import RecordKind
 from tests.faults import app, labour
 from tests.faults.evidence import scan_for_wrongs
 from tests.faults.family import Child, Family

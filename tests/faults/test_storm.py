@@ -78,14 +78,14 @@ async def test_a_storm_of_kills_costs_what_the_killed_had_in_their_hands(
             async def is_over() -> bool:
                 while weather.due() > 0:
                     await weather.strike()
-                return not (await engine.list(status=UNFINISHED, limit=1)).runs
+                return not (await engine.runs.list(status=UNFINISHED, limit=1)).runs
 
             try:
                 await eventually(is_over, within=LONGEST, saying="the end of all runs")
-                workers = await engine.workers()
+                workers = await engine.workers.list()
             finally:
                 await weather.end()
-            assert not (await engine.list(status=[Status.FAILED, Status.CANCELLED], limit=1)).runs
+            assert not (await engine.runs.list(status=[Status.FAILED, Status.CANCELLED], limit=1)).runs
         async with home.looking("end") as look:
             assert look is not None
             assert await scan_store(lambda sql: _rows(look, sql)) == []

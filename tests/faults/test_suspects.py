@@ -57,7 +57,7 @@ class Ward:
         return await self.engine.start_many([labour.harming(self.ledger, kind, seconds) for kind in kinds])
 
     async def statuses(self, runs: Sequence[Handle[Any]]) -> list[Status]:
-        found = {run.id: run.status for run in await self.engine._store.get_many([run.id for run in runs])}
+        found = {run.id: run.status for run in await self.engine._session.store.get_many([run.id for run in runs])}
         return [found[run.id] for run in runs]
 
     async def kill_one_that_holds(self, runs: Sequence[Handle[Any]]) -> None:
@@ -117,7 +117,7 @@ async def test_runs_that_lost_two_workers_are_back_together_beside_other_work(
         runs = await place.start(30, seconds=3.0)
         for _ in range(2):
             await place.kill_one_that_holds(runs)
-        assert {run.claims for run in await place.engine._store.get_many([run.id for run in runs])} == {2}
+        assert {run.claims for run in await place.engine._session.store.get_many([run.id for run in runs])} == {2}
         others: list[Handle[Any]] = []
         worker = await place.worker(slots=100)
 

@@ -24,15 +24,14 @@ from perdure import (
     Engine,
     Failed,
     Handle,
-    JoinError,
-    RaceError,
     Retry,
     Rollback,
     RunCancelled,
     RunFailed,
     step_info,
     workflow,
-)  # fmt: skip
+)
+from perdure.errors import JoinError, RaceError
 from perdure.workflow.scopes import current_scope
 from tests.replay.generation import Tape
 

@@ -9,27 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from perdure import (
-    Context,
-    Cron,
-    Engine,
-    EngineClosed,
-    ExecutionState,
-    Reason,
-    Retry,
-    RunNotFound,
-    Status,
-    UnknownWorkflow,
-    UsageError,
-    activity,
-    credentials,
-    step,
-    workflow,
-)
+from perdure import Context, Cron, Engine, Retry, RunNotFound, Status, UsageError, activity, credentials, step, workflow
+from perdure.admin import Reason
+from perdure.blocking import Pusher as BlockingPusher
+from perdure.errors import EngineClosed, UnknownWorkflow
+from perdure.push import ExecutionState, Pusher
 from perdure.store import Retrying, open_store
 from perdure.testing.clock import VirtualClock
 from perdure.testing.environment import START
 from tests.helpers import eventually
+from tests.push.pushers import pusher_of
 from tests.stage import Stage, until
 
 
@@ -70,16 +59,16 @@ def write(stage: Stage, sql: str) -> None:
 async def test_a_run_is_worked_on_until_it_waits_and_until_it_ends(stage: Stage) -> None:
     engine = stage.engine(talk)
     run = await engine.start(talk("you"))
-    parked = await engine.execute(run.id)
+    parked = await pusher_of(engine).execute(run.id)
     assert (parked.state, parked.status, parked.reason) == (ExecutionState.WAITING, Status.WAITING, Reason.MESSAGE)
     assert (parked.again_at, parked.again_in, parked.worked, parked.progressed) == (None, None, True, True)
-    waiting = await engine.execute(run.id)
+    waiting = await pusher_of(engine).execute(run.id)
     assert (waiting.state, waiting.worked) == (ExecutionState.WAITING, False)
     await run.send("answer", "me")
-    done = await engine.execute(run.id)
+    done = await pusher_of(engine).execute(run.id)
     assert (done.state, done.status, done.worked) == (ExecutionState.FINISHED, Status.COMPLETED, True)
     assert await run.result() == "hello hello you me"
-    [signed_on] = await engine.workers()
+    [signed_on] = await engine.workers.list()
     assert signed_on.slots == 500
 
 
@@ -88,7 +77,7 @@ async def test_a_finished_run_is_left_in_silence(stage: Stage, caplog: pytest.Lo
     run = await engine.start(talk("you"))
     await run.cancel()
     before = await run.events()
-    done = await engine.execute(run.id)
+    done = await pusher_of(engine).execute(run.id)
     assert (done.state, done.status, done.worked, done.again_at) == (
         ExecutionState.FINISHED,
         Status.CANCELLED,
@@ -102,13 +91,13 @@ async def test_a_finished_run_is_left_in_silence(stage: Stage, caplog: pytest.Lo
 async def test_a_run_that_is_not_due_says_when_it_is(stage: Stage) -> None:
     engine = stage.engine(nap)
     run = await engine.start(nap())
-    parked = await engine.execute(run.id)
+    parked = await pusher_of(engine).execute(run.id)
     assert parked.again_at == (await run.run()).wake_at
     assert parked.again_in == pytest.approx(3600, abs=60)
-    assert await engine.due() == []
+    assert await pusher_of(engine).due() == []
     await run.wake()
-    assert await engine.due() == [run.id]
-    assert (await engine.execute(run.id)).state is ExecutionState.FINISHED
+    assert await pusher_of(engine).due() == [run.id]
+    assert (await pusher_of(engine).execute(run.id)).state is ExecutionState.FINISHED
 
 
 async def test_what_another_worker_has_is_left_to_it(stage: Stage) -> None:
@@ -127,7 +116,7 @@ async def test_what_another_worker_has_is_left_to_it(stage: Stage) -> None:
     run = await engine.start(holding())
     async with other.worker():
         await entered.wait()
-        held = await engine.execute(run.id)
+        held = await pusher_of(engine).execute(run.id)
         assert (held.state, held.status, held.worked) == (ExecutionState.HELD, Status.RUNNING, False)
         assert held.again_in == 2.0
         go_on.set()
@@ -147,12 +136,12 @@ async def test_nothing_else_is_taken_and_who_asks_for_the_same_waits_with_the_fi
 
     engine = stage.engine(acting)
     runs = [await engine.start(acting(number)) for number in range(3)]
-    first, second = await asyncio.gather(engine.execute(runs[0].id), engine.execute(runs[0].id))
+    first, second = await asyncio.gather(pusher_of(engine).execute(runs[0].id), pusher_of(engine).execute(runs[0].id))
     assert (first.state, second.state) == (ExecutionState.FINISHED, ExecutionState.FINISHED)
     assert sorted([first.worked, second.worked]) == [False, True]
     assert calls == [0]
     assert [await run.status() for run in runs] == [Status.COMPLETED, Status.PENDING, Status.PENDING]
-    await asyncio.gather(*(engine.execute(run.id) for run in runs))
+    await asyncio.gather(*(pusher_of(engine).execute(run.id) for run in runs))
     assert sorted(calls) == [0, 1, 2]
 
 
@@ -175,16 +164,16 @@ async def test_when_the_time_is_up_the_run_is_given_back_with_what_it_has(on_dis
 
     engine = on_disk.engine(slowly)
     run = await engine.start(slowly())
-    first = await engine.execute(run.id, timeout=0.3)
+    first = await pusher_of(engine).execute(run.id, timeout=0.3)
     assert (first.state, first.status, first.again_in, first.progressed) == (
         ExecutionState.READY,
         Status.PENDING,
         0.0,
         True,
     )
-    second = await engine.execute(run.id, timeout=0.3)
+    second = await pusher_of(engine).execute(run.id, timeout=0.3)
     assert (second.state, second.worked, second.progressed) == (ExecutionState.READY, True, False)
-    assert (await engine.execute(run.id, timeout=20)).state is ExecutionState.FINISHED
+    assert (await pusher_of(engine).execute(run.id, timeout=20)).state is ExecutionState.FINISHED
     assert calls == ["quick", "slow", "slow", "slow"]
 
 
@@ -201,7 +190,7 @@ async def test_whoever_stops_waiting_gives_the_run_back(on_disk: Stage) -> None:
 
     engine = on_disk.engine(holding)
     run = await engine.start(holding())
-    asking = asyncio.ensure_future(engine.execute(run.id))
+    asking = asyncio.ensure_future(pusher_of(engine).execute(run.id))
     await entered.wait()
     asking.cancel()
     await asyncio.wait([asking])
@@ -212,9 +201,9 @@ async def test_children_and_parents_are_due_one_after_the_other(stage: Stage) ->
     engine = stage.engine(total, double)
     run = await engine.start(total())
     order: list[str] = []
-    while due := await engine.due():
+    while due := await pusher_of(engine).due():
         for run_id in due:
-            done = await engine.execute(run_id)
+            done = await pusher_of(engine).execute(run_id)
             order.append(f"{run_id.removeprefix(run.id)} {done.state}")
             assert done.parent_id == (None if run_id == run.id else run.id)
     assert await run.result() == 6
@@ -227,27 +216,27 @@ async def test_what_cannot_be_executed_is_said(stage: Stage) -> None:
     engine, other = stage.engine(talk), stage.engine(nap)
     run = await other.start(nap())
     with pytest.raises(RunNotFound, match="no run 'nobody'"):
-        await engine.execute("nobody")
+        await pusher_of(engine).execute("nobody")
     with pytest.raises(UnknownWorkflow, match=r"'push\.nap\.v1'.*none of this engine's"):
-        await engine.execute(run.id)
+        await pusher_of(engine).execute(run.id)
     with pytest.raises(UsageError, match="limit"):
-        await engine.due(limit=0)
+        await pusher_of(engine).due(limit=0)
     with pytest.raises(UsageError, match="no workflows"):
-        Engine(stage.url).pusher()
-    await engine.pause(type="push.talk.v1")
+        Pusher(Engine(stage.url))
+    await engine.queues.pause(type="push.talk.v1")
     paused = await engine.start(talk("you"))
-    assert (await engine.execute(paused.id)).state is ExecutionState.PAUSED
-    assert await engine.due() == []
+    assert (await pusher_of(engine).execute(paused.id)).state is ExecutionState.PAUSED
+    assert await pusher_of(engine).due() == []
 
 
 async def test_a_pusher_is_one_worker_for_many_runs_and_says_when_it_was_stopped(stage: Stage) -> None:
     engine = stage.engine(talk)
     runs = [await engine.start(talk(f"{number}")) for number in range(20)]
-    async with engine.pusher(lease="1m") as pusher:
+    async with Pusher(engine, lease="1m") as pusher:
         assert pusher.id
         await asyncio.gather(*(pusher.execute(run.id) for run in runs))
         await pusher.start()
-    assert len(await engine.workers()) == 1
+    assert len(await engine.workers.list()) == 1
     assert {await run.status() for run in runs} == {Status.WAITING}
     with pytest.raises(EngineClosed, match="stopped"):
         await pusher.execute(runs[0].id)
@@ -261,12 +250,12 @@ async def test_a_process_that_was_suspended_for_longer_than_its_lease_begins_a_n
 
     engine, sweeper = on_disk.engine(frozen), on_disk.engine(frozen)
     run = await engine.start(frozen())
-    async with engine.pusher(lease="1h") as pusher:
+    async with Pusher(engine, lease="1h") as pusher:
         await pusher.execute(run.id)
         before = pusher.id
         # As if it had been frozen: its heart has not beaten, and others have declared it dead.
         write(on_disk, "UPDATE perdure_workers SET heartbeat_at = 0")
-        await sweeper.due()
+        await pusher_of(sweeper).due()
         await run.send("go")
         assert (await pusher.execute(run.id)).state is ExecutionState.FINISHED
         assert pusher.id != before
@@ -291,10 +280,10 @@ async def test_a_suspect_is_worked_on_when_nothing_else_is(on_disk: Stage) -> No
     engine = on_disk.engine(holding, suspect)
     one, other = await engine.start(holding()), await engine.start(suspect())
     write(on_disk, f"UPDATE perdure_runs SET claims = 3 WHERE id = '{other.id}'")
-    first = asyncio.ensure_future(engine.execute(one.id))
+    first = asyncio.ensure_future(pusher_of(engine).execute(one.id))
     await entered.wait()
-    second = asyncio.ensure_future(engine.execute(other.id))
-    late = asyncio.ensure_future(engine.execute((await engine.start(suspect())).id))
+    second = asyncio.ensure_future(pusher_of(engine).execute(other.id))
+    late = asyncio.ensure_future(pusher_of(engine).execute((await engine.start(suspect())).id))
     await eventually(lambda: len(asyncio.all_tasks()) > 3)
     assert order == []
     go_on.set()
@@ -327,10 +316,10 @@ async def test_credentials_reach_steps_activities_and_processes_and_are_stored_n
 
     engine = on_disk.engine(secretive, quiet)
     run, leaf = await engine.start(secretive()), await engine.start(quiet())
-    await engine.execute(run.id, credentials={"token": "s3cret"})
-    await engine.execute(leaf.id, credentials={"token": "0ther"})
+    await pusher_of(engine).execute(run.id, credentials={"token": "s3cret"})
+    await pusher_of(engine).execute(leaf.id, credentials={"token": "0ther"})
     await run.send("go")
-    await engine.execute(run.id)
+    await pusher_of(engine).execute(run.id)
     assert seen == [{"token": "s3cret"}, {"token": "s3cret"}, {"token": "0ther"}, {}]
     assert [record.payload for record in await run.history() if record.location == "token_of_process"] == ["6"]
     everything = repr(await on_disk.dump())
@@ -359,7 +348,7 @@ async def test_due_gives_back_what_the_dead_held_fails_the_late_and_fires_schedu
         )
         await store.query(f"UPDATE perdure_runs SET status = 'running', worker = 'gone' WHERE id = '{held.id}'")
         clock.move_to(clock.now() + 3_700_000_000)
-        due = await engine.due()
+        due = await pusher_of(engine).due()
         assert held.id in due
         assert len(due) == 2
         assert await late.status() is Status.FAILED
@@ -379,16 +368,16 @@ async def counting(ctx: Context) -> int:
 engine = Engine(sys.argv[1], [counting])
 
 async def invoked(run_id):
-    return str((await engine.execute(run_id)).state)
+    return str((await pusher_of(engine).execute(run_id)).state)
 
 async def start():
     return (await engine.start(counting())).id
 
 async def fleet():
-    return sorted(str(worker.status) for worker in await engine.workers())
+    return sorted(str(worker.status) for worker in await engine.workers.list())
 
 async def short():
-    await engine.pusher(lease=3).start()
+    await Pusher(engine, lease=3).start()
 
 run_id = asyncio.run(start())
 for number in range(3):
@@ -419,8 +408,9 @@ def test_code_that_is_not_async_executes_too(tmp_path: Path) -> None:
     engine = Engine(f"sqlite:///{tmp_path}/runs.db", [talk])
     with engine.blocking() as blocking:
         run = blocking.start(talk("you"))
-        assert blocking.due() == [run.id]
-        assert blocking.execute(run.id, timeout="20s").state is ExecutionState.WAITING
+        pusher = BlockingPusher(blocking)
+        assert pusher.due() == [run.id]
+        assert pusher.execute(run.id, timeout="20s").state is ExecutionState.WAITING
 
 
 @step(timeout=0.05, retry=Retry.never())
@@ -439,5 +429,5 @@ async def test_a_step_has_its_own_timeout_here_too(on_disk: Stage) -> None:
 
     engine = on_disk.engine(patient)
     run = await engine.start(patient())
-    assert (await engine.execute(run.id)).state is ExecutionState.FINISHED
+    assert (await pusher_of(engine).execute(run.id)).state is ExecutionState.FINISHED
     assert await run.result() == "timed out"

@@ -11,25 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure import (
-    Announcer,
-    Answer,
-    Context,
-    DecodeError,
-    Fate,
-    QueueHandler,
-    QueueMessage,
-    Retry,
-    RunFailed,
-    Status,
-    StoreUnavailable,
-    Undeliverable,
-    UsageError,
-    activity,
-    credentials,
-    workflow,
-)
+from perdure import Context, Retry, RunFailed, Status, StoreUnavailable, UsageError, activity, credentials, workflow
+from perdure.errors import DecodeError, Undeliverable
+from perdure.push import Announcer, MessageOutcome, MessageResult, QueueHandler, QueueMessage
 from tests.helpers import eventually
+from tests.push.pushers import pusher_of
 from tests.stage import Stage
 
 HOUR = 3_600_000
@@ -51,15 +37,15 @@ class Delivered:
         self.body: bytes | str = body
         self.told: list[str] = []
 
-    async def ack(self, answer: Answer) -> None:
-        self.told.append(f"ack {answer.fate}")
+    async def ack(self, answer: MessageResult) -> None:
+        self.told.append(f"ack {answer.outcome}")
 
-    async def retry(self, answer: Answer) -> None:
-        self.told.append(f"retry {answer.fate}")
+    async def retry(self, answer: MessageResult) -> None:
+        self.told.append(f"retry {answer.outcome}")
 
 
 class Broken(Delivered):
-    async def ack(self, answer: Answer) -> None:
+    async def ack(self, answer: MessageResult) -> None:
         raise ConnectionError("the broker is gone")
 
 
@@ -126,7 +112,7 @@ async def test_every_message_of_a_batch_gets_its_own_right_answer(stage: Stage) 
             "fresh": greeting("a"), "twice": greeting("b"), "old": greeting("c"), "done": greeting("d"), "held": holding(),
         }.items()
     ]  # fmt: skip
-    await engine.execute(done.id)
+    await pusher_of(engine).execute(done.id)
     before = await done.events()
     async with other.worker(), QueueHandler(engine) as handler:
         await entered.wait()
@@ -173,14 +159,14 @@ async def test_a_message_that_keeps_failing_fails_its_run_in_the_end(stage: Stag
         answer = await handler.answer(body(run.id))
         delays = []
         while not answer.ack:
-            assert answer.fate is Fate.FAILED
+            assert answer.outcome is MessageOutcome.FAILED
             delays.append(answer.delay)
             answer = await handler.answer(answer.body)
     # 2, 4, 8… seconds and 1 to 3 more, up to five minutes.
     assert len(delays) == 10
     assert 3 <= delays[0] <= 5
     assert delays[-1] == 300
-    assert (answer.fate, answer.status) == (Fate.GIVEN_UP, Status.FAILED)
+    assert (answer.outcome, answer.status) == (MessageOutcome.GIVEN_UP, Status.FAILED)
     with pytest.raises(RunFailed, match="given up after 10 retries.*PermissionError: the token has expired") as failed:
         await run.result()
     assert isinstance(failed.value.__cause__, Undeliverable)
@@ -203,8 +189,8 @@ async def test_what_one_message_raises_is_its_own(on_disk: Stage, caplog: pytest
     ]
     async with QueueHandler(engine, credentials=some, concurrency=2) as handler:
         answers = await handler.handle(deliveries)
-    assert [answer.fate for answer in answers] == [
-        Fate.FINISHED, Fate.FINISHED, Fate.FAILED, Fate.UNKNOWN, Fate.MALFORMED,
+    assert [answer.outcome for answer in answers] == [
+        MessageOutcome.FINISHED, MessageOutcome.FINISHED, MessageOutcome.FAILED, MessageOutcome.UNKNOWN, MessageOutcome.MALFORMED,
     ]  # fmt: skip
     assert [delivery.told for delivery in deliveries] == [
         ["ack finished"], [], ["retry failed"], ["retry unknown"], ["ack malformed"],
@@ -219,11 +205,11 @@ async def test_a_run_that_is_not_there_yet_is_waited_for_and_given_up(on_disk: S
     engine = on_disk.engine(greeting)
     async with QueueHandler(engine, max_retries=2) as handler:
         answer = await handler.answer(body("soon"))
-        assert (answer.ack, answer.fate) == (False, Fate.UNKNOWN)
+        assert (answer.ack, answer.outcome) == (False, MessageOutcome.UNKNOWN)
         await engine.start(greeting("you"), id="soon")
-        assert (await handler.answer(answer.body)).fate is Fate.FINISHED
+        assert (await handler.answer(answer.body)).outcome is MessageOutcome.FINISHED
         answer = await handler.answer(body("never", retries=2))
-        assert (answer.ack, answer.fate, answer.status) == (True, Fate.GIVEN_UP, None)
+        assert (answer.ack, answer.outcome, answer.status) == (True, MessageOutcome.GIVEN_UP, None)
 
 
 async def test_a_stale_message_of_a_run_that_has_gone_on_harms_nobody(stage: Stage) -> None:
@@ -231,12 +217,12 @@ async def test_a_stale_message_of_a_run_that_has_gone_on_harms_nobody(stage: Sta
     talking, sleeping = await engine.start(held()), await engine.start(later(0), at="1h")
     async with QueueHandler(engine) as handler:
         await handler.answer(body(talking.id))
-        assert (await handler.answer(body(talking.id, age=48 * HOUR))).fate is Fate.WAITING
+        assert (await handler.answer(body(talking.id, age=48 * HOUR))).outcome is MessageOutcome.WAITING
         await talking.send("never", "ever")
         # Ready since a moment ago: the message that it has waited for is another one.
-        assert (await handler.answer(body(talking.id, age=48 * HOUR))).fate is Fate.FINISHED
+        assert (await handler.answer(body(talking.id, age=48 * HOUR))).outcome is MessageOutcome.FINISHED
         waits = await handler.answer(body(sleeping.id, age=48 * HOUR))
-    assert (waits.ack, waits.fate, waits.status) == (False, Fate.WAITING, Status.WAITING)
+    assert (waits.ack, waits.outcome, waits.status) == (False, MessageOutcome.WAITING, Status.WAITING)
     assert await talking.result() == "ever"
 
 
@@ -244,7 +230,7 @@ async def test_a_message_never_grows_too_old_if_that_is_wanted(on_disk: Stage) -
     engine = on_disk.engine(greeting)
     run = await engine.start(greeting("you"))
     async with QueueHandler(engine, stale_after=None) as handler:
-        assert (await handler.answer(body(run.id, age=480 * HOUR))).fate is Fate.FINISHED
+        assert (await handler.answer(body(run.id, age=480 * HOUR))).outcome is MessageOutcome.FINISHED
 
 
 async def test_a_run_that_waits_for_a_time_is_asked_for_then(stage: Stage) -> None:
@@ -253,20 +239,20 @@ async def test_a_run_that_waits_for_a_time_is_asked_for_then(stage: Stage) -> No
     run = await engine.start(later(3600))
     async with QueueHandler(engine) as handler:
         answer = await handler.answer(body(run.id, retries=4))
-        assert (answer.ack, answer.fate) == (False, Fate.WAITING)
+        assert (answer.ack, answer.outcome) == (False, MessageOutcome.WAITING)
         assert 3500 < answer.delay <= 3600
         message = QueueMessage.decode(answer.body)
         # A message of its own, which begins to age when it is due.
-        assert (message.execution_id, message.retry_count, message.authorization) == (run.id, 0, "ref")
+        assert (message.run_id, message.retry_count, message.authorization) == (run.id, 0, "ref")
         await run.wake()
-        await eventually(engine.due)
-        assert (await handler.answer(answer.body)).fate is Fate.FINISHED
+        await eventually(pusher_of(engine).due)
+        assert (await handler.answer(answer.body)).outcome is MessageOutcome.FINISHED
     far = await engine.start(later(10**6))
     queue = Memory()
     async with QueueHandler(engine, enqueue=queue.enqueue, longest_delay="15m") as handler:
         assert (await handler.answer(body(far.id))).ack
         [(message, delay)] = queue.messages
-        assert (message.execution_id, delay) == (far.id, 900)
+        assert (message.run_id, delay) == (far.id, 900)
         assert message.enqueued_at == pytest.approx(now() + 900_000, abs=10_000)
 
 
@@ -289,12 +275,12 @@ async def test_whoever_writes_tells_the_queue_what_became_ready(on_disk: Stage) 
     engine, queue = on_disk.engine(held), Memory()
     async with Announcer(engine, queue.enqueue):
         run = await engine.start(held())
-    assert [message.execution_id for message, _ in queue.messages] == [run.id]
+    assert [message.run_id for message, _ in queue.messages] == [run.id]
     async with QueueHandler(engine) as handler:
         await handler.handle(queue.take())
         async with Announcer(engine, queue.enqueue):
             await run.send("never", "said")
-        assert [message.execution_id for message, _ in queue.messages] == [run.id]
+        assert [message.run_id for message, _ in queue.messages] == [run.id]
         await handler.handle(queue.take())
     assert await run.result() == "said"
 
@@ -329,11 +315,15 @@ async def test_an_execution_that_takes_too_long_is_counted_unless_it_got_on(on_d
     run = await engine.start(dawdling())
     async with QueueHandler(engine, timeout=0.2, max_retries=1) as handler:
         first = await handler.answer(body(run.id, retries=1))
-        assert (first.fate, first.delay, QueueMessage.decode(first.body).retry_count) == (Fate.INTERRUPTED, 0.0, 0)
+        assert (first.outcome, first.delay, QueueMessage.decode(first.body).retry_count) == (
+            MessageOutcome.INTERRUPTED,
+            0.0,
+            0,
+        )
         second = await handler.answer(first.body)
-        assert (second.fate, QueueMessage.decode(second.body).retry_count) == (Fate.INTERRUPTED, 1)
+        assert (second.outcome, QueueMessage.decode(second.body).retry_count) == (MessageOutcome.INTERRUPTED, 1)
         third = await handler.answer(second.body)
-    assert (third.ack, third.fate, third.status) == (True, Fate.GIVEN_UP, Status.FAILED)
+    assert (third.ack, third.outcome, third.status) == (True, MessageOutcome.GIVEN_UP, Status.FAILED)
     assert calls == ["quick", "slow", "slow", "slow"]
 
 
@@ -341,13 +331,13 @@ async def test_a_run_that_is_set_aside_or_paused_is_no_reason_to_come_again(on_d
     engine = on_disk.engine(greeting)
     run = await engine.start(greeting("you"))
     async with QueueHandler(engine) as handler:
-        await engine.pause(type=greeting.type)
-        assert (await handler.answer(body(run.id))).fate is Fate.PAUSED
-        await engine.resume(type=greeting.type)
+        await engine.queues.pause(type=greeting.type)
+        assert (await handler.answer(body(run.id))).outcome is MessageOutcome.PAUSED
+        await engine.queues.resume(type=greeting.type)
         await run.pause()
-        assert (await handler.answer(body(run.id))).fate is Fate.WAITING
+        assert (await handler.answer(body(run.id))).outcome is MessageOutcome.WAITING
         await run.resume()
-        assert (await handler.answer(body(run.id))).fate is Fate.FINISHED
+        assert (await handler.answer(body(run.id))).outcome is MessageOutcome.FINISHED
 
 
 async def test_a_database_that_is_away_is_nobodys_fault(on_disk: Stage) -> None:
@@ -359,26 +349,26 @@ async def test_a_database_that_is_away_is_nobodys_fault(on_disk: Stage) -> None:
         async def get(self, run_id: str) -> None:
             raise StoreUnavailable("gone for lunch")
 
-    there, engine._store = engine._store, Away()  # type: ignore[assignment]  # a database that cannot be reached
+    there, engine._session.store = engine._session.store, Away()  # type: ignore[assignment]  # a database that cannot be reached
     answers = await handler.handle([body(run.id, retries=10)])
-    engine._store = there
+    engine._session.store = there
     [answer] = answers
-    assert (answer.ack, answer.fate, answer.detail) == (False, Fate.UNAVAILABLE, "gone for lunch")
+    assert (answer.ack, answer.outcome, answer.detail) == (False, MessageOutcome.UNAVAILABLE, "gone for lunch")
     assert QueueMessage.decode(answer.body).retry_count == 10
-    assert (await handler.answer(answer.body)).fate is Fate.FINISHED
+    assert (await handler.answer(answer.body)).outcome is MessageOutcome.FINISHED
     await handler.stop()
 
 
 async def test_a_queue_that_is_away_is_nobodys_fault_either(on_disk: Stage) -> None:
     async def enqueue(message: QueueMessage, delay: float) -> None:
-        if message.execution_id == run.id and delay:
+        if message.run_id == run.id and delay:
             raise ConnectionError("gone for lunch")
 
     engine = on_disk.engine(later)
     run = await engine.start(later(3600))
     async with QueueHandler(engine, enqueue=enqueue) as handler:
         answer = await handler.answer(body(run.id, retries=10))
-    assert (answer.ack, answer.fate, "gone for lunch" in answer.detail) == (False, Fate.UNAVAILABLE, True)
+    assert (answer.ack, answer.outcome, "gone for lunch" in answer.detail) == (False, MessageOutcome.UNAVAILABLE, True)
     assert QueueMessage.decode(answer.body).retry_count == 10
     assert await run.status() is Status.WAITING
 
@@ -388,7 +378,7 @@ async def test_a_workflow_of_somebody_else_is_left_to_them(on_disk: Stage, caplo
     run = await other.start(held())
     async with QueueHandler(engine, max_retries=0) as handler:
         answer = await handler.answer(body(run.id))
-    assert (answer.ack, answer.fate) == (True, Fate.GIVEN_UP)
+    assert (answer.ack, answer.outcome) == (True, MessageOutcome.GIVEN_UP)
     assert await run.status() is Status.PENDING
     assert "none of this engine's workflows" in caplog.text
 
@@ -437,14 +427,14 @@ async def test_a_step_that_fails_is_tried_again_by_its_own_policy(on_disk: Stage
     async with QueueHandler(engine) as handler:
         answer = await handler.answer(body(run.id))
         while not answer.ack:
-            assert (answer.fate, QueueMessage.decode(answer.body).retry_count) == (Fate.WAITING, 0)
-            await eventually(engine.due)
+            assert (answer.outcome, QueueMessage.decode(answer.body).retry_count) == (MessageOutcome.WAITING, 0)
+            await eventually(pusher_of(engine).due)
             answer = await handler.answer(answer.body)
     assert await run.result() == "at last"
 
 
 def test_a_message_travels_as_it_is_described() -> None:
-    message = QueueMessage(execution_id="r1", retry_count=2, enqueued_at=1_700_000_000_000, authorization="ref")
+    message = QueueMessage(run_id="r1", retry_count=2, enqueued_at=1_700_000_000_000, authorization="ref")
     assert json.loads(message.encode()) == {
         "executionId": "r1",
         "retryCount": 2,

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from perdure import Context, Engine, PushApp, QueueHandler, QueueMessage, Status, UsageError, workflow
+from perdure import Context, Engine, Status, UsageError, workflow
+from perdure.push import PushApp, QueueHandler, QueueMessage
 from tests.stage import Stage
 
 
@@ -145,11 +146,11 @@ async def test_the_handler_lives_as_long_as_the_application(engine: Engine) -> N
     living = asyncio.ensure_future(app({"type": "lifespan"}, told.get, said.put))
     await told.put({"type": "lifespan.startup"})
     assert await said.get() == {"type": "lifespan.startup.complete"}
-    assert [worker.status for worker in await engine.workers()] == ["alive"]
+    assert [worker.status for worker in await engine.workers.list()] == ["alive"]
     await told.put({"type": "lifespan.shutdown"})
     assert await said.get() == {"type": "lifespan.shutdown.complete"}
     await living
-    assert [worker.status for worker in await engine.workers()] == ["stopped"]
+    assert [worker.status for worker in await engine.workers.list()] == ["stopped"]
 
 
 async def test_an_application_that_cannot_start_says_so(tmp_path: Any) -> None:

@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from perdure import (
-    Context,
-    Engine,
-    ExecutionState,
-    Fate,
-    Limit,
-    QueueHandler,
-    QueueMessage,
-    Reason,
-    Singleton,
-    Status,
-    activity,
-    step,
-    workflow,
-)
+from perdure import Context, Engine, Limit, Singleton, Status, activity, step, workflow
+from perdure.admin import Reason
+from perdure.push import ExecutionState, MessageOutcome, QueueHandler, QueueMessage
 from tests.helpers import eventually
+from tests.push.pushers import pusher_of
 from tests.stage import Stage
 
 
@@ -47,27 +36,27 @@ async def test_what_is_pushed_passes_its_gates_or_stands_in_line(stage: Stage) -
 
     engine = stage.engine(limited)
     runs = [await engine.start(limited()) for _ in range(4)]
-    executing = [asyncio.ensure_future(engine.execute(run.id)) for run in runs[:2]]
+    executing = [asyncio.ensure_future(pusher_of(engine).execute(run.id)) for run in runs[:2]]
     await eventually(lambda: crowd.inside == 2)
-    refused = await engine.execute(runs[2].id)
+    refused = await pusher_of(engine).execute(runs[2].id)
     assert (refused.state, refused.status, refused.reason) == (ExecutionState.WAITING, Status.WAITING, Reason.LIMIT)
     assert refused.worked is False
     assert refused.again_in is not None
     assert 0 < refused.again_in <= 16
-    again = await engine.execute(runs[2].id)
+    again = await pusher_of(engine).execute(runs[2].id)
     assert (again.reason, again.worked) == (Reason.LIMIT, False)
     crowd.go_on.set()
     assert {done.state for done in await asyncio.gather(*executing)} == {ExecutionState.FINISHED}
     # There is room now, and what stands in line is found by looking.
     await eventually(lambda: _is_due(engine, runs[2].id))
     for run in runs[2:]:
-        assert (await engine.execute(run.id)).state is ExecutionState.FINISHED
+        assert (await pusher_of(engine).execute(run.id)).state is ExecutionState.FINISHED
     assert (crowd.most, crowd.done) == (2, 4)
     assert await stage.rows("SELECT * FROM perdure_lines") == []
 
 
 async def _is_due(engine: Engine, run_id: str) -> bool:
-    return run_id in await engine.due()
+    return run_id in await pusher_of(engine).due()
 
 
 async def test_a_limit_that_is_set_at_run_time_holds_too(on_disk: Stage) -> None:
@@ -80,12 +69,12 @@ async def test_a_limit_that_is_set_at_run_time_holds_too(on_disk: Stage) -> None
     engine = on_disk.engine(open_)
     await engine.limits.set("type:push.open.v1", concurrency=1)
     one, two = await engine.start(open_()), await engine.start(open_())
-    first = asyncio.ensure_future(engine.execute(one.id))
+    first = asyncio.ensure_future(pusher_of(engine).execute(one.id))
     await eventually(lambda: crowd.inside == 1)
-    assert (await engine.execute(two.id)).reason is Reason.LIMIT
+    assert (await pusher_of(engine).execute(two.id)).reason is Reason.LIMIT
     crowd.go_on.set()
     await first
-    assert (await engine.execute(two.id)).state is ExecutionState.FINISHED
+    assert (await pusher_of(engine).execute(two.id)).state is ExecutionState.FINISHED
     assert crowd.most == 1
 
 
@@ -111,15 +100,15 @@ async def test_a_singleton_that_waits_for_its_turn_is_not_pushed_past_the_others
 
     engine = stage.engine(single)
     first, second = [await engine.start(single(), singleton=Singleton("one", "queue")) for _ in range(2)]
-    assert (await engine.execute(first.id)).state is ExecutionState.WAITING
-    waits = await engine.execute(second.id)
+    assert (await pusher_of(engine).execute(first.id)).state is ExecutionState.WAITING
+    waits = await pusher_of(engine).execute(second.id)
     assert (waits.state, waits.reason, waits.worked) == (ExecutionState.WAITING, Reason.LIMIT, False)
-    assert await engine.due() == []
+    assert await pusher_of(engine).due() == []
     await first.send("go", "now")
-    assert (await engine.execute(first.id)).state is ExecutionState.FINISHED
+    assert (await pusher_of(engine).execute(first.id)).state is ExecutionState.FINISHED
 
     async def begun() -> bool:
-        return (await engine.execute(second.id)).worked
+        return (await pusher_of(engine).execute(second.id)).worked
 
     await eventually(begun)
 
@@ -137,16 +126,16 @@ async def test_a_step_that_waits_for_a_limit_has_its_run_asked_for_again(on_disk
 
     engine = on_disk.engine(stepping)
     one, two = await engine.start(stepping()), await engine.start(stepping())
-    first = asyncio.ensure_future(engine.execute(one.id))
+    first = asyncio.ensure_future(pusher_of(engine).execute(one.id))
     await eventually(lambda: crowd.inside == 1)
-    waits = await engine.execute(two.id)
+    waits = await pusher_of(engine).execute(two.id)
     assert (waits.state, waits.reason) == (ExecutionState.WAITING, Reason.LIMIT)
     assert waits.again_in is not None
     crowd.go_on.set()
     await first
 
     async def done() -> bool:
-        return (await engine.execute(two.id)).state is ExecutionState.FINISHED
+        return (await pusher_of(engine).execute(two.id)).state is ExecutionState.FINISHED
 
     await eventually(done)
     assert (crowd.most, crowd.done) == (1, 2)
@@ -159,7 +148,7 @@ class Queue:
         self.messages: list[tuple[str, float]] = []
 
     async def enqueue(self, message: QueueMessage, delay: float) -> None:
-        self.messages.append((message.execution_id, delay))
+        self.messages.append((message.run_id, delay))
 
     def at_once(self) -> list[str]:
         return [run_id for run_id, delay in self.messages if delay == 0]
@@ -178,16 +167,16 @@ async def test_who_is_next_in_line_is_enqueued_when_a_place_is_free(stage: Stage
         first = asyncio.ensure_future(handler.answer(handler.message(runs[0].id).encode()))
         await eventually(lambda: crowd.inside == 1)
         for run in runs[1:]:
-            assert (await handler.answer(handler.message(run.id).encode())).fate is Fate.WAITING
+            assert (await handler.answer(handler.message(run.id).encode())).outcome is MessageOutcome.WAITING
         assert queue.at_once() == []
         crowd.go_on.set()
-        assert (await first).fate is Fate.FINISHED
+        assert (await first).outcome is MessageOutcome.FINISHED
         await eventually(queue.at_once)
         # One place, one message: the others come when it is their turn.
         assert queue.at_once() == [runs[1].id]
-        assert (await handler.answer(handler.message(runs[1].id).encode())).fate is Fate.FINISHED
+        assert (await handler.answer(handler.message(runs[1].id).encode())).outcome is MessageOutcome.FINISHED
         await eventually(lambda: queue.at_once() == [runs[1].id, runs[2].id])
-        assert (await handler.answer(handler.message(runs[2].id).encode())).fate is Fate.FINISHED
+        assert (await handler.answer(handler.message(runs[2].id).encode())).outcome is MessageOutcome.FINISHED
     assert queue.at_once() == [runs[1].id, runs[2].id]
     assert crowd.most == 1
 
@@ -208,8 +197,8 @@ async def test_the_run_of_a_step_that_is_next_is_enqueued_too(on_disk: Stage) ->
     async with QueueHandler(engine, enqueue=queue.enqueue) as handler:
         first = asyncio.ensure_future(handler.answer(handler.message(one.id).encode()))
         await eventually(lambda: crowd.inside == 1)
-        assert (await handler.answer(handler.message(two.id).encode())).fate is Fate.WAITING
+        assert (await handler.answer(handler.message(two.id).encode())).outcome is MessageOutcome.WAITING
         crowd.go_on.set()
         await first
         await eventually(lambda: queue.at_once() == [two.id])
-        assert (await handler.answer(handler.message(two.id).encode())).fate is Fate.FINISHED
+        assert (await handler.answer(handler.message(two.id).encode())).outcome is MessageOutcome.FINISHED

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Engine, QueueHandler, QueueMessage, RedisQueue, Status, UsageError, activity, workflow
+from perdure import Context, Engine, Status, UsageError, activity, workflow
+from perdure.push import QueueHandler, QueueMessage, RedisQueue
 from tests.helpers import eventually
+from tests.push.pushers import pusher_of
 from tests.servers.databases import Databases
 from tests.servers.private import Missing
 from tests.servers.redis import Redis
@@ -128,7 +130,7 @@ async def test_a_consumer_ends_although_its_client_takes_the_cancellation_for_a_
 async def test_what_is_no_message_is_put_aside_and_a_duplicate_is_done_once(on_disk: Stage, broker: Broker) -> None:
     engine = on_disk.engine(leaf)
     run = await engine.start(leaf(7))
-    for body in (b"poison", QueueMessage(execution_id=run.id, enqueued_at=1 << 50).encode()):
+    for body in (b"poison", QueueMessage(run_id=run.id, enqueued_at=1 << 50).encode()):
         await broker.client.xadd(f"{{{broker.name}}}", {"message": body})
     await broker.client.xadd(f"{{{broker.name}}}", {"something": "else"})
     async with broker.consuming(engine) as handler:
@@ -188,7 +190,7 @@ async def test_what_a_consumer_had_that_was_killed_is_taken_over(
     ledger = tmp_path / "ledger"
     engine = on_disk.engine(slow)
     run = await engine.start(slow(str(ledger)))
-    await broker.queue.enqueue(QueueMessage(execution_id=run.id, enqueued_at=1 << 50))
+    await broker.queue.enqueue(QueueMessage(run_id=run.id, enqueued_at=1 << 50))
     command = [sys.executable, "-c", CONSUMER, on_disk.url, broker.server.dsn, broker.name]
     first = await asyncio.create_subprocess_exec(*command)
     try:
@@ -227,7 +229,7 @@ async def test_a_broker_that_is_killed_in_the_middle_of_a_batch_loses_nothing(
     count = 100 if WHOLE else 20
     runs = [await engine.start(tree(0.01 * number)) for number in range(count)]
     for run in runs:
-        await broker.queue.enqueue(QueueMessage(execution_id=run.id, enqueued_at=1 << 50))
+        await broker.queue.enqueue(QueueMessage(run_id=run.id, enqueued_at=1 << 50))
     async with broker.consuming(engine):
         for share in (0.2, 0.5, 0.8) if WHOLE else (0.3,):
 
@@ -253,8 +255,8 @@ async def test_a_broker_that_is_killed_in_the_middle_of_a_batch_loses_nothing(
             return all([(await run.status()).finished for run in runs])
 
         async def handler_due() -> None:
-            for run_id in await engine.due():
-                await broker.queue.enqueue(QueueMessage(execution_id=run_id, enqueued_at=1 << 50))
+            for run_id in await pusher_of(engine).due():
+                await broker.queue.enqueue(QueueMessage(run_id=run_id, enqueued_at=1 << 50))
 
         await eventually(finished, within=60)
         assert [await run.result() for run in runs] == [3] * count

@@ -6,19 +6,8 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any, Literal
 
-from perdure import (
-    Branch,
-    Break,
-    Channel,
-    Context,
-    Continue,
-    Failed,
-    FailureKind,
-    JoinError,
-    RaceError,
-    ReceivedQuestion,
-    Rollback,
-)
+from perdure import Branch, Break, Channel, Context, Continue, Failed, FailureKind, ReceivedQuestion, Rollback
+from perdure.errors import JoinError, RaceError
 from perdure.workflow.definition import Call
 from perdure.workflow.outcomes import CAUGHT
 from perdure.workflow.scopes import current_scope

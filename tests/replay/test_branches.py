@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from perdure import Branch, Context, JoinError, RaceError, workflow
-from perdure.errors import BadArguments, InvalidName
+from perdure import Branch, Context, workflow
+from perdure.errors import BadArguments, InvalidName, JoinError, RaceError
 from perdure.workflow.definition import Call
 from perdure.workflow.scopes import Scope, current_scope, inside
 from tests.replay.driver import Driver, named, work

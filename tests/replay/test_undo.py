@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
-from perdure import Break, Context, Continue, Rollback, WorkflowError, workflow
+from perdure import Break, Context, Continue, Rollback, workflow
 from perdure.core.codec.failure import Failure
 from perdure.core.model.run import Status
+from perdure.errors import WorkflowError
 from tests.replay.driver import Driver, named, work
 
 

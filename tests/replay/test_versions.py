@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from perdure import Break, Context, Continue, Diverged, UsageError, workflow
+from perdure import Break, Context, Continue, UsageError, workflow
 from perdure.core.model.record import Record, RecordKind
+from perdure.errors import Diverged
 from tests.replay.driver import Driver, Function, deed, named
 
 

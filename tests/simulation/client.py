@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from random import Random
 from typing import Any, TypeVar
 
@@ -210,11 +211,13 @@ class Operator:
     async def _help(self, run_id: str, status: str, reason: str | None, now: float) -> None:
         if status == "blocked":
             if reason != "poison":
-                self._ledger.violated(f"run {run_id} is blocked: {await self._engine.why(run_id)}")
+                self._ledger.violated(f"run {run_id} is blocked: {await self._engine.runs.why(run_id)}")
             self._ledger.sometimes["a run was set aside"] += 1
-            await self._engine.unblock(run_id)
+            # A worker that started since may have unblocked it.
+            with suppress(UsageError):
+                await self._engine.runs.retry(run_id)
         elif status == "waiting" and reason == "paused":
-            await self._engine.resume(run_id)
+            await self._engine.runs.resume(run_id)
         elif status == "waiting" and reason == "message":
             if now - self._waiting_since.setdefault(run_id, now) > PATIENCE:
                 await self._send(run_id)

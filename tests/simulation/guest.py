@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from perdure.client.push import Pusher
+from perdure.client.pusher import Pusher
 from perdure.client.start import StartOptions
 from perdure.core.limits.limit import KEYED
 from perdure.core.model.run import Reason
@@ -40,7 +40,7 @@ class Guest(Keeper):
     @property
     def worker(self) -> Worker | None:
         """As which it works on runs."""
-        return None if self._pusher is None else self._pusher._worker
+        return None if self._pusher is None else self._pusher._latest
 
     def _kinds(self) -> tuple[tuple[Action, int], ...]:
         return (
@@ -75,7 +75,7 @@ class Guest(Keeper):
         self._runs.append(run)
 
     async def _execute(self, name: str) -> None:
-        pusher = self._pusher = self._pusher or self._engine.pusher(lease=LEASE, grace=1.0)
+        pusher = self._pusher = self._pusher or Pusher(self._engine, lease=LEASE, grace=1.0)
         run = self._rng.choice(self._runs)
         timeout = self._rng.choice((None, 0.5, 5.0))
         done = await self._persist(lambda: pusher.execute(run.id, timeout=timeout))

@@ -45,7 +45,7 @@ class Keeper(Client):
         self._runs.append(run)
 
     async def _requeue(self, name: str) -> None:
-        page = await self._persist(lambda: self._engine.dead_letters(limit=20))
+        page = await self._persist(lambda: self._engine.dead_letters.list(limit=20))
         if not page.letters:
             return
         letter = self._rng.choice(page.letters)
@@ -54,10 +54,12 @@ class Keeper(Client):
             assert isinstance(activity, Activity)
             other = activity([], 0.0, 0, 0, False)
             decided = await self._persist(
-                lambda: self._engine.requeue(letter.run_id, input=other, deadline=60.0 if letter.requeued else None)
+                lambda: self._engine.dead_letters.retry(
+                    letter.run_id, input=other, deadline=60.0 if letter.requeued else None
+                )
             )
         else:
-            decided = await self._persist(lambda: self._engine.requeue(letter.run_id, deadline=60.0))
+            decided = await self._persist(lambda: self._engine.dead_letters.retry(letter.run_id, deadline=60.0))
         self._ledger.note(name, "requeues", letter.run_id, decided.done)
         kind = "an activity" if is_act(letter.type) else "a workflow"
         self._ledger.sometimes[f"{kind} was requeued"] += bool(decided.done)
@@ -67,14 +69,16 @@ class Keeper(Client):
         run = self._rng.choice(self._runs)
         undo = self._rng.random() < 0.3
         try:
-            done = await self._persist(lambda: (self._engine.undelete if undo else self._engine.delete)(run.id))
+            done = await self._persist(
+                lambda: (self._engine.runs.undelete if undo else self._engine.runs.delete)(run.id)
+            )
         except (RunNotFound, UsageError) as error:
             done = False
             self._ledger.note(name, "cannot delete", run.id, type(error).__name__)
         self._ledger.sometimes["a run was brought back" if undo else "a run was deleted"] += done
 
     async def _prune(self, name: str) -> None:
-        gone = await self._persist(lambda: self._engine.prune(self._rng.choice((0.1, 1.0)), deleted=True))
+        gone = await self._persist(lambda: self._engine.runs.prune(self._rng.choice((0.1, 1.0)), deleted=True))
         self._ledger.note(name, "prunes", gone.runs, gone.spared)
         self._ledger.sometimes["a run was pruned"] += gone.runs > 0
         self._ledger.sometimes["a run was spared because of its family"] += gone.spared > 0

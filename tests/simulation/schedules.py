@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from perdure import Call, Engine, Every, PerdureError, Schedule
+from perdure import Call, Engine, Every, PerdureError
+from perdure.admin import Schedule
 from perdure.core.audit import Event
 from perdure.core.time.schedule import run_id_of
 from perdure.store import open_store
@@ -84,10 +85,10 @@ class Keeper:
         if self._rng.random() < 0.5:
             await self._engine.schedules.trigger("busy")
             return
-        now = await self._engine._store.now()
+        now = await self._engine._session.store.now()
         schedule = await self._engine.schedules.get("busy")
         slots = [now // SECOND * SECOND - number * SECOND for number in range(1, 4)]
-        await self._engine._store.trigger(schedule.id, slots, "", "keeper")
+        await self._engine._session.store.trigger(schedule.id, slots, "", "keeper")
 
     async def _end(self) -> None:
         id = self._rng.choice(("line", "line", "busy"))

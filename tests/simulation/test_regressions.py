@@ -231,7 +231,7 @@ async def test_a_transaction_that_is_begun_again_under_another_lease_has_passed_
         await ctx.options(limit=Limit("one", concurrency=1)).transaction(write)
 
     async with Engine("sqlite://", [limited], system=host, store=store) as engine:
-        worker = engine._make_worker(store, WorkerOptions(linger=0.0))
+        worker = engine._session.make_worker(WorkerOptions(linger=0.0))
         await worker.start()
         await (await engine.start(limited())).result(timeout=20)
         assert permitted == [(2, 2)], "it has parked in between"

@@ -208,7 +208,7 @@ async def test_a_worker_with_a_long_lease_stays_alive() -> None:
         run = await env.start(nap(0.01))
         await env.advance("1d")
         assert await run.result()
-        [worker] = await env.engine.workers()
+        [worker] = await env.engine.workers.list()
         assert worker.status == "alive"
 
 

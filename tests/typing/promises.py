@@ -15,9 +15,6 @@ from dataclasses import dataclass
 from typing import Any, assert_type
 
 from perdure import (
-    Actions,
-    Blocking,
-    BlockingHandle,
     Call,
     Channel,
     Context,
@@ -27,12 +24,8 @@ from perdure import (
     Handle,
     Operation,
     Question,
-    Record,
     Retry,
-    Run,
-    RunPage,
     Saga,
-    StateMachine,
     Status,
     StreamItem,
     Succeeded,
@@ -40,6 +33,10 @@ from perdure import (
     step,
     workflow,
 )
+from perdure.admin import Record, Run, RunPage
+from perdure.blocking import Engine as BlockingEngine
+from perdure.blocking import Handle as BlockingHandle
+from perdure.machine import Actions, StateMachine
 
 
 @dataclass
@@ -254,7 +251,7 @@ async def engine(order: Order) -> None:
     assert_type(await engine.start_many([ship(order), ship(order)]), list[Handle[datetime.date]])
     assert_type(await engine.get("o-42"), Handle[Any])
     assert_type(await engine.get("o-42", checkout), Handle[str])
-    assert_type(await engine.list(status=Status.WAITING), RunPage)
+    assert_type(await engine.runs.list(status=Status.WAITING), RunPage)
     assert_type(await engine.start(Call.named("types.checkout.v1", order)), Handle[Any])
 
     await run.send(approval, True)
@@ -291,7 +288,7 @@ def covariant(run: Handle[bool], call: Call[bool]) -> tuple[Handle[int], Call[in
 
 def blocking(order: Order) -> None:
     with Engine("sqlite://", [checkout, ship]).blocking() as engine:
-        assert_type(engine, Blocking)
+        assert_type(engine, BlockingEngine)
         run = engine.start(checkout(order), id="o-42")
         assert_type(run, BlockingHandle[str])
         assert_type(run.result(), str)

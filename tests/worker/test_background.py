@@ -34,7 +34,7 @@ async def told(ctx: Context) -> str:
 def sabotage(engine: Engine, verb: str, times: int) -> Callable[[], int]:
     """Have a verb of the engine's store raise an undocumented error a number of times; return the count of calls."""
     calls = 0
-    original: Callable[..., Awaitable[Any]] = getattr(engine._store, verb)
+    original: Callable[..., Awaitable[Any]] = getattr(engine._session.store, verb)
 
     async def broken(*args: Any, **options: Any) -> Any:
         nonlocal calls
@@ -43,7 +43,7 @@ def sabotage(engine: Engine, verb: str, times: int) -> Callable[[], int]:
             raise ValueError(f"sabotage of {verb}")
         return await original(*args, **options)
 
-    setattr(engine._store, verb, broken)
+    setattr(engine._session.store, verb, broken)
     return lambda: calls
 
 
@@ -66,7 +66,7 @@ async def test_whatever_a_loop_meets_it_goes_on(stage: Stage, verb: str, caplog:
             assert "Traceback" in caplog.text
 
             async def shown() -> bool:
-                return any(one.errors and f"sabotage of {verb}" in one.problem for one in await engine.workers())
+                return any(one.errors and f"sabotage of {verb}" in one.problem for one in await engine.workers.list())
 
             await eventually(shown, saying="the worker's row saying so")
 
@@ -78,7 +78,7 @@ async def test_schedules_fire_after_an_error(stage: Stage, caplog: pytest.LogCap
     async with engine.worker(lease=1.5) as worker:
 
         async def fired() -> bool:
-            return bool((await engine.list()).runs)
+            return bool((await engine.runs.list()).runs)
 
         await eventually(fired, saying="a slot becoming a run")
         assert worker.errors["scheduler"] == 2
@@ -95,7 +95,7 @@ async def test_retention_goes_on_after_an_error(stage: Stage, monkeypatch: pytes
         await run.result("60s")
 
         async def gone() -> bool:
-            return not (await engine.list()).runs
+            return not (await engine.runs.list()).runs
 
         await eventually(gone, saying="the run being deleted")
         assert worker.errors["retention"] == 2
@@ -103,14 +103,14 @@ async def test_retention_goes_on_after_an_error(stage: Stage, monkeypatch: pytes
 
 async def test_a_run_whose_turn_cannot_be_written_is_set_aside_alone(stage: Stage) -> None:
     engine = stage.engine(well)
-    original = engine._store.commit
+    original = engine._session.store.commit
 
     async def broken(turns: Any, actor: str) -> Any:
         if any(turn.lease.run_id == "victim" and turn.records for turn in turns):
             raise ValueError("cannot be written")
         return await original(turns, actor)
 
-    engine._store.commit = broken  # type: ignore[method-assign]
+    engine._session.store.commit = broken  # type: ignore[method-assign]
     async with engine.worker():
         victim = await engine.start(well(), id="victim")
         others = await engine.start_many([well(number) for number in range(5)])
@@ -151,28 +151,28 @@ async def test_a_worker_that_cannot_claim_drains_says_so_and_comes_back(
         other = await engine.start(well(7))
 
         async def says_so() -> bool:
-            return any(one.problem.startswith("draining: no claim") for one in await engine.workers())
+            return any(one.problem.startswith("draining: no claim") for one in await engine.workers.list())
 
         await eventually(says_so, saying="the row saying that the worker drains")
         assert "is draining: no claim has succeeded" in caplog.text
-        [row] = [one for one in await engine.workers() if one.id == first]
+        [row] = [one for one in await engine.workers.list() if one.id == first]
         assert row.status is WorkerStatus.ALIVE
         # Held runs are finished, not lost.
         Release.given = True
         assert await held.result("60s") == "finished"
 
         async def signed_off() -> bool:
-            return any(one.status is WorkerStatus.STOPPED and one.id == first for one in await engine.workers())
+            return any(one.status is WorkerStatus.STOPPED and one.id == first for one in await engine.workers.list())
 
         await eventually(signed_off, saying="the empty worker signing off")
-        at = next(one.heartbeat_at for one in await engine.workers() if one.id == first)
+        at = next(one.heartbeat_at for one in await engine.workers.list() if one.id == first)
         made = calls()
         # A person mends what was wrong.
-        del engine._store.claim
+        del engine._session.store.claim
         assert await other.result("60s") == 7
         assert worker.id != first
         assert worker.problem == ""
-        [old] = [one for one in await engine.workers() if one.id == first]
+        [old] = [one for one in await engine.workers.list() if one.id == first]
         assert old.heartbeat_at == at
         assert old.problem.startswith("drained: no claim")
         assert made < 100

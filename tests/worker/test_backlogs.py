@@ -93,7 +93,7 @@ async def waits(stage: Stage, many: int) -> list[tuple[int, float]]:
     begun = time.monotonic()
     async with engine.worker():
         await eventually(lambda: not left(), within=3000 if WHOLE else 60)
-    await engine.prune(0)
+    await engine.runs.prune(0)
     return [(place, at - begun) for place, (tenant, at) in enumerate(order) if tenant != "big"]
 
 

@@ -10,18 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from perdure import (
-    Context,
-    Engine,
-    Reason,
-    SchemaMismatch,
-    Status,
-    StoreCorrupt,
-    StoreReadOnly,
-    StoreUnavailable,
-    UsageError,
-    workflow,
-)
+from perdure import Context, Engine, Status, StoreUnavailable, UsageError, workflow
+from perdure.admin import Reason
+from perdure.errors import SchemaMismatch, StoreCorrupt, StoreReadOnly
 from tests.stage import Stage, until
 
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from perdure import Call, Context, Reason, RunCancelled, Status, Workflow, workflow
+from perdure import Call, Context, RunCancelled, Status, Workflow, workflow
+from perdure.admin import Reason
 from tests.stage import Stage, until, until_recorded
 
 CALLS: dict[str, int] = {}
@@ -105,10 +106,10 @@ async def test_a_blocked_run_is_let_go_by_hand_and_blocked_again_if_nothing_chan
     run_id = await _half_done(on_disk)
     engine = on_disk.engine(renamed)
     run = await engine.get(run_id)
-    assert not await run.unblock()
+    assert not await run.retry()
     async with engine.worker():
         await until(run, Status.BLOCKED)
-        assert await run.unblock()
+        assert await run.retry()
         await until(run, Status.BLOCKED)
         assert [event.kind for event in await run.events()].count("blocked") == 2
 

@@ -7,20 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from perdure import (
-    Breaker,
-    Context,
-    Engine,
-    Every,
-    Fair,
-    InvalidId,
-    Limit,
-    Reason,
-    RunFailed,
-    Status,
-    activity,
-    workflow,
-)
+from perdure import Breaker, Context, Engine, Every, Fair, Limit, RunFailed, Status, activity, workflow
+from perdure.admin import Reason
+from perdure.errors import InvalidId
 from perdure.workflow.activity import Activity
 from tests.helpers import eventually
 from tests.stage import Stage, until
@@ -139,7 +128,7 @@ async def test_a_schedule_that_cannot_be_read_is_set_aside_and_others_fire(stage
     async with engine.worker() as worker:
 
         async def fired() -> bool:
-            return any(run.id.startswith("sound") for run in (await engine.list()).runs)
+            return any(run.id.startswith("sound") for run in (await engine.runs.list()).runs)
 
         await eventually(fired, saying="the sound schedule firing")
 

@@ -7,7 +7,8 @@ import datetime
 
 import pytest
 
-from perdure import Context, Reason, RecordKind, RunFinished, RunNotFound, Status, UsageError, workflow
+from perdure import Context, RunFinished, RunNotFound, Status, UsageError, workflow
+from perdure.admin import Reason, RecordKind
 from perdure.testing import Environment
 from tests.helpers import eventually
 from tests.stage import Stage, until, until_recorded
@@ -216,7 +217,7 @@ async def test_waking_a_run_that_is_not_asleep_is_refused_and_says_why(stage: St
         with pytest.raises(RunFinished):
             await run.wake()
         with pytest.raises(RunNotFound):
-            await engine.wake("missing")
+            await engine.runs.wake("missing")
 
 
 async def test_a_paused_sleep_is_not_woken() -> None:

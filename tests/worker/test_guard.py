@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from perdure import Context, Engine, Reason, Status, workflow
+from perdure import Context, Engine, Status, workflow
+from perdure.admin import Reason
 from perdure.replay.execution import Execution
 from perdure.replay.run_loop import DrainContext
 from perdure.worker.callbacks import is_end_of
@@ -69,7 +70,7 @@ async def test_nothing_that_a_run_has_asked_for_leaves_it_when_it_is_set_aside(
             return await run.status() is Status.BLOCKED
 
         await eventually(is_blocked)
-        assert [one.id for one in (await engine.list()).runs] == [run.id]
+        assert [one.id for one in (await engine.runs.list()).runs] == [run.id]
 
 
 async def test_a_cancellation_is_the_end_of_a_task_only_if_the_task_itself_is_cancelled() -> None:

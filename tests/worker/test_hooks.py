@@ -5,19 +5,8 @@ import threading
 
 import pytest
 
-from perdure import (
-    Context,
-    DeadLetterNotice,
-    ErrorNotice,
-    Event,
-    Fatal,
-    Retry,
-    RunFailed,
-    Status,
-    UsageError,
-    activity,
-    workflow,
-)
+from perdure import Context, Fatal, Retry, RunFailed, Status, UsageError, activity, workflow
+from perdure.admin import DeadLetterNotice, ErrorNotice, Event
 from perdure.worker.commit import hooks
 from tests.helpers import eventually
 from tests.stage import Stage, until
@@ -176,8 +165,8 @@ async def test_calls_that_find_no_room_are_left_out_and_counted(
     async with engine.worker():
         assert await (await engine.start(fine())).result("20s") == 1
         await engine.start_many([fine() for _ in range(20)])
-        assert engine._hook_caller is not None
-        dropping = engine._hook_caller
+        assert engine._session._hook_caller is not None
+        dropping = engine._session._hook_caller
         await eventually(lambda: dropping.dropped >= 10, saying="calls being left out")
         blocked.set()
     assert "slower than what they are told of" in caplog.text

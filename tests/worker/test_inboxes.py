@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, RecordKind, RunCancelled, Status, workflow
+from perdure import Context, RunCancelled, Status, workflow
+from perdure.admin import RecordKind
 from perdure.core.model.claim import LoadedRun
 from perdure.core.model.record import Message, NewMessage
 from perdure.store import SqlStore

@@ -59,7 +59,7 @@ class Work:
 
 
 async def worker_of(engine: Engine) -> str:
-    [alive] = [worker.id for worker in await engine.workers() if worker.status == "alive"]
+    [alive] = [worker.id for worker in await engine.workers.list() if worker.status == "alive"]
     return alive
 
 
@@ -265,7 +265,7 @@ async def test_a_poison_activity_that_is_requeued_counts_its_attempts_from_one(s
             return await run.status() is Status.BLOCKED
 
         await eventually(set_aside)
-        await run.requeue()
+        await run.retry()
         await interrupt(4)
         await eventually(lambda: len(tried) == 5)
         go_on.set()

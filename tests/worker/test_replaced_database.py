@@ -47,7 +47,10 @@ async def test_the_result_of_a_run_that_is_lost_is_not_waited_for(stage: Stage) 
         run = await engine.start(patient())
         waiting = asyncio.ensure_future(run.result())
         # The run was there when the wait began: another error tells of one that was not.
-        await eventually(lambda: any(watch._rung for watch in engine._watches.values()), saying="a wait for the result")
+        await eventually(
+            lambda: any(watch._rung for watch in engine._session.results._watches.values()),
+            saying="a wait for the result",
+        )
         lose(stage, "DELETE FROM perdure_runs")
         with pytest.raises(RunNotFound, match="lost with a failover"):
             await asyncio.wait_for(waiting, 30)

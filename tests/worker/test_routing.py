@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perdure import Context, Engine, Status, TypeInfo, UsageError, workflow
+from perdure import Context, Engine, Status, UsageError, workflow
+from perdure.admin import TypeInfo
 from tests.stage import Stage
 
 
@@ -33,11 +34,11 @@ async def test_a_worker_takes_only_the_types_that_its_patterns_mean(stage: Stage
         runs = [await engine.start(one()) for one in (charge, odd, checkout)]
         async with engine.worker(types=["billing.%"]):
             assert await runs[0].result(timeout=30) == "charged"
-            [worker] = await engine.workers()
+            [worker] = await engine.workers.list()
             assert worker.types == ("billing.charge.v1",)
-            assert "none of the 1 live worker(s) serves the type 'billing_.odd.v1'" in await engine.why(runs[1].id)
+            assert "none of the 1 live worker(s) serves the type 'billing_.odd.v1'" in await engine.runs.why(runs[1].id)
         assert [await run.status() for run in runs[1:]] == [Status.PENDING] * 2
-        assert "no worker is alive" in await engine.why(runs[1].id)
+        assert "no worker is alive" in await engine.runs.why(runs[1].id)
         async with engine.worker(types=["billing_%", "shop.checkout.v1"]):
             assert [await run.result(timeout=30) for run in runs[1:]] == ["odd", "checked out"]
 
@@ -50,17 +51,17 @@ def test_a_worker_for_a_type_that_the_engine_does_not_have_is_an_error() -> None
 async def test_the_registry_says_who_serves_a_type_and_whether_it_is_enabled(stage: Stage) -> None:
     engine = stage.engine(charge, checkout)
     async with engine:
-        assert await engine.types() == []
+        assert await engine.queues.types() == []
         async with engine.worker(types="billing.%"):
-            [first] = await engine.types()
+            [first] = await engine.queues.types()
             words = "Take the money."
             at = first.registered_at
             assert first == TypeInfo(type="billing.charge.v1", kind="workflow", description=words, registered_at=at)
         async with engine.worker():
-            again, second = await engine.types()
+            again, second = await engine.queues.types()
         # An unchanged description is not written again.
         assert (again, second.type, second.description) == (first, "shop.checkout.v1", "")
-        await engine.pause(type="billing.charge.v1", reason="the bank is closed")
-        assert [one.enabled for one in await engine.types()] == [False, True]
-        await engine.resume(type="billing.charge.v1")
-        assert [one.enabled for one in await engine.types()] == [True, True]
+        await engine.queues.pause(type="billing.charge.v1", reason="the bank is closed")
+        assert [one.enabled for one in await engine.queues.types()] == [False, True]
+        await engine.queues.resume(type="billing.charge.v1")
+        assert [one.enabled for one in await engine.queues.types()] == [True, True]

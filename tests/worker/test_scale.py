@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from perdure import ChildLimit, Context, Engine, RunFailed, activity, workflow
+from perdure import Context, Engine, RunFailed, activity, workflow
+from perdure.errors import ChildLimit
 from tests.stage import Stage
 
 WHOLE = bool(os.environ.get("PERDURE_PROVE"))

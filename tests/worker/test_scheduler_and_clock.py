@@ -8,26 +8,16 @@ from typing import Any
 
 import pytest
 
-from perdure import (
-    At,
-    Context,
-    Cron,
+from perdure import At, Context, Cron, Every, Retry, Status, UsageError, activity, fire_time_of, workflow
+from perdure.admin import Schedule, Schedules
+from perdure.errors import (
     EncodeError,
-    Every,
     InvalidDuration,
     InvalidName,
     InvalidSchedule,
-    Retry,
-    Schedule,
     ScheduleExists,
     ScheduleNotFound,
-    Schedules,
-    Status,
     UnknownWorkflow,
-    UsageError,
-    activity,
-    fire_time_of,
-    workflow,
 )
 from perdure.testing import Environment
 
@@ -57,7 +47,7 @@ def schedules(env: Environment) -> Schedules:
 
 async def slots(env: Environment, *statuses: Status) -> list[str]:
     """Fire times of the runs that schedules have started, oldest first."""
-    page = await env.engine.list(status=list(statuses) or None, limit=1000)
+    page = await env.engine.runs.list(status=list(statuses) or None, limit=1000)
     return sorted(f"{slot:%d %H:%M}" for run in page.runs if (slot := fire_time_of(run.id)) is not None)
 
 
@@ -76,7 +66,7 @@ async def test_a_schedule_that_goes_while_another_one_finds_it_in_the_way_makes_
     env: Environment, monkeypatch: pytest.MonkeyPatch, replace: bool
 ) -> None:
     await schedules(env).create("nightly", report(), Every("1h"))
-    store = await env.engine._opened()
+    store = await env.engine._session.opened()
     look = store.schedule
 
     async def look_too_late(id: str) -> Schedule | None:
@@ -127,7 +117,7 @@ async def test_jitter_delays_a_slot_and_does_not_rename_it(env: Environment) -> 
     assert await slots(env) == []
     await env.advance("10m")
     assert await slots(env) == ["01 01:00"]
-    [run] = (await env.engine.list()).runs
+    [run] = (await env.engine.runs.list()).runs
     assert run.created_at > (START + timedelta(hours=1)).timestamp() * 1e6
 
 
@@ -251,7 +241,7 @@ async def test_a_range_of_slots_is_made_up_for_once(env: Environment) -> None:
         "nightly@2026-01-02T00:00:00Z",
     ]
     await env.settle()
-    page = await env.engine.list(status=Status.COMPLETED)
+    page = await env.engine.runs.list(status=Status.COMPLETED)
     assert len(page.runs) == 5
     with pytest.raises(UsageError, match="not beyond now"):
         await schedules(env).backfill("nightly", START, START + timedelta(days=9))
@@ -266,9 +256,9 @@ async def test_what_nobody_serves_is_fired_all_the_same(env: Environment) -> Non
     async with Environment([report, stranger], start_time=START) as other:
         await schedules(other).create("strange", stranger(), Every("1h"), queue="elsewhere")
         await other.advance("1h")
-        [run] = (await other.engine.list()).runs
+        [run] = (await other.engine.runs.list()).runs
         assert run.status is Status.PENDING
-        assert "no live worker takes the queue 'elsewhere'" in await other.engine.why(run.id)
+        assert "no live worker takes the queue 'elsewhere'" in await other.engine.runs.why(run.id)
 
 
 async def test_an_activity_keeps_its_limits_and_its_settings(env: Environment) -> None:
@@ -280,12 +270,12 @@ async def test_an_activity_keeps_its_limits_and_its_settings(env: Environment) -
         created = await schedules(other).create("mails", call, Every("1h"))
         assert (created.queue, created.priority, created.max_attempts) == ("mail", 5, 7)
         await other.advance("1h")
-        [run] = (await other.engine.list()).runs
+        [run] = (await other.engine.runs.list()).runs
         started = run.created_at
         assert (run.queue, run.max_attempts, run.deadline) == ("mail", 7, started + 10 * 60 * 1_000_000)
         assert "7" in run.options
         await other.advance("10m")
-        [run] = (await other.engine.list()).runs
+        [run] = (await other.engine.runs.list()).runs
         assert run.status is Status.FAILED
         changed = await schedules(other).change("mails", call=notify(), deadline="5m")
         assert (changed.deadline, changed.start_within, changed.max_attempts) == (5 * 60 * 1_000_000, 0, 0)

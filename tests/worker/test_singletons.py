@@ -10,7 +10,6 @@ from perdure import (
     Context,
     Debounce,
     Every,
-    InvalidId,
     RunCancelled,
     Singleton,
     SingletonBusy,
@@ -19,6 +18,7 @@ from perdure import (
     activity,
     workflow,
 )
+from perdure.errors import InvalidId
 from perdure.testing import Environment
 from tests.helpers import eventually
 from tests.stage import Stage, until
@@ -119,7 +119,7 @@ async def test_children_are_singletons_too(stage: Stage) -> None:
         await engine.start(starter(), id="starter")
 
         async def started() -> bool:
-            return len((await engine.list(type=listening.type)).runs) == 4
+            return len((await engine.runs.list(type=listening.type)).runs) == 4
 
         await eventually(started, saying="all of them being there")
         await first.send("go", "on")
@@ -148,7 +148,7 @@ async def test_of_sixteen_who_start_at_once_one_is_started(stage: Stage) -> None
         *(engine.start(listening(), singleton=Singleton("k")) for _ in range(16)), return_exceptions=True
     )
     assert [type(answer) for answer in answers].count(SingletonBusy) == 15
-    assert len((await engine.list()).runs) == 1
+    assert len((await engine.runs.list()).runs) == 1
 
 
 async def test_a_schedule_passes_over_slots_while_its_run_goes_on() -> None:
@@ -156,7 +156,7 @@ async def test_a_schedule_passes_over_slots_while_its_run_goes_on() -> None:
         call = listening().options(singleton=Singleton("k"))
         await env.engine.schedules.create("s", call, Every("1m"), overlap="allow")
         await env.advance("3m10s")
-        assert len((await env.engine.list()).runs) == 1
+        assert len((await env.engine.runs.list()).runs) == 1
         assert [event.kind for event in await env.engine.schedules.events("s")].count("schedule_passed") == 2
         with pytest.raises(SingletonBusy):
             await env.engine.schedules.trigger("s")

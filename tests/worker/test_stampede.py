@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from perdure import Circuit, Engine, Handle, Status
+from perdure import Engine, Handle, Status
+from perdure.admin import Circuit
 from tests.helpers import eventually
 from tests.invariants import scan_store
 from tests.servers.databases import Databases

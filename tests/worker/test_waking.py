@@ -3,7 +3,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from perdure import Context, WorkerInfo, workflow
+from perdure import Context, workflow
+from perdure.admin import WorkerInfo
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.contract import Change

@@ -9,17 +9,11 @@ import pytest
 from perdure import (
     Activity,
     ActivityInfo,
-    ActivityTimeout,
-    BadArguments,
     Call,
     Context,
-    DecodeError,
     Engine,
     Expired,
     Fatal,
-    NotStarted,
-    Reason,
-    RecordKind,
     Retry,
     RetryAfter,
     RunCancelled,
@@ -31,8 +25,10 @@ from perdure import (
     step_info,
     workflow,
 )
+from perdure.admin import Reason, RecordKind
 from perdure.core.codec.failure import Failure
 from perdure.core.time.duration import FAR
+from perdure.errors import ActivityTimeout, BadArguments, DecodeError, NotStarted
 from tests.helpers import eventually
 from tests.stage import Stage, until
 from tests.workflow.crunching import slow_square

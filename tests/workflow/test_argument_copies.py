@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from perdure import Break, Channel, Context, Continue, Retry, StateMachine, activity, step, workflow
+from perdure import Break, Channel, Context, Continue, Retry, activity, step, workflow
+from perdure.machine import StateMachine
 from perdure.testing import Environment
 from tests.stage import Stage
 

@@ -11,24 +11,26 @@ from typing import Any
 import pytest
 
 from perdure import (
-    BadArguments,
     Call,
     Context,
-    EncodeError,
     Engine,
-    EngineClosed,
-    InvalidDuration,
-    InvalidId,
-    InvalidName,
-    PayloadTooLarge,
     PerdureError,
     RunFailed,
     RunFinished,
     RunNotFound,
     Status,
-    UnknownWorkflow,
     UsageError,
     workflow,
+)
+from perdure.errors import (
+    BadArguments,
+    EncodeError,
+    EngineClosed,
+    InvalidDuration,
+    InvalidId,
+    InvalidName,
+    PayloadTooLarge,
+    UnknownWorkflow,
 )
 from tests.helpers import eventually
 from tests.stage import Stage, until
@@ -124,9 +126,9 @@ REFUSED: dict[str, tuple[Act, type[PerdureError], str]] = {
     "cancelling a bad id": (lambda e: e.cancel("a\0"), InvalidId, "control"),
     "cancelling for a reason that is no text": (lambda e: e.cancel("waiting", "\ud800"), EncodeError, "reason"),
     "a handle of a missing run": (lambda e: e.get("missing"), RunNotFound, "'missing'"),
-    "unblocking a missing run": (lambda e: e.unblock("missing"), RunNotFound, "'missing'"),
+    "unblocking a missing run": (lambda e: e.runs.retry("missing"), RunNotFound, "'missing'"),
     # Wrong on purpose:
-    "a listing by a status that there is not": (lambda e: e.list(status="done"), UsageError, "done"),  # type: ignore[arg-type]
+    "a listing by a status that there is not": (lambda e: e.runs.list(status="done"), UsageError, "done"),  # type: ignore[arg-type]
 }
 
 
@@ -288,12 +290,12 @@ CLOSED: dict[str, Act] = {
     "start": lambda e: e.start(anything(1)),
     "start_many": lambda e: e.start_many([anything(1)]),
     "get": lambda e: e.get("a"),
-    "list": lambda e: e.list(),
+    "list": lambda e: e.runs.list(),
     "send": lambda e: e.send("a", "word"),
     "cancel": lambda e: e.cancel("a"),
-    "why": lambda e: e.why("a"),
-    "unblock": lambda e: e.unblock("a"),
-    "workers": lambda e: e.workers(),
+    "why": lambda e: e.runs.why("a"),
+    "unblock": lambda e: e.runs.retry("a"),
+    "workers": lambda e: e.workers.list(),
     "open": lambda e: e.open(),
     "worker": lambda e: e.worker().start(),
 }
@@ -324,7 +326,10 @@ async def test_whoever_waits_for_a_result_when_the_engine_is_closed_is_told(stag
     engine = stage.engine(anything)
     run = await engine.start(anything(1))
     waiting = [asyncio.ensure_future(run.result()), asyncio.ensure_future(run.result("1h"))]
-    await eventually(lambda: any(watch._waiters for watch in engine._watches.values()), saying="a wait for the result")
+    await eventually(
+        lambda: any(watch._waiters for watch in engine._session.results._watches.values()),
+        saying="a wait for the result",
+    )
     await engine.close()
     for each in waiting:
         with pytest.raises(EngineClosed):

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Event, Retry, RunFailed, activity, workflow
+from perdure import Context, Retry, RunFailed, activity, workflow
+from perdure.admin import Event
 from tests.helpers import eventually
 from tests.stage import Stage
 from tests.workflow.raising import ERRORS, in_process

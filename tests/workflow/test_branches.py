@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from perdure import Branch, Break, Context, Continue, JoinError, Retry, RunFailed, Status, step, workflow
+from perdure import Branch, Break, Context, Continue, Retry, RunFailed, Status, step, workflow
+from perdure.errors import JoinError
 from tests.helpers import eventually
 from tests.stage import Stage, until, until_recorded
 
@@ -167,7 +168,7 @@ async def test_a_run_that_begins_anew_keeps_its_id_and_its_unread_messages(stage
     found = await run.run()
     assert (found.generation, found.attempt) == (4, 1)
     assert [event.kind for event in await run.events()].count("continued") == 3
-    children = await engine.list(parent=run.id)
+    children = await engine.runs.list(parent=run.id)
     assert len(children.runs) == 4
 
 

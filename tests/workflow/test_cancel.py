@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from perdure import Context, RecordKind, RunCancelled, RunFailed, RunNotFound, Status, step_info, workflow
+from perdure import Context, RunCancelled, RunFailed, RunNotFound, Status, step_info, workflow
+from perdure.admin import RecordKind
 from tests.stage import Stage, until, until_recorded
 
 

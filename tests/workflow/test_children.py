@@ -5,20 +5,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from perdure import (
-    BadArguments,
-    Call,
-    Context,
-    RecordKind,
-    Retry,
-    RunCancelled,
-    RunExists,
-    RunFailed,
-    Status,
-    StepFailed,
-    step,
-    workflow,
-)
+from perdure import Call, Context, Retry, RunCancelled, RunExists, RunFailed, Status, StepFailed, step, workflow
+from perdure.admin import RecordKind
+from perdure.errors import BadArguments
 from tests.stage import Stage, until, until_recorded
 
 
@@ -79,7 +68,7 @@ async def test_many_children_run_side_by_side(stage: Stage) -> None:
     async with engine.worker():
         run = await engine.start(fan())
         assert await run.result("30s") == [number * 2 for number in range(50)]
-    page = await engine.list(parent=run.id, limit=1000)
+    page = await engine.runs.list(parent=run.id, limit=1000)
     assert len(page.runs) == 50
 
 
@@ -177,7 +166,7 @@ async def test_arguments_of_a_child_that_cannot_be_stored_are_an_error_in_the_pa
     engine = stage.engine(bad, weigh)
     async with engine.worker():
         assert "weight" in await (await engine.start(bad())).result("20s")
-    assert len((await engine.list()).runs) == 1
+    assert len((await engine.runs.list()).runs) == 1
 
 
 async def test_a_step_after_a_child_is_run_once_though_the_parent_moves(stage: Stage) -> None:

@@ -97,7 +97,7 @@ async def test_no_child_is_started_past_the_deadline() -> None:
             run = await env.start(parent(), deadline="10s")
             with pytest.raises(RunFailed, match="Expired"):
                 await run.result()
-        assert [one.type for one in (await env.engine.list()).runs] == ["late.parent.v1"]
+        assert [one.type for one in (await env.engine.runs.list()).runs] == ["late.parent.v1"]
 
 
 async def test_a_child_has_the_earlier_of_two_deadlines() -> None:
@@ -112,10 +112,10 @@ async def test_a_child_has_the_earlier_of_two_deadlines() -> None:
         run = await env.start(parent(), deadline="10s")
         await env.settle()
         deadline = (await run.run()).deadline
-        runs = {one.id: one for one in (await env.engine.list()).runs}
+        runs = {one.id: one for one in (await env.engine.runs.list()).runs}
         assert runs["own"].deadline < runs["inherited"].deadline == deadline < runs["free"].deadline
         await env.advance("11s")
-        left = [one.id for one in (await env.engine.list()).runs if not one.status.finished]
+        left = [one.id for one in (await env.engine.runs.list()).runs if not one.status.finished]
         assert left == ["free"]
 
 

@@ -9,21 +9,9 @@ from typing import Any
 
 import pytest
 
-from perdure import (
-    Context,
-    EncodeError,
-    Handle,
-    InvalidName,
-    Retry,
-    RunFailed,
-    StepInfo,
-    StepTimeout,
-    StreamFull,
-    step,
-    step_info,
-    workflow,
-)
+from perdure import Context, Handle, Retry, RunFailed, StepInfo, StepTimeout, step, step_info, workflow
 from perdure.core.model.outputs import Output, OutputKind
+from perdure.errors import EncodeError, InvalidName, StreamFull
 from perdure.worker.steps import emit
 from tests.helpers import eventually
 from tests.stage import Stage

@@ -5,12 +5,10 @@ import asyncio
 import pytest
 
 from perdure import (
-    BadArguments,
     Context,
     Failed,
     FailureKind,
     Fatal,
-    JoinError,
     Retry,
     Rollback,
     RunCancelled,
@@ -20,6 +18,7 @@ from perdure import (
     step,
     workflow,
 )
+from perdure.errors import BadArguments, JoinError
 from tests.stage import Stage, until
 
 SOON = Retry.fixed("1ms", attempts=3)

@@ -6,7 +6,8 @@ from typing import Literal
 
 import pytest
 
-from perdure import Context, Reason, RunCancelled, Status, workflow
+from perdure import Context, RunCancelled, Status, workflow
+from perdure.admin import Reason
 from perdure.core.model.claim import ClaimRequest
 from perdure.core.model.turn import Block, Turn, TurnOutcome
 from perdure.store import Store
@@ -48,7 +49,7 @@ async def test_a_cancellation_reaches_every_level_whatever_the_state_of_a_child_
             leaves[name] = [f"{name}-{state}" for state in ("unserved", "waiting", "paused")]
             for one in (f"{name}-waiting", f"{name}-paused", f"{name}-loose"):
                 await until(await engine.get(one), Status.WAITING)
-            await engine.pause(f"{name}-paused")
+            await engine.runs.pause(f"{name}-paused")
         await run.cancel("enough")
         with pytest.raises(RunCancelled, match="enough"):
             await run.result("20s")
@@ -128,7 +129,7 @@ async def test_a_parent_cancelled_before_its_child_was_started_ends(stage: Stage
     async with engine.worker():
         with pytest.raises(RunCancelled, match="enough"):
             await run.result("20s")
-    assert [one.id for one in (await engine.list()).runs if not one.status.finished] == []
+    assert [one.id for one in (await engine.runs.list()).runs if not one.status.finished] == []
 
 
 async def block(store: Store, type: str) -> None:

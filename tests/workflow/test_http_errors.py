@@ -8,7 +8,8 @@ import httpx
 import pydantic
 import pytest
 
-from perdure import Context, Failure, RecordKind, Retry, RunFailed, StepFailed, step, workflow
+from perdure import Context, Retry, RunFailed, StepFailed, step, workflow
+from perdure.admin import Failure, RecordKind
 from tests.core.web import serving
 from tests.stage import Stage
 

@@ -9,24 +9,22 @@ from typing import Any, Generic, TypeVar
 import pytest
 
 from perdure import (
-    Action,
-    Actions,
-    BadArguments,
     Call,
     Channel,
     Context,
     Engine,
-    RecordKind,
     Retry,
     RunCancelled,
     RunFailed,
-    StateMachine,
     Status,
     UsageError,
     activity,
     discover,
     workflow,
 )
+from perdure.admin import RecordKind
+from perdure.errors import BadArguments
+from perdure.machine import Action, Actions, StateMachine
 from perdure.testing import Environment
 from tests.stage import Stage, until, until_recorded
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from perdure import Context, DecodeError, RunFailed, RunFinished, RunNotFound, Status, workflow
+from perdure import Context, RunFailed, RunFinished, RunNotFound, Status, workflow
+from perdure.errors import DecodeError
 from tests.stage import Stage, until, until_recorded
 
 

@@ -8,23 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from perdure import (
-    BadArguments,
-    Context,
-    Cron,
-    Engine,
-    Fair,
-    Retry,
-    StateMachine,
-    UsageError,
-    Watermark,
-    activity,
-    step,
-    workflow,
-)
+from perdure import Context, Cron, Engine, Fair, Retry, UsageError, Watermark, activity, step, workflow
 from perdure.client.start import StartOptions, new_run
-from perdure.errors import InvalidDuration
+from perdure.errors import BadArguments, InvalidDuration
 from perdure.host import Host
+from perdure.machine import StateMachine
 from perdure.worker.options import WorkerOptions
 from tests.replay.driver import Driver
 from tests.stage import Stage

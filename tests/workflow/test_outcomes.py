@@ -4,18 +4,8 @@ import asyncio
 
 import pytest
 
-from perdure import (
-    Context,
-    NeverAwaited,
-    NotInWorkflow,
-    Retry,
-    RunFailed,
-    Status,
-    StepFailed,
-    UsageError,
-    step,
-    workflow,
-)
+from perdure import Context, Retry, RunFailed, Status, StepFailed, UsageError, step, workflow
+from perdure.errors import NeverAwaited, NotInWorkflow
 from tests.stage import Stage, until
 
 

@@ -5,7 +5,8 @@ from decimal import Decimal
 import pytest
 from pydantic import BaseModel
 
-from perdure import BadArguments, Context, RunFailed, workflow
+from perdure import Context, RunFailed, workflow
+from perdure.errors import BadArguments
 from tests.stage import Stage
 
 
@@ -52,7 +53,7 @@ async def test_an_argument_that_is_no_such_model_is_refused_before_anything_is_w
     engine = on_disk.engine(checkout)
     with pytest.raises(BadArguments, match="cents"):
         await engine.start(checkout({"id": "o-1", "cents": "much"}))  # type: ignore[arg-type] # wrong on purpose
-    assert (await engine.list()).runs == ()
+    assert (await engine.runs.list()).runs == ()
 
 
 async def test_a_result_that_would_change_fails_the_step_by_its_field(on_disk: Stage) -> None:

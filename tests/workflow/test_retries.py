@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from perdure import Context, Failure, Fatal, Reason, RecordKind, Retry, RetryAfter, RunFailed, Status, step, workflow
+from perdure import Context, Fatal, Retry, RetryAfter, RunFailed, Status, step, workflow
+from perdure.admin import Failure, Reason, RecordKind
 from tests.stage import Stage, until, until_recorded
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pydantic
 import pytest
 
-from perdure import Break, Channel, Context, Continue, EncodeError, Question, activity, workflow
+from perdure import Break, Channel, Context, Continue, Question, activity, workflow
+from perdure.errors import EncodeError
 from perdure.testing import Environment
 from tests.stage import Stage
 

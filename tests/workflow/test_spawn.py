@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import pytest
 
-from perdure import ChildLimit, Context, Fatal, Retry, RunCancelled, RunFailed, Status, UsageError, workflow
+from perdure import Context, Fatal, Retry, RunCancelled, RunFailed, Status, UsageError, workflow
+from perdure.errors import ChildLimit
 from tests.helpers import eventually
 from tests.stage import Stage, until
 
@@ -241,7 +242,7 @@ async def test_children_of_children_end_where_the_limit_is(stage: Stage) -> None
     engine = stage.engine(deep)
     async with engine.worker(child_depth=3):
         assert await (await engine.start(deep())).result("20s") == 3
-    assert len((await engine.list()).runs) == 4
+    assert len((await engine.runs.list()).runs) == 4
 
 
 async def test_a_run_has_only_so_many_children_under_way(stage: Stage) -> None:
@@ -278,7 +279,7 @@ async def test_options_of_a_child_that_make_no_sense_are_refused(on_disk: Stage)
     engine = on_disk.engine(mistaken, echo)
     async with engine.worker():
         assert await (await engine.start(mistaken())).result("20s") == len(wrong)
-    assert len((await engine.list()).runs) == 1
+    assert len((await engine.runs.list()).runs) == 1
 
 
 async def until_child(stage: Stage, child_id: str, status: str) -> None:

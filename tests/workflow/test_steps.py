@@ -11,19 +11,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from perdure import (
-    Context,
-    DuplicateName,
-    EncodeError,
-    InvalidName,
-    Retry,
-    RunFailed,
-    StepInfo,
-    UsageError,
-    step,
-    step_info,
-    workflow,
-)
+from perdure import Context, Retry, RunFailed, StepInfo, UsageError, step, step_info, workflow
+from perdure.errors import DuplicateName, EncodeError, InvalidName
 from tests.stage import Stage, until_recorded
 
 

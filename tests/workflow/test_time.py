@@ -8,19 +8,8 @@ import threading
 
 import pytest
 
-from perdure import (
-    Context,
-    Expired,
-    Reason,
-    RecordKind,
-    Retry,
-    RunFailed,
-    Status,
-    StepTimeout,
-    step,
-    step_info,
-    workflow,
-)
+from perdure import Context, Expired, Retry, RunFailed, Status, StepTimeout, step, step_info, workflow
+from perdure.admin import Reason, RecordKind
 from tests.helpers import eventually
 from tests.stage import Stage, until
 

@@ -61,12 +61,12 @@ async def _list(
     target: str, output: Output, limit: int, cursor: int | None, follow: bool, filters: dict[str, Any]
 ) -> None:
     async with engine_at(target) as engine:
-        page = await engine.events(limit=limit, cursor=cursor, **filters)
+        page = await engine.audit.list(limit=limit, cursor=cursor, **filters)
         if follow:
             for event in reversed(page.events):
                 _show_one(output, event)
             last = page.events[0].id if page.events else None
-            async for event in engine.follow_events(after=last, **filters):
+            async for event in engine.audit.follow(after=last, **filters):
                 _show_one(output, event)
         elif output.json:
             output.document({"events": [_document(event) for event in page.events], "cursor": page.cursor})
@@ -109,4 +109,4 @@ def prune(target: str, older_than: str, output: Output) -> None:
 
 async def _prune(target: str, older_than: str) -> int:
     async with engine_at(target) as engine:
-        return await engine.prune_events(older_than)
+        return await engine.audit.prune(older_than)

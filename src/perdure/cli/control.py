@@ -55,7 +55,7 @@ def pause(names: tuple[str, ...], type_: str | None, queue: str | None, reason: 
 
 async def _pause(target: str, what: dict[str, str], reason: str) -> bool:
     async with engine_at(target) as engine:
-        return await engine.pause(**what, reason=reason)
+        return await engine.runs.pause(**what, reason=reason)
 
 
 @click.command("resume")
@@ -74,7 +74,7 @@ def resume(names: tuple[str, ...], type_: str | None, queue: str | None, output:
 
 async def _resume(target: str, what: dict[str, str]) -> bool:
     async with engine_at(target) as engine:
-        return await engine.resume(**what)
+        return await engine.runs.resume(**what)
 
 
 @click.command("paused")
@@ -94,7 +94,7 @@ def list_paused(target: str, output: Output) -> None:
 
 async def _paused(target: str) -> list[Pause]:
     async with engine_at(target) as engine:
-        return await engine.paused()
+        return await engine.queues.paused()
 
 
 @click.command("evict")
@@ -115,7 +115,7 @@ def evict(target: str, run: str, output: Output) -> None:
 
 async def _evict(target: str, run_id: str) -> bool:
     async with engine_at(target) as engine:
-        return await engine.evict(run_id)
+        return await engine.runs.evict(run_id)
 
 
 @click.command("wake")
@@ -134,4 +134,4 @@ def wake(target: str, run: str, at: datetime.datetime | datetime.timedelta | Non
 
 async def _wake(target: str, run_id: str, at: datetime.datetime | datetime.timedelta | None) -> None:
     async with engine_at(target) as engine:
-        await engine.wake(run_id, at)
+        await engine.runs.wake(run_id, at)

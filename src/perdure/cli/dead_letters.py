@@ -15,7 +15,9 @@ from perdure.cli.console.document import Document, failure, moment, payload
 from perdure.cli.console.output import Output
 from perdure.cli.console.params import Json, Moment, chosen_or_one, with_output, with_target
 from perdure.cli.console.target import engine_at
-from perdure.client.dead_letters import DeadOptions, Decided, Deleted, RequeueOptions
+from perdure.client.dead_letters import BulkResult, DeadOptions
+from perdure.client.reopen import RetryOptions
+from perdure.client.runs import PruneReport
 from perdure.core.codec.failure import Failure
 from perdure.core.model.dead_letter import DeadLetter, DeadLetterPage, DeadLetterReason, Fault
 from perdure.core.policy.retry import Retry
@@ -81,7 +83,7 @@ def list_dead(target: str, output: Output, limit: int, cursor: str | None, disca
 
 async def _list(target: str, limit: int, cursor: str | None, which: DeadOptions) -> DeadLetterPage:
     async with engine_at(target) as engine:
-        return await engine.dead_letters(limit=limit, cursor=cursor, **which)
+        return await engine.dead_letters.list(limit=limit, cursor=cursor, **which)
 
 
 @command.command("show")
@@ -114,7 +116,7 @@ def show_dead(target: str, run: str, output: Output) -> None:
 
 async def _show(target: str, run_id: str) -> DeadLetter:
     async with engine_at(target) as engine:
-        return await engine.dead_letter(run_id)
+        return await engine.dead_letters.get(run_id)
 
 
 @command.command("requeue")
@@ -139,13 +141,13 @@ def requeue(
         changes["retry"] = Retry(attempts=attempts)
     if to_queue is not None:
         changes["queue"] = to_queue
-    decided = asyncio.run(_requeue(target, run_id, which, cast("RequeueOptions", changes)))
+    decided = asyncio.run(_requeue(target, run_id, which, cast("RetryOptions", changes)))
     _report(output, decided, "goes on", "go on")
 
 
-async def _requeue(target: str, run_id: str | None, which: DeadOptions | None, changes: RequeueOptions) -> Decided:
+async def _requeue(target: str, run_id: str | None, which: DeadOptions | None, changes: RetryOptions) -> BulkResult:
     async with engine_at(target) as engine:
-        return await engine.requeue(run_id, where=which, **changes)
+        return await engine.dead_letters.retry(run_id, where=which, **changes)
 
 
 @command.command("discard")
@@ -159,9 +161,9 @@ def discard(names: tuple[str, ...], everything: bool, because: str, output: Outp
     _report(output, decided, "is discarded", "are discarded")
 
 
-async def _discard(target: str, run_id: str | None, which: DeadOptions | None, reason: str) -> Decided:
+async def _discard(target: str, run_id: str | None, which: DeadOptions | None, reason: str) -> BulkResult:
     async with engine_at(target) as engine:
-        return await engine.discard(run_id, where=which, reason=reason)
+        return await engine.dead_letters.discard(run_id, where=which, reason=reason)
 
 
 @command.command("purge")
@@ -179,9 +181,9 @@ def purge(target: str, older_than: str, output: Output, **filters: Any) -> None:
         output.line(f"{gone.runs} runs are deleted{spared}.")
 
 
-async def _purge(target: str, older_than: str, which: DeadOptions) -> Deleted:
+async def _purge(target: str, older_than: str, which: DeadOptions) -> PruneReport:
     async with engine_at(target) as engine:
-        return await engine.purge(older_than, **which)
+        return await engine.dead_letters.prune(older_than, **which)
 
 
 def _which(filters: dict[str, Any]) -> DeadOptions:
@@ -194,7 +196,7 @@ def _which(filters: dict[str, Any]) -> DeadOptions:
     return cast("DeadOptions", given)
 
 
-def _report(output: Output, decided: Decided, one: str, many: str) -> None:
+def _report(output: Output, decided: BulkResult, one: str, many: str) -> None:
     if output.json:
         output.document({"done": list(decided.done), "refused": decided.refused})
     elif len(decided.done) == 1:

@@ -10,6 +10,7 @@ import msgspec
 from perdure.cli.console.output import Output
 from perdure.cli.console.params import with_output, with_target
 from perdure.cli.console.target import engine_at, is_url
+from perdure.client.pusher import Pusher
 from perdure.core.model.claim import ExecutionResult
 
 
@@ -35,7 +36,7 @@ def list_due(target: str, queues: tuple[str, ...], limit: int, output: Output) -
 
 async def _due(target: str, queues: tuple[str, ...], limit: int) -> list[str]:
     async with engine_at(target) as engine:
-        return await engine.due(limit=limit, queues=queues)
+        return await Pusher(engine).due(limit=limit, queues=queues)
 
 
 @click.command("execute")
@@ -61,4 +62,4 @@ def execute(target: str, run: str, timeout: str | None, output: Output) -> None:
 
 async def _execute(target: str, run_id: str, timeout: str | None) -> ExecutionResult:
     async with engine_at(target) as engine:
-        return await engine.execute(run_id, timeout=timeout)
+        return await Pusher(engine).execute(run_id, timeout=timeout)

@@ -9,7 +9,7 @@ import click
 from perdure.cli.console.output import Output
 from perdure.cli.console.params import with_output, with_target
 from perdure.cli.console.target import engine_at
-from perdure.client.dead_letters import Deleted
+from perdure.client.runs import PruneReport
 from perdure.core.model.run import FINISHED
 
 
@@ -29,7 +29,7 @@ def delete(target: str, run: str, because: str, output: Output) -> None:
 
 async def _delete(target: str, run_id: str, reason: str) -> bool:
     async with engine_at(target) as engine:
-        return await engine.delete(run_id, reason)
+        return await engine.runs.delete(run_id, reason)
 
 
 @click.command("undelete")
@@ -47,7 +47,7 @@ def undelete(target: str, run: str, output: Output) -> None:
 
 async def _undelete(target: str, run_id: str) -> bool:
     async with engine_at(target) as engine:
-        return await engine.undelete(run_id)
+        return await engine.runs.undelete(run_id)
 
 
 @click.command("prune")
@@ -73,6 +73,6 @@ def prune(
 
 async def _prune(
     target: str, older_than: str, status: tuple[str, ...], types: tuple[str, ...], deleted: bool
-) -> Deleted:
+) -> PruneReport:
     async with engine_at(target) as engine:
-        return await engine.prune(older_than, status=status or None, types=types or None, deleted=deleted)
+        return await engine.runs.prune(older_than, status=status or None, types=types or None, deleted=deleted)

@@ -11,6 +11,8 @@ import click
 from perdure.cli.console.output import Output
 from perdure.cli.console.params import Json, Moment, with_output, with_target
 from perdure.cli.console.target import engine_at
+from perdure.client.engine import Engine
+from perdure.errors import RunNotFound, UsageError
 
 
 @click.command("retry")
@@ -47,7 +49,7 @@ def recover(target: str, run: str, output: Output) -> None:
 
 async def _recover(target: str, run_id: str) -> bool:
     async with engine_at(target) as engine:
-        return await (await engine.get(run_id)).recover()
+        return await _let_go(engine, run_id)
 
 
 @click.command("unblock")
@@ -65,7 +67,17 @@ def unblock(target: str, run: str, output: Output) -> None:
 
 async def _unblock(target: str, run_id: str) -> bool:
     async with engine_at(target) as engine:
-        return await engine.unblock(run_id)
+        return await _let_go(engine, run_id)
+
+
+async def _let_go(engine: Engine, run_id: str) -> bool:
+    try:
+        await engine.runs.retry(run_id)
+    except RunNotFound:
+        raise
+    except UsageError:
+        return False
+    return True
 
 
 @click.command("fork")

@@ -57,8 +57,8 @@ def list_runs(target: str, output: Output, **filters: Any) -> None:
 
 async def _list(target: str, filters: dict[str, Any]) -> tuple[RunPage, set[str]]:
     async with engine_at(target) as engine:
-        page = await engine.list(**filters)
-        return page, await engine.unserved(page.runs)
+        page = await engine.runs.list(**filters)
+        return page, await engine.runs.unserved(page.runs)
 
 
 def _in_the_past(value: datetime.datetime | datetime.timedelta | None) -> datetime.datetime | None:
@@ -123,7 +123,7 @@ async def _look(target: str, run_id: str) -> Everything:
             interruptions=await handle.interruptions(),
             inbox=await handle.inbox(),
             events=await handle.events(),
-            children=await engine.list(parent=run_id, limit=_CHILDREN),
+            children=await engine.runs.list(parent=run_id, limit=_CHILDREN),
         )
 
 

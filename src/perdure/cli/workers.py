@@ -67,7 +67,7 @@ def worker(
     logs.configure(log_level, json=output.json if log_format is None else log_format == "json")
     engine = load_engine(target)
     if audit is not None:
-        engine.audit = Audit(audit)
+        engine.audit.level = Audit(audit)
     if stop_at_eof:
         threading.Thread(target=_stop_at_eof, name="perdure stdin", daemon=True).start()
     tune_collector()
@@ -121,7 +121,7 @@ def list_workers(target: str, output: Output) -> None:
 
 async def _workers(target: str) -> list[WorkerInfo]:
     async with engine_at(target) as engine:
-        return await engine.workers()
+        return await engine.workers.list()
 
 
 @click.command("types")
@@ -147,4 +147,4 @@ def list_types(target: str, output: Output) -> None:
 
 async def _types(target: str) -> list[TypeInfo]:
     async with engine_at(target) as engine:
-        return await engine.types()
+        return await engine.queues.types()

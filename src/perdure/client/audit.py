@@ -1,30 +1,28 @@
-"""The audit trail over all runs: the half of an engine that lists it, follows it, and lets go of what is old."""
+"""The audit trail over all runs: listing it, following it, pruning it, and how much of it is written."""
 
 from __future__ import annotations
 
 import datetime
-from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from typing import TypedDict, Unpack
 
+from perdure.client.session import Session
 from perdure.core.audit import Audit, Event, EventFilter, EventPage
 from perdure.core.ids import check_id
-from perdure.core.system import System
 from perdure.core.time.duration import Duration, instant, microseconds
 from perdure.errors import UsageError
-from perdure.store.contract import Store
 from perdure.worker import delete_events
 
-#: How many events are read, or deleted, in one transaction.
+#: Events read, or deleted, in one transaction.
 CHUNK = 1000
-#: For how long a line may come to light after one with a higher number, in microseconds: transactions are not longer.
+#: Microseconds for which an event may appear after one with a higher number: no transaction takes longer.
 LATE = 10_000_000
-#: How often to look for more, in seconds; less often on a server.
+#: Seconds between two looks for more events on a database that this process has to itself.
 _POLL = 0.2
 
 
 class EventOptions(TypedDict, total=False):
-    """Which events."""
+    """Filter of events."""
 
     #: Of this run.
     run: str | None
@@ -38,44 +36,35 @@ class EventOptions(TypedDict, total=False):
     until: datetime.datetime | None
 
 
-class Auditing(ABC):
-    """What an `Engine` knows about what happened."""
+class AuditTrail:
+    """Events of all runs of an engine's database: `engine.audit`."""
 
-    _system: System
-    _actor: str
-    _store: Store
-
-    @abstractmethod
-    async def _opened(self) -> Store:
-        """The store, ready to be used."""
+    def __init__(self, session: Session) -> None:
+        self._session = session
 
     @property
-    def audit(self) -> Audit:
-        """How much of the audit trail this engine and its workers write; may be set."""
-        return self._store.audit
+    def level(self) -> Audit:
+        """How much this engine and its workers write: `full`, `lifecycle` or `off`; may be set."""
+        return self._session.store.audit
 
-    @audit.setter
-    def audit(self, level: str) -> None:
-        self._store.audit = Audit.of(level)
+    @level.setter
+    def level(self, level: str) -> None:
+        self._session.store.audit = Audit.of(level)
 
-    async def events(
-        self, *, limit: int = 100, cursor: int | None = None, **options: Unpack[EventOptions]
-    ) -> EventPage:
-        """The audit trail of all runs, newest first, a page at a time: of a run, a kind, a type, an actor, a range of time."""
+    async def list(self, *, limit: int = 100, cursor: int | None = None, **options: Unpack[EventOptions]) -> EventPage:
+        """List events, newest first, a page at a time: of a run, a kind, a type, an actor, a range of time."""
         if not 1 <= limit <= CHUNK:
             raise UsageError(f"limit must be between 1 and {CHUNK}, not {limit}")
-        store = await self._opened()
+        store = await self._session.opened()
         found = await store.events_page(_filter(options), limit + 1, before=cursor)
         return EventPage(tuple(found[:limit]), found[limit - 1].id if len(found) > limit else None)
 
-    async def follow_events(
-        self, *, after: int | None = None, **options: Unpack[EventOptions]
-    ) -> AsyncGenerator[Event]:
-        """Events as they come, from now on or after the one with a number; without end.
+    async def follow(self, *, after: int | None = None, **options: Unpack[EventOptions]) -> AsyncGenerator[Event]:
+        """Yield events as they come, from now on or after the event with that number; without end.
 
-        Those of transactions that were under way at the same time may come in another order than that of their numbers.
+        Events of concurrent transactions may come in another order than that of their numbers.
         """
-        filter, store = _filter(options), await self._opened()
+        filter, store = _filter(options), await self._session.opened()
         if after is None:
             newest = await store.events_page(EventFilter(), 1)
             after = newest[0].id if newest else 0
@@ -94,13 +83,13 @@ class Auditing(ABC):
                     break
                 after = number
                 del seen[number]
-            await self._system.sleep(min(store.poll_interval, _POLL) if store.exclusive else 1.0)
+            await self._session.system.sleep(min(store.poll_interval, _POLL) if store.exclusive else 1.0)
 
-    async def prune_events(self, older_than: Duration) -> int:
-        """Delete events older than that, oldest first, in small transactions; how many there were. Runs are left as they are."""
-        store = await self._opened()
+    async def prune(self, older_than: Duration) -> int:
+        """Delete events older than that, oldest first, in small transactions; their number. Runs are left as they are."""
+        store = await self._session.opened()
         before = await store.now() - microseconds(older_than)
-        return await delete_events(store, before, self._actor)
+        return await delete_events(store, before, self._session.actor)
 
 
 def _filter(options: EventOptions) -> EventFilter:

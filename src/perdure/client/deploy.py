@@ -1,16 +1,13 @@
-"""Whether there is code for the runs that are there, and whether it fits them: the half of an engine that guards a deploy."""
+"""The check before a deploy: replay of all unfinished runs against the code of an engine."""
 
 from __future__ import annotations
 
 import asyncio
-from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from perdure.client.inspect import is_unserved, served_elsewhere
-from perdure.client.steering import Control
-from perdure.core.codec.failure import ErrorTypes
+from perdure.client.session import Session
 from perdure.core.model.claim import LoadedRun
 from perdure.core.model.deploy_report import DeployFinding, DeployProblem, DeployReport
 from perdure.core.model.record import RecordKind
@@ -27,71 +24,51 @@ UNFINISHED = tuple(status for status in Status if status not in FINISHED)
 PAGE = 100
 
 
-class Checking(Control):
-    """What an `Engine` knows about code and runs."""
+async def check(session: Session, types: Sequence[str] | None, limit: int | None) -> DeployReport:
+    """Replay the history of every unfinished run, or of those of some types, against the code of this engine."""
+    if limit is not None and limit < 1:
+        raise UsageError(f"limit must be at least 1, not {limit}")
+    if isinstance(types, str):
+        raise UsageError(f"types is a list of workflow types: [{types!r}]")
+    findings: list[DeployFinding] = []
+    checked, more = 0, False
+    async with _readable(session) as store:
+        async for runs in _pages(store, types):
+            room = len(runs) if limit is None else limit - checked
+            more = len(runs) > room
+            for loaded in await store.load([run.id for run in runs[:room]]):
+                if not loaded.run.status.finished:
+                    checked += 1
+                    findings += await _check(session, store, loaded)
+            if more or (limit is not None and checked >= limit):
+                break
+    return DeployReport(checked=checked, more=more, findings=tuple(findings))
 
-    url: str
-    workflows: dict[str, Definition[Any, Any]]
-    _errors: ErrorTypes
 
-    @abstractmethod
-    def _is_at_hand(self) -> bool:
-        """Whether the engine's store is open, or is somebody else's to open. Raises `EngineClosed`."""
+async def _check(session: Session, store: Store, loaded: LoadedRun) -> list[DeployFinding]:
+    run = loaded.run
+    workflow = session.workflows.get(run.type)
+    if workflow is None:
+        return [_unserved(run, session.workflows)]
+    if not isinstance(workflow, Workflow):
+        return []  # an activity has no history that its code would have to follow
+    children = await _unheard_children(store, loaded)
+    checkup = ReplayCheck(session.codec, session.errors)
+    return await aside(lambda: checkup.findings(run, workflow, loaded.records, children))
 
-    async def unserved(self, runs: Sequence[Run]) -> set[str]:
-        """The ids of those of the runs that are ready and that no live worker takes: their type or their queue has none."""
-        store = await self._opened()
-        workers, now = await store.workers(), await store.now()
-        elsewhere = served_elsewhere(await store.types())
-        return {run.id for run in runs if is_unserved(run, workers, elsewhere, now)}
 
-    async def check(self, *, types: Sequence[str] | None = None, limit: int | None = None) -> DeployReport:
-        """Replay the history of every unfinished run, or of those of some types, against this code. Nothing is written.
-
-        The gate before a deploy: says which runs would diverge, where, and what to do about it. `limit` bounds how many runs are
-        looked at, newest first.
-        """
-        if limit is not None and limit < 1:
-            raise UsageError(f"limit must be at least 1, not {limit}")
-        if isinstance(types, str):
-            raise UsageError(f"types is a list of workflow types: [{types!r}]")
-        findings: list[DeployFinding] = []
-        checked, more = 0, False
-        async with self._looking() as store:
-            async for runs in _pages(store, types):
-                room = len(runs) if limit is None else limit - checked
-                more = len(runs) > room
-                for loaded in await store.load([run.id for run in runs[:room]]):
-                    if not loaded.run.status.finished:
-                        checked += 1
-                        findings += await self._check(store, loaded)
-                if more or (limit is not None and checked >= limit):
-                    break
-        return DeployReport(checked=checked, more=more, findings=tuple(findings))
-
-    async def _check(self, store: Store, loaded: LoadedRun) -> list[DeployFinding]:
-        run = loaded.run
-        workflow = self.workflows.get(run.type)
-        if workflow is None:
-            return [_unserved(run, self.workflows)]
-        if not isinstance(workflow, Workflow):
-            return []  # an activity has no history that its code would have to follow
-        children = await _unheard_children(store, loaded)
-        checkup = ReplayCheck(self._codec, self._errors)
-        return await aside(lambda: checkup.findings(run, workflow, loaded.records, children))
-
-    @asynccontextmanager
-    async def _looking(self) -> AsyncGenerator[Store, None]:
-        """A store that may read and must not migrate: the engine's own, if that is open already."""
-        if self._is_at_hand():
-            yield await self._opened()
-            return
-        store = open_store(self.url, self._system, migrate=False)
-        await store.open()
-        try:
-            yield store
-        finally:
-            await store.close()
+@asynccontextmanager
+async def _readable(session: Session) -> AsyncGenerator[Store, None]:
+    """A store to read from that must not migrate: the engine's own, if that is open already."""
+    if session.is_connected():
+        yield await session.opened()
+        return
+    store = open_store(session.url, session.system, migrate=False)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 async def _pages(store: Store, types: Sequence[str] | None) -> AsyncIterator[tuple[Run, ...]]:
@@ -106,10 +83,10 @@ async def _pages(store: Store, types: Sequence[str] | None) -> AsyncIterator[tup
 
 
 async def _unheard_children(store: Store, loaded: LoadedRun) -> list[str]:
-    """The places of children whose end the run's history does not have yet."""
+    """Return the locations of children whose end the run's history does not have yet."""
     run = loaded.run
     waits = run.reason is Reason.CHILD or any(message.kind is RecordKind.CHILD for message in loaded.inbox)
-    # A run that began anew, or is tried anew, has children of the time before.
+    # A run that began anew, or is tried anew, has children of its earlier attempts.
     if not waits or run.generation > 1 or run.attempt > 1:
         return []
     heard = {record.location for record in loaded.records if record.kind is RecordKind.CHILD}
@@ -123,7 +100,7 @@ async def _unheard_children(store: Store, loaded: LoadedRun) -> list[str]:
             return list(places)
 
 
-def _unserved(run: Run, workflows: dict[str, Definition[Any, Any]]) -> DeployFinding:
+def _unserved(run: Run, workflows: Mapping[str, Definition[Any, Any]]) -> DeployFinding:
     return DeployFinding(
         run_id=run.id,
         type=run.type,
@@ -135,7 +112,7 @@ def _unserved(run: Run, workflows: dict[str, Definition[Any, Any]]) -> DeployFin
 
 
 async def aside(work: Callable[[], T]) -> T:
-    """Do it in a callback of its own: a run's loop must not take the place of one that is in the middle of a task."""
+    """Do some work in a callback of its own: the loop of a run must not replace a loop that is in the middle of a task."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 

@@ -1,71 +1,63 @@
-"""The front door: start runs, look at them, send to them, cancel them, and work on them.
+"""The engine: start runs, send to them, inspect them, and work on them.
 
-An engine is a value: a database, the workflows it knows, and nothing global. It connects when it is first used.
+An engine is a value: a database and the workflows it knows. Nothing is global.
 """
 
 from __future__ import annotations
 
-import asyncio
-import builtins
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar, Unpack, overload
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
-from perdure.client.audit import Auditing
-from perdure.client.blocking import Blocking
+from perdure.client import deploy, messages
+from perdure.client.audit import AuditTrail
 from perdure.client.breakers import Breakers
-from perdure.client.dead_letters import Afterlife
-from perdure.client.deploy import Checking
-from perdure.client.engine_worker import EngineWorker
-from perdure.client.handle import Handle
-from perdure.client.inspect import Looking
+from perdure.client.dead_letters import DeadLetters
+from perdure.client.handle import Handle, get_handle
 from perdure.client.limits import Limits
-from perdure.client.locks import Holding, Locks
-from perdure.client.messages import Telling
-from perdure.client.push import Pusher, Pushing
-from perdure.client.refusing import refuse_in_workflow
-from perdure.client.results import Overdue, Watch
+from perdure.client.locks import HeldLock, Locks
+from perdure.client.queues import Queues
+from perdure.client.runs import Runs
 from perdure.client.schedules import Schedules
-from perdure.client.start import Moment, Sameness, StartOptions, create_all, create_on, new_run
-from perdure.client.watermarks import Backpressure, OnConnection, Watermarks
+from perdure.client.session import DATABASE_TIMEOUT, Session, SessionOptions, require_workflows
+from perdure.client.start import Moment, StartOptions, create_all, create_on
+from perdure.client.watermarks import ConnectionReader, Watermarks
+from perdure.client.workers import EngineWorker, Workers
 from perdure.core.audit import Event
 from perdure.core.codec.codec import Codec
-from perdure.core.codec.failure import ErrorTypes, Failure
+from perdure.core.codec.snapshot import snapshot
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice, Hooks
-from perdure.core.model.run import NewRun, Run, Status
-from perdure.core.option_checks import check_flag, check_time, check_whole
+from perdure.core.model.deploy_report import DeployReport
+from perdure.core.model.run import NewRun
+from perdure.core.option_checks import check_flag, check_whole
 from perdure.core.policy.retention import Retention
 from perdure.core.policy.singleton import Singleton
 from perdure.core.policy.watermark import Watermark
-from perdure.core.process_fork import ForkAware, never_finalize, watch_forks
 from perdure.core.routing import select_types
 from perdure.core.system import System
-from perdure.core.time.duration import Duration, seconds
-from perdure.errors import (
-    EngineClosed,
-    RunCancelled,
-    RunFailed,
-    UnknownWorkflow,
-    UsageError,
-)
+from perdure.core.time.duration import Duration
+from perdure.errors import UsageError
 from perdure.host import Host
-from perdure.store import Retrying, open_store
 from perdure.store.contract import Store
-from perdure.store.url import is_in_memory, shown
-from perdure.worker import HookCaller, Worker, WorkerOptions, WorkerSettings
+from perdure.store.url import shown
+from perdure.worker import WorkerOptions, WorkerSettings
+from perdure.workflow.channels import Channel
 from perdure.workflow.definition import Call, Definition
 from perdure.workflow.discover import Definable, definition_of
 
+if TYPE_CHECKING:
+    from perdure.client.blocking import Engine as BlockingEngine
+
 R = TypeVar("R")
-
-#: For how long a call of a client is repeated while the server cannot be reached, and one of a worker before it is made anew, in seconds.
-#: The first is longer than any statement may take.
-DATABASE_TIMEOUT = 15.0
-WORKER_TIMEOUT = 30.0
+T = TypeVar("T")
 
 
-class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware):
+class Engine:
     """A database and the workflows that run on it. In a forked child it connects anew."""
+
+    #: Address of the database.
+    url: str
+    #: Code of this engine, by type.
+    workflows: dict[str, Definition[Any, Any]]
 
     def __init__(
         self,
@@ -86,67 +78,37 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
         system: System | None = None,
         store: Store | None = None,
     ) -> None:
-        """`url` such as `sqlite:///app.db`; `sqlite://` lives in memory.
+        """Name a database by its `url`, such as `sqlite:///app.db`; `sqlite://` lives in memory. It connects on first use.
 
-        `errors` are exception classes that come back as themselves although no registered module defines them. `retention` says
-        how long runs are kept that are over, such as `"30d"`; workers delete them now and then. By default they stay. `audit` is how
-        much of the audit trail this engine and its workers write: `full`, `lifecycle` (the default) or `off`. `on_error`,
-        `on_dead_letter` and `on_event` are functions that its workers call, after the commit and best effort, with what went wrong
-        and what happened. `watermarks` say from how many runs that wait on this engine's starts are refused, or wait.
-        `database_timeout` is how long a call waits for a server that cannot be reached before it raises `StoreUnavailable`; workers wait
-        for as long as it takes. `system` and `store` replace the real world and the database named by the URL; they are for tests.
+        `errors` are exception classes that come back as themselves although no registered module defines them. `retention` is
+        how long finished runs are kept, such as `"30d"`, before workers delete them; by default they stay. `audit` is how much of
+        the audit trail this engine and its workers write: `full`, `lifecycle` (the default) or `off`. Workers call `on_error`,
+        `on_dead_letter` and `on_event` after the commit, best effort, with errors and events. `watermarks`: once this many runs
+        are queued, `start` is refused or waits. `database_timeout` is how long a call waits for a server that cannot be reached
+        before it raises `StoreUnavailable`; workers wait for as long as it takes. `system` and `store` replace the real world and
+        the database named by the URL; they are for tests.
         """
         _check_options(payload_warn, payload_limit, migrate, errors := tuple(errors))
         self.url = url
         self.workflows = _by_type(workflows)
-        self._system = Host() if system is None else system
-        self._codec = Codec(warn_bytes=payload_warn, max_bytes=payload_limit)
-        self._errors = ErrorTypes(errors, {w.function.__module__ for w in self.workflows.values()})
-        self._migrate = migrate
-        self._database_timeout = check_time("database_timeout", database_timeout) or DATABASE_TIMEOUT
-        self._store: Store = self._new_store() if store is None else store
+        options = SessionOptions(
+            errors=errors,
+            migrate=migrate,
+            codec=Codec(warn_bytes=payload_warn, max_bytes=payload_limit),
+            retention=Retention.of(retention),
+            hooks=Hooks(on_error=on_error, on_dead_letter=on_dead_letter, on_event=on_event),
+            watermarks=tuple(watermarks),
+            database_timeout=database_timeout,
+        )
+        self._session = Session(url, self.workflows, options, Host() if system is None else system, store)
         if audit is not None:
-            self.audit = audit
-        self._hooks = Hooks(on_error=on_error, on_dead_letter=on_dead_letter, on_event=on_event)
-        self._lent = store is not None
-        self._retention = Retention.of(retention)
-        self._backpressure = Backpressure(self._system, watermarks)
-        self._overdue = Overdue(self._system, self._stands)
-        self._same = Sameness(self._codec, self.workflows)
-        self._state = "new"
-        self._begin()
-        watch_forks(self)
-
-    def _begin(self) -> None:
-        """Set up what belongs to one process."""
-        self._actor = f"client:{self._system.entropy(4).hex()}"
-        self._hook_caller = HookCaller(self._hooks, self._store, self._system) if self._hooks else None
-        self._opening: asyncio.Lock | None = None
-        self._workers: set[Worker] = set()
-        self._pushers: dict[asyncio.AbstractEventLoop, Pusher] = {}
-        self._watches: dict[asyncio.AbstractEventLoop, Watch] = {}
-
-    def _new_store(self) -> Store:
-        store = open_store(self.url, self._system, migrate=self._migrate)
-        return Retrying(store, self._system, self._database_timeout, strict=True)
-
-    def _after_fork_in_child(self) -> None:
-        """Begin anew: connections, workers and waiters are the parent's."""
-        never_finalize(self._store, self._workers, self._pushers, self._watches, self._hook_caller)
-        begun = self._state == "open" or self._opening is not None
-        if self._lent or (begun and is_in_memory(self.url)):
-            self._state = "forked" if self._state != "closed" else "closed"
-        elif self._state != "closed":
-            audit = self._store.audit
-            self._store, self._state = self._new_store(), "new"
-            self._store.audit = audit
-        self._begin()
+            self.audit.level = audit
 
     def __repr__(self) -> str:
         return f"<engine {shown(self.url)}>"
 
     async def __aenter__(self) -> Engine:
-        await self._opened()
+        await self._session.opened()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -154,104 +116,118 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
 
     async def open(self) -> None:
         """Connect now instead of at the first use."""
-        await self._opened()
+        await self._session.opened()
 
     async def close(self) -> None:
-        """Stop the workers in order and let go of the database."""
-        refuse_in_workflow()
-        for worker in list(self._workers):
-            await worker.stop()
-        if self._state == "closed":
-            return
-        was_open, self._state = self._state == "open", "closed"
-        watch = self._watches.pop(asyncio.get_running_loop(), None)
-        if watch is not None:
-            await watch.close()
-        if was_open:
-            await self._store.close()
+        """Stop the workers in order and disconnect."""
+        await self._session.close()
+
+    # namespaces
 
     @property
-    def database_timeout(self) -> float:
-        """For how many seconds a call waits for a server that cannot be reached; may be set."""
-        return self._database_timeout
-
-    @database_timeout.setter
-    def database_timeout(self, timeout: Duration) -> None:
-        self._database_timeout = check_time("database_timeout", timeout) or DATABASE_TIMEOUT
-        if isinstance(self._store, Retrying):
-            self._store.bound = self._database_timeout
-
-    @property
-    def breakers(self) -> Breakers:
-        """The circuit breakers of its database."""
-        return Breakers(self)
-
-    @property
-    def limits(self) -> Limits:
-        """Limits of concurrency and rate, as they are and to be changed at run time."""
-        return Limits(self)
+    def runs(self) -> Runs:
+        """List, explain, pause, retry, delete and prune runs."""
+        return Runs(self._session)
 
     @property
     def schedules(self) -> Schedules:
-        """What runs by the clock."""
-        return Schedules(self)
+        """Start runs by the clock."""
+        return Schedules(self._session)
+
+    @property
+    def limits(self) -> Limits:
+        """List limits of concurrency and rate, and change them at run time."""
+        return Limits(self._session)
+
+    @property
+    def breakers(self) -> Breakers:
+        """List, open, close and reset circuit breakers."""
+        return Breakers(self._session)
 
     @property
     def locks(self) -> Locks:
-        """Named locks."""
-        return Locks(self)
+        """Acquire and list named locks."""
+        return Locks(self._session)
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """List, retry, discard and prune runs that failed for good."""
+        return DeadLetters(self._session)
+
+    @property
+    def audit(self) -> AuditTrail:
+        """List, follow and prune the audit trail, and set how much of it is written."""
+        return AuditTrail(self._session)
+
+    @property
+    def workers(self) -> Workers:
+        """List the workers of all processes."""
+        return Workers(self._session)
+
+    @property
+    def queues(self) -> Queues:
+        """Pause and resume whole queues and types, and list registered types."""
+        return Queues(self._session)
 
     @property
     def watermarks(self) -> Watermarks:
-        """How much may wait before starts are refused, or wait."""
-        return Watermarks(self)
-
-    def lock(
-        self, name: str, ttl: Duration = "5m", *, wait: Duration | None = None, owner: str | None = None
-    ) -> Holding:
-        """A named lock for as long as a block lasts: `async with engine.lock("nightly-import") as lock: ...`.
-
-        It is extended by itself, so that `ttl` is how long it outlives a process that dies. Waits for it, at most for `wait`; then
-        raises `Locked`. If it is lost while the block goes on, that is cancelled, and `LockLost` raised.
-        """
-        return Holding(self, name, ttl, wait, owner)
+        """Bound the number of queued runs, beyond which starts are refused or wait."""
+        return Watermarks(self._session)
 
     # working
 
-    def worker(self, **options: Unpack[WorkerSettings]) -> EngineWorker:
-        """A worker for the engine's workflows: `async with engine.worker(): ...`, or `await engine.worker().run()`.
+    def lock(
+        self, name: str, ttl: Duration = "5m", *, wait: Duration | None = None, owner: str | None = None
+    ) -> HeldLock:
+        """Hold a named lock for as long as a block lasts: `async with engine.lock("nightly-import") as lock: ...`.
 
-        With `types`, only for those that one of the patterns means, such as `["billing.%", "shop.checkout.v1"]`: a type, or the
-        beginning of one followed by `%`. A server that cannot be reached is waited for when the worker
-        starts, for `wait_for_database` at most.
+        It is extended automatically, so that `ttl` is how long it outlives a process that dies. Waits for it, at most for `wait`,
+        then raises `Locked`. If it is lost while the block goes on, the block is cancelled and `LockLost` raised.
         """
-        if not self.workflows:
-            raise UsageError("this engine has no workflows to work on; pass them: Engine(url, [checkout, ship])")
-        checked = WorkerOptions.of(**options, retention=self._retention)
-        select_types(self.workflows, checked.types)
-        return EngineWorker(self, checked)
+        return HeldLock(self._session, name, ttl, wait, owner)
 
-    def blocking(self) -> Blocking:
-        """The same engine for code that is not async."""
-        return Blocking(self)
+    def worker(self, **options: Unpack[WorkerSettings]) -> EngineWorker:
+        """Make a worker for the engine's workflows: `async with engine.worker(): ...`, or `await engine.worker().run()`.
+
+        `types` restricts it to some types, by patterns such as `["billing.%", "shop.checkout.v1"]`: a type, or the beginning of
+        one followed by `%`. When it starts, it waits for a server that cannot be reached, at most for `wait_for_database`.
+        """
+        require_workflows(self.workflows)
+        checked = WorkerOptions.of(**options, retention=self._session.retention)
+        select_types(self.workflows, checked.types)
+        return EngineWorker(self._session, checked)
+
+    def blocking(self) -> BlockingEngine:
+        """Make a facade of this engine for code that is not async, with its own background event loop."""
+        # Imported late: the facade mirrors this class.
+        from perdure.client.blocking import engine_over
+
+        return engine_over(self)
+
+    async def check(self, *, types: Sequence[str] | None = None, limit: int | None = None) -> DeployReport:
+        """Replay the history of every unfinished run, or of those of some types, against this code. Nothing is written.
+
+        The gate before a deploy: it names the runs that would diverge, where, and how to fix that. `limit` bounds the number of
+        runs, newest first.
+        """
+        return await deploy.check(self._session, types, limit)
 
     # starting
 
     async def start(self, call: Call[R], *, connection: object = None, **options: Unpack[StartOptions]) -> Handle[R]:
-        """Start a run. The same id (or idempotency key) with the same input gives the run that is there.
+        """Start a run. The same id, or idempotency key, with the same input gives the existing run.
 
         On a `connection` of yours (asyncpg, psycopg, SQLAlchemy, Django…) the run is written in the transaction that is open
         there: it exists once you commit, and never if you roll back.
 
-        With a `singleton`, one run of its key goes on at a time: raises `SingletonBusy`, gives the one that is there, or waits for its turn,
-        as that says. With a `debounce`, several starts are one run, some time after the last of them.
+        With a `singleton`, at most one run of its key is unfinished: another start raises `SingletonBusy`, gives the existing run,
+        replaces it or waits for it, by its policy. With a `debounce`, several starts are one run, some time after the last.
 
-        Raises `Overloaded` where enough waits already (see `watermarks`).
-
-        Raises `RunExists` if it is there with another input or type, and `EncodeError`, `InvalidId`… before anything is written.
+        Raises `RunExists` if the id exists with another input or type, `Overloaded` if a watermark is reached, and `EncodeError`,
+        `InvalidId`… before anything is written.
         """
-        runs = [self._new_run(call, options)]
-        if not self._backpressure.is_idle:
+        runs = [self._session.new_run(call, options)]
+        if not self._session.backpressure.is_idle:
             await self._admit(runs, connection)
         [handle] = await self._create([call], runs, connection)
         return handle
@@ -267,62 +243,43 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
         deadline: Moment | None = None,
         singleton: Singleton | None = None,
         connection: object = None,
-    ) -> builtins.list[Handle[R]]:
-        """Start many runs in one transaction: all of them, or none. On a `connection` of yours, in the one that is open there."""
+    ) -> list[Handle[R]]:
+        """Start many runs in one transaction, all or none. On a `connection` of yours, in the transaction that is open there."""
         if ids is not None and len(ids) != len(calls):
             raise UsageError(f"{len(calls)} calls but {len(ids)} ids; give one id a call")
         options: StartOptions = {"at": at, "priority": priority, "queue": queue, "deadline": deadline}
         options["singleton"] = singleton
         runs = [
-            self._new_run(call, options if ids is None else {**options, "id": ids[index]})
+            self._session.new_run(call, options if ids is None else {**options, "id": ids[index]})
             for index, call in enumerate(calls)
         ]
-        self._same.check_among(runs, calls)
-        if not self._backpressure.is_idle:
+        self._session.duplicates.check_among(runs, calls)
+        if not self._session.backpressure.is_idle:
             await self._admit(runs, connection)
         if connection is not None:
             return await self._create(calls, runs, connection)
-        made = await create_all(await self._opened(), self._actor, runs, calls, self._same)
-        return [Handle(self, run_id, call.returns) for run_id, call in zip(made, calls, strict=True)]
+        made = await create_all(
+            await self._session.opened(), self._session.actor, runs, calls, self._session.duplicates
+        )
+        return [Handle(self._session, run_id, call.returns) for run_id, call in zip(made, calls, strict=True)]
 
     async def _admit(self, runs: Sequence[NewRun], connection: object) -> None:
         if connection is None:
-            await self._backpressure.admit(runs, await self._opened(), may_wait=True)
+            await self._session.backpressure.admit(runs, await self._session.opened(), may_wait=True)
         else:
-            # Nobody waits with a transaction open.
-            looks = OnConnection(self._unless_closed(), connection, self._actor)
-            await self._backpressure.admit(runs, looks, may_wait=False)
+            # A wait would keep the caller's transaction open.
+            reader = ConnectionReader(self._session.unclosed(), connection, self._session.actor)
+            await self._session.backpressure.admit(runs, reader, may_wait=False)
 
-    async def _create(
-        self, calls: Sequence[Call[R]], runs: Sequence[NewRun], connection: object
-    ) -> builtins.list[Handle[R]]:
+    async def _create(self, calls: Sequence[Call[R]], runs: Sequence[NewRun], connection: object) -> list[Handle[R]]:
         if connection is None:
-            created = await (await self._opened()).create(runs, self._actor)
-            self._same.check_created(created, runs, calls)
+            created = await (await self._session.opened()).create(runs, self._session.actor)
+            self._session.duplicates.check_created(created, runs, calls)
         else:
-            created = await create_on(connection, self._unless_closed(), self._actor, runs, calls, self._same)
-        return [Handle(self, answer.run.id, call.returns) for answer, call in zip(created, calls, strict=True)]
-
-    def _new_run(self, call: Call[Any], options: StartOptions) -> NewRun:
-        if not isinstance(call, Call):
-            raise UsageError(f"start takes a call such as `checkout(order)`, not {call!r}")
-        if call.definition is not None and self.workflows and call.type not in self.workflows:
-            raise UnknownWorkflow(
-                f"workflow {call.type!r} is not one of this engine's ({', '.join(sorted(self.workflows))}); add it to "
-                f"Engine(url, [...]), or start it by name where another engine serves it: Call.named({call.type!r}, ...)"
+            created = await create_on(
+                connection, self._session.unclosed(), self._session.actor, runs, calls, self._session.duplicates
             )
-        known = self._known(call)
-        return new_run(known, known.encode(self._codec), options, self._system, self._store.clock())
-
-    def _known(self, call: Call[Any]) -> Call[Any]:
-        """A call by name as one by its code, which can check the arguments, where that is here."""
-        known = self.workflows.get(call.type)
-        if call.definition is not None or known is None:
-            return call
-        checked = known(*call.arguments) if isinstance(call.arguments, tuple) else known(**call.arguments)
-        return replace(checked, settings=call.settings)
-
-    # looking
+        return [Handle(self._session, answer.run.id, call.returns) for answer, call in zip(created, calls, strict=True)]
 
     @overload
     async def get(self, run_id: str, workflow: None = None) -> Handle[Any]: ...
@@ -331,76 +288,56 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
     async def get(self, run_id: str, workflow: Definition[..., R]) -> Handle[R]: ...
 
     async def get(self, run_id: str, workflow: Definition[..., Any] | None = None) -> Handle[Any]:
-        """A handle on a run that exists. Raises `RunNotFound`. Name the workflow for a typed result."""
-        run = await self._run(run_id)
-        known = self.workflows.get(run.type) if workflow is None else workflow
-        return Handle(self, run.id, Any if known is None else known.signature.returns)
+        """Make a handle on a run that exists. Raises `RunNotFound`. Name the workflow for a typed result."""
+        return await get_handle(self._session, run_id, workflow)
 
-    # for handles and workers
+    # messages
 
-    async def _opened(self) -> Store:
-        refuse_in_workflow()
-        if self._state == "open":
-            return self._store
-        self._unless_closed()
-        if self._opening is None:
-            self._opening = asyncio.Lock()
-        async with self._opening:
-            if self._state == "new":
-                await self._store.open()
-                self._state = "open"
-        return self._store
+    @overload
+    async def send(
+        self, run_id: str, name: Channel[T], value: T, *, key: str | None = None, connection: object = None
+    ) -> None: ...
 
-    def _is_at_hand(self) -> bool:
-        self._unless_closed()
-        return self._state == "open" or self._lent
+    @overload
+    async def send(
+        self, run_id: str, name: str, value: object = None, *, key: str | None = None, connection: object = None
+    ) -> None: ...
 
-    def _unless_closed(self) -> Store:
-        refuse_in_workflow()
-        if self._state == "closed":
-            raise EngineClosed(f"the engine on {shown(self.url)} was closed; make a new one")
-        if self._state == "forked":
-            raise EngineClosed(
-                f"the engine on {shown(self.url)} belongs to the process that this one was forked from; make a new one after the fork"
-            )
-        return self._store
+    def send(
+        self,
+        run_id: str,
+        name: Channel[Any] | str,
+        value: object = None,
+        *,
+        key: str | None = None,
+        connection: object = None,
+    ) -> Coroutine[Any, Any, None]:
+        """Send a message to a run; it is kept until the run receives it. Raises `RunNotFound` or `RunFinished`.
 
-    async def _result(self, run_id: str, returns: Any, timeout: Duration | None) -> Any:
-        if timeout is not None:
-            seconds(timeout)
-        run = await self._run(run_id)
-        if not run.status.finished:
-            store = await self._opened()
-            watch = self._watches.setdefault(asyncio.get_running_loop(), Watch(store, self._system))
-            name, too_late = f"perdure result {run_id}", f"run {run_id!r} did not finish"
-            run = await self._overdue.wait(run_id, lambda: watch.finished(run_id), name, timeout, too_late)
-        return self._outcome(run, returns)
+        With a `key`, sending it twice is sending it once. On a `connection` of yours, it is sent when you commit.
+        """
+        # A snapshot of the value now: the coroutine may be awaited later.
+        return messages.send(self._session, run_id, name, snapshot(value), key, connection)
 
-    def _outcome(self, run: Run, returns: Any) -> Any:
-        if run.status is Status.COMPLETED:
-            return self._codec.decode(run.output or "null", returns, f"result of run {run.id!r} ({run.type})")
-        failure = Failure.from_json(run.error or "{}")
-        if run.status is Status.CANCELLED:
-            raise RunCancelled(failure.message, run_id=run.id)
-        name = failure.type.rpartition(".")[2]
-        raise RunFailed(
-            f"run {run.id!r} ({run.type}) failed with {name}: {failure.message}", run_id=run.id, failure=failure
-        ) from self._errors.restore(failure)
+    @overload
+    async def broadcast(self, name: Channel[T], value: T, *, correlation: str, key: str | None = None) -> int: ...
 
-    def _make_worker(self, store: Store, options: WorkerOptions) -> Worker:
-        if isinstance(store, Retrying) and not self._lent:
-            store = store.bounded(WORKER_TIMEOUT)
-        worker = Worker(
-            store,
-            select_types(self.workflows, options.types),
-            system=self._system,
-            codec=self._codec,
-            errors=self._errors,
-            options=options,
-            hook_caller=self._hook_caller,
-        )
-        self._workers.add(worker)
-        return worker
+    @overload
+    async def broadcast(self, name: str, value: object = None, *, correlation: str, key: str | None = None) -> int: ...
+
+    def broadcast(
+        self, name: Channel[Any] | str, value: object = None, *, correlation: str, key: str | None = None
+    ) -> Coroutine[Any, Any, int]:
+        """Send a message to every run that listens for that name and correlation value; the number of runs that have it.
+
+        A run listens from its first `ctx.receive(name, correlation=...)` until it ends. Runs are reached a hundred at a time.
+        With a `key`, an interrupted broadcast may be repeated: no run gets it twice.
+        """
+        return messages.broadcast(self._session, name, snapshot(value), correlation, key)
+
+    async def cancel(self, run_id: str, reason: str = "") -> bool:
+        """Ask a run to stop: its workflow gets a `CancelledError` and may clean up. False if it had finished already."""
+        return await messages.cancel(self._session, run_id, reason)
 
 
 def _by_type(workflows: Iterable[Definable]) -> dict[str, Definition[Any, Any]]:

@@ -1,30 +1,28 @@
-"""A run, seen from outside."""
+"""A handle on one run, from outside."""
 
 from __future__ import annotations
 
 import builtins
 from collections.abc import AsyncGenerator, Coroutine
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
+from typing import Any, Generic, TypeVar, Unpack, overload
 
-from perdure.client import outputs, reopen
+from perdure.client import messages, outputs, reopen
 from perdure.client.inspect import report
-from perdure.client.messages import ask
 from perdure.client.outputs import StreamItem
+from perdure.client.reopen import ForkOptions, RetryOptions
+from perdure.client.runs import Runs
+from perdure.client.session import Session
+from perdure.client.start import Moment
 from perdure.core.audit import Event
 from perdure.core.codec.snapshot import snapshot
 from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record
 from perdure.core.model.run import Run, Status
 from perdure.core.model.run_report import RunReport
+from perdure.core.time.duration import Duration
 from perdure.store.sql.reads import interruptions
 from perdure.workflow.channels import Channel, Question
-
-if TYPE_CHECKING:
-    from perdure.client.dead_letters import RequeueOptions
-    from perdure.client.engine import Engine
-    from perdure.client.reopen import ForkOptions
-    from perdure.client.start import Moment
-    from perdure.core.time.duration import Duration
+from perdure.workflow.definition import Definition
 
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
@@ -33,10 +31,13 @@ A = TypeVar("A")
 
 
 class Handle(Generic[R_co]):
-    """A run of an engine, by id. Holds nothing: two handles of one run are the same."""
+    """A run of an engine, by id. It holds no state of the run: two handles of one run are the same."""
 
-    def __init__(self, engine: Engine, run_id: str, returns: Any) -> None:
-        self._engine = engine
+    #: Id of the run.
+    id: str
+
+    def __init__(self, session: Session, run_id: str, returns: Any) -> None:
+        self._session = session
         self.id = run_id
         self._returns = returns
 
@@ -44,42 +45,42 @@ class Handle(Generic[R_co]):
         return f"<run {self.id}>"
 
     async def result(self, timeout: Duration | None = None) -> R_co:
-        """Wait for the outcome and give the result. Raises `RunFailed`, `RunCancelled`, or `TimeoutError` after `timeout`."""
-        result: R_co = await self._engine._result(self.id, self._returns, timeout)
+        """Wait for the end and return the result. Raises `RunFailed`, `RunCancelled`, or `TimeoutError` after `timeout`."""
+        result: R_co = await self._session.results.of(self.id, self._returns, timeout)
         return result
 
     async def run(self) -> Run:
-        """Everything that the database knows of it. Raises `RunNotFound`."""
-        return await self._engine._run(self.id)
+        """Read its row. Raises `RunNotFound`."""
+        return await self._session.find(self.id)
 
     async def status(self) -> Status:
-        """Where it stands."""
+        """Read its status."""
         return (await self.run()).status
 
     async def history(self) -> builtins.list[Record]:
-        """What has happened to it so far, in order."""
-        return await self._engine._history(self.id)
+        """Read its recorded operations, in order."""
+        return await (await self._session.opened()).history(self.id)
 
     async def inbox(self) -> builtins.list[Message]:
-        """What was sent to it and it has not taken in yet, in order."""
-        return await self._engine._inbox(self.id)
+        """Read the messages that were sent to it and that it has not received yet, in order."""
+        return await (await self._session.opened()).inbox(self.id, 0)
 
     async def events(self) -> builtins.list[Event]:
-        """Its audit trail."""
-        return await self._engine._events(self.id)
+        """Read its audit trail."""
+        return await (await self._session.opened()).events(self.id)
 
     async def report(self) -> RunReport:
-        """Its attempts, steps, durations, and everything that went wrong and when."""
+        """Summarize its attempts, steps, durations and errors."""
         run = await self.run()
         return report(run, await self.history(), await self.events(), await self.interruptions())
 
     async def interruptions(self) -> tuple[Interruption, ...]:
-        """Workers that did not finish what they had begun of it: lost, or stopped; in order."""
-        return await interruptions(await self._engine._opened(), self.id)
+        """Read the attempts that ended without an outcome because their worker was lost or stopped, in order."""
+        return await interruptions(await self._session.opened(), self.id)
 
     async def why(self) -> str:
-        """Why it is where it is, in a sentence."""
-        return await self._engine.why(self.id)
+        """Say in a sentence why it is where it is."""
+        return await Runs(self._session).why(self.id)
 
     @overload
     async def send(self, name: Channel[T], value: T, *, key: str | None = None, connection: object = None) -> None: ...
@@ -92,8 +93,8 @@ class Handle(Generic[R_co]):
     def send(
         self, name: Channel[Any] | str, value: object = None, *, key: str | None = None, connection: object = None
     ) -> Coroutine[Any, Any, None]:
-        """Send it a message. With a `key`, sending twice is sending once; on a `connection` of yours, when you commit."""
-        return self._engine.send(self.id, name, value, key=key, connection=connection)
+        """Send it a message. With a `key`, sending twice is sending once. On a `connection` of yours, it is sent when you commit."""
+        return messages.send(self._session, self.id, name, snapshot(value), key, connection)
 
     @overload
     async def ask(
@@ -131,12 +132,14 @@ class Handle(Generic[R_co]):
         key: str | None = None,
         timeout: Duration | None = None,
     ) -> Coroutine[Any, Any, Any]:
-        """Ask it something and wait for the answer that its workflow gives: see `ctx.receive_question`.
+        """Ask its workflow a question, which that receives by `ctx.receive_question`, and wait for the answer.
 
         With a `key`, asking again gives the answer that there is. Raises `TimeoutError` after `timeout`, `RunFinished` if it
         ends without an answer, `RunFailed` or `RunCancelled` if it ends badly.
         """
-        return ask(self._engine, self.id, question, snapshot(value), returns=returns, key=key, timeout=timeout)
+        return messages.ask(
+            self._session, self.id, question, snapshot(value), returns=returns, key=key, timeout=timeout
+        )
 
     @overload
     async def state(self, key: str, type: type[T], *, default: T) -> T: ...
@@ -148,12 +151,12 @@ class Handle(Generic[R_co]):
     async def state(self, key: str, type: Any = ..., *, default: Any = ...) -> Any: ...
 
     async def state(self, key: str, type: Any = Any, *, default: Any = None) -> Any:
-        """The latest value that it published under a key, at any time, also when it has ended; `default` if there is none."""
-        return await outputs.state(self._engine, self.id, key, type, default)
+        """Read the latest value that it published under a key, also after its end; `default` if there is none."""
+        return await outputs.state(self._session, self.id, key, type, default)
 
     async def states(self) -> dict[str, Any]:
-        """Everything that it has published, by key."""
-        return await outputs.states(self._engine, self.id)
+        """Read everything that it has published, by key."""
+        return await outputs.states(self._session, self.id)
 
     @overload
     def stream(
@@ -168,71 +171,59 @@ class Handle(Generic[R_co]):
     def stream(
         self, name: str, type: Any = Any, *, after: int | None = None, follow: bool = True
     ) -> AsyncGenerator[StreamItem[Any]]:
-        """What it emits, from the item after a position or from the first, as it comes, until it ends.
+        """Yield what it emits, from the first item or from the one after a position, until it ends.
 
-        Without `follow`, what is there now. Whoever was interrupted goes on `after` the position that they saw last.
+        Without `follow`, only the items that are there now. To go on after an interruption, pass the last position seen as `after`.
         """
-        return outputs.stream(self._engine, self.id, name, type, after, follow=follow)
+        return outputs.stream(self._session, self.id, name, type, after, follow=follow)
 
     async def cancel(self, reason: str = "") -> bool:
-        """Ask it to stop; False if it had finished already."""
-        return await self._engine.cancel(self.id, reason)
+        """Ask it to stop: its workflow gets a `CancelledError` and may clean up. False if it had finished already."""
+        return await messages.cancel(self._session, self.id, reason)
 
     async def pause(self, reason: str = "") -> bool:
-        """Let it wait once the steps that are under way have ended; False if it is paused already or has finished."""
-        return await self._engine.pause(self.id, reason=reason)
+        """Pause it once the steps that are under way have ended; False if it is paused already or has finished."""
+        return await Runs(self._session).pause(self.id, reason)
 
     async def resume(self) -> bool:
-        """Let it go on; False if it is not paused."""
-        return await self._engine.resume(self.id)
+        """End its pause; False if it is not paused."""
+        return await Runs(self._session).resume(self.id)
 
     async def evict(self) -> bool:
-        """Have it given back by the worker that holds it, and taken by another if there is one; False if none held it."""
-        return await self._engine.evict(self.id)
+        """Make the worker that holds it give it back, for another to take; False if no worker held it."""
+        return await Runs(self._session).evict(self.id)
 
     async def wake(self, at: Moment | None = None) -> None:
-        """Let the sleep that it is in end at another time, now if none is given. Raises `UsageError` if it is not asleep."""
-        await self._engine.wake(self.id, at)
+        """End its sleep at another time, by default now. Raises `UsageError` if it is not asleep."""
+        await Runs(self._session).wake(self.id, at)
 
-    async def unblock(self) -> bool:
-        """Let a blocked run go on; False if it is not blocked."""
-        return await self._engine.unblock(self.id)
+    async def retry(self, **changes: Unpack[RetryOptions]) -> int:
+        """Let it go again, as its status allows, and return its generation. `Runs.retry` says what happens in each status.
 
-    async def retry(self, *, deadline: Moment | None = None) -> int:
-        """Open it again where it failed, or was cancelled: what succeeded stays, what failed is done anew. The new generation.
-
-        Each generation has its own outcome: a parent that was told of the failure is not told again. A run past its deadline
-        needs another one. Raises `RunFinished` if it completed, and `UsageError` if it has not ended yet.
+        Each generation has its own outcome: a parent that was told of a failure is not told again. A run past its deadline needs
+        another one. Raises `RunFinished` if it completed, and `UsageError` if there is nothing to retry.
         """
-        return await reopen.retry(self._engine, self.id, deadline)
+        return await reopen.retry(self._session, self.id, changes)
 
-    async def recover(self) -> bool:
-        """Give what has failed in it its attempts anew, at once: failing steps, a failed run, one set aside as poison.
-
-        False if there is nothing of the kind, or if it is being worked on just now.
-        """
-        return await reopen.recover(self._engine, self.id)
-
-    async def requeue(self, **changes: Unpack[RequeueOptions]) -> int:
-        """Let it go on if it is a dead letter, or was cancelled; its generation. See `Engine.requeue`.
-
-        Other arguments are for an activity, or for a run that has no history yet. Raises `UsageError` if it is not dead, or cannot
-        go on like that.
-        """
-        return await self._engine._requeue(self.id, changes)
-
-    async def delete(self, reason: str = "") -> bool:
-        """Hide it from listings once it has finished. See `Engine.delete`."""
-        return await self._engine.delete(self.id, reason)
+    async def delete(self, reason: str = "", *, purge: bool = False) -> bool:
+        """Hide it from listings once it has finished, or with `purge` delete it for good; False if it was hidden already."""
+        return await Runs(self._session).delete(self.id, reason, purge=purge)
 
     async def undelete(self) -> bool:
         """Bring it back; False if it was not deleted."""
-        return await self._engine.undelete(self.id)
+        return await Runs(self._session).undelete(self.id)
 
     async def fork(self, **options: Unpack[ForkOptions]) -> Handle[R_co]:
         """Start a new run that goes on from a step of this one: `fork(from_step="charge#2", results={"quote": 7})`.
 
-        It has the input and, up to that step, the history of this run, with other arguments or results where they are given;
-        nothing before the step is executed again. Raises `UsageError` before anything is written.
+        It has the input and, up to that step, the history of this run, with other arguments or results where they are given. No
+        earlier step is executed again. Raises `UsageError` before anything is written.
         """
-        return Handle(self._engine, await reopen.fork(self._engine, self.id, **options), self._returns)
+        return Handle(self._session, await reopen.fork(self._session, self.id, **options), self._returns)
+
+
+async def get_handle(session: Session, run_id: str, workflow: Definition[..., Any] | None = None) -> Handle[Any]:
+    """Make a handle on a run that exists. Raises `RunNotFound`."""
+    run = await session.find(run_id)
+    known = session.workflows.get(run.type) if workflow is None else workflow
+    return Handle(session, run.id, Any if known is None else known.signature.returns)

@@ -1,10 +1,12 @@
-"""What there is: the half of an engine that lists runs and workers, and says why a run is where it is."""
+"""Inspection of one run: the sentence that says why it is where it is, and its report.
+
+The row of a run that is tried again as a whole keeps the last error only. Earlier ones come from the audit trail, as long as that
+is kept and was not pruned.
+"""
 
 from __future__ import annotations
 
-import builtins
 import datetime
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -12,122 +14,44 @@ from msgspec import Struct
 
 from perdure.core.audit import Event
 from perdure.core.codec.failure import Failure
-from perdure.core.ids import check_id
 from perdure.core.limits.breaker import PREFIX, BreakerInfo, Circuit
 from perdure.core.limits.limit import WaitlistPosition
 from perdure.core.model.orders import Pause, PauseKind
 from perdure.core.model.outputs import Interruption, Output, OutputKind
 from perdure.core.model.record import Message, Record, RecordKind
-from perdure.core.model.run import Reason, Run, RunFilter, RunPage, Status
+from perdure.core.model.run import Reason, Run, RunFilter, Status
 from perdure.core.model.run_report import FailedAttempt, RunReport, StepReport, original_records
 from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
 from perdure.core.policy.singleton import stored_singleton_of
 from perdure.core.routing import PYTHON, TypeInfo
-from perdure.core.time.duration import FAR, instant
-from perdure.errors import RunNotFound, UsageError
+from perdure.core.time.duration import FAR
 from perdure.store.contract import Store
 from perdure.store.sql.runs.orders import pausing_of
-from perdure.store.url import shown
 
-
-class Looking(ABC):
-    """What an `Engine` sees."""
-
-    url: str
-
-    @abstractmethod
-    async def _opened(self) -> Store:
-        """The store, ready to be used."""
-
-    async def list(
-        self,
-        *,
-        status: Status | Sequence[Status] | None = None,
-        type: str | None = None,
-        queue: str | None = None,
-        parent: str | None = None,
-        created_after: datetime.datetime | None = None,
-        created_before: datetime.datetime | None = None,
-        deleted: bool | None = False,
-        limit: int = 100,
-        cursor: str | None = None,
-    ) -> RunPage:
-        """Runs, newest first, a page at a time. With `deleted`, those that were deleted, or with None those too."""
-        if not 1 <= limit <= 1000:
-            raise UsageError(f"limit must be between 1 and 1000, not {limit}")
-        statuses = None if status is None else _statuses((status,) if isinstance(status, str) else status)
-        filter = RunFilter(
-            status=statuses,
-            type=type,
-            queue=queue,
-            parent_id=parent,
-            created_after=None if created_after is None else instant(created_after, 0),
-            created_before=None if created_before is None else instant(created_before, 0),
-            deleted=deleted,
-        )
-        return await (await self._opened()).list(filter, limit, cursor)
-
-    async def workers(self) -> builtins.list[WorkerInfo]:
-        """The workers of the fleet."""
-        return await (await self._opened()).workers()
-
-    async def why(self, run_id: str) -> str:
-        """Why a run is where it is, in a sentence."""
-        _, why = await self._stands(run_id)
-        return why
-
-    async def _stands(self, run_id: str) -> tuple[Run, str]:
-        """A run, and why it is where it is."""
-        run = await self._run(run_id)
-        return run, await explain(await self._opened(), run)
-
-    async def _run(self, run_id: str) -> Run:
-        run = await (await self._opened()).get(check_id(run_id))
-        if run is None:
-            raise RunNotFound(f"there is no run {run_id!r} in {shown(self.url)}")
-        return run
-
-    async def _history(self, run_id: str) -> builtins.list[Record]:
-        return await (await self._opened()).history(run_id)
-
-    async def _inbox(self, run_id: str) -> builtins.list[Message]:
-        return await (await self._opened()).inbox(run_id, 0)
-
-    async def _events(self, run_id: str) -> builtins.list[Event]:
-        return await (await self._opened()).events(run_id)
-
-
-def _statuses(names: Iterable[str]) -> tuple[Status, ...]:
-    try:
-        return tuple(Status(name) for name in names)
-    except ValueError as error:
-        raise UsageError(f"{error}; the statuses are {', '.join(Status)}") from None
-
-
-#: Characters of what a heartbeat said.
+#: Characters of a heartbeat's details that are shown.
 _SHOWN = 200
 
 _OPEN = (Status.PENDING, Status.RUNNING, Status.WAITING, Status.BLOCKED)
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """What there is to know besides the run itself, as far as it matters."""
+    """Facts besides the run itself that explain its state; read only where they matter."""
 
     now: int
     workers: Sequence[WorkerInfo]
     pauses: Sequence[Pause] = ()
     history: Sequence[Record] = ()
     inbox: Sequence[Message] = ()
-    #: Of types that are served in other languages: by whom.
+    #: Runtimes of types that are served in other languages.
     elsewhere: Mapping[str, str] = {}
-    #: The last sign of life of an activity.
+    #: Last heartbeat of an activity.
     beat: Output | None = None
-    #: Where it stands in line.
+    #: WaitlistPosition on the waitlist of a limit.
     standing: WaitlistPosition | None = None
 
 
 async def explain(store: Store, run: Run) -> str:
-    """The sentence, and another one about the first of its children if it waits for them."""
+    """Say in a sentence why a run is where it is, and why its first child is, if it waits for children."""
     facts = Facts(
         now=await store.now(),
         workers=await store.workers(),
@@ -172,12 +96,12 @@ def _explained(run: Run, facts: Facts) -> str:
 
 
 def served_elsewhere(types: Iterable[TypeInfo]) -> dict[str, str]:
-    """Of the types that workers in other languages have registered: by whom they are served."""
+    """Map the types that workers in other languages have registered to their runtimes."""
     return {one.type: one.runtime for one in types if one.runtime != PYTHON}
 
 
 def is_unserved(run: Run, workers: Sequence[WorkerInfo], elsewhere: Mapping[str, str], now: int) -> bool:
-    """Whether a run is ready and nobody takes it, as far as is known: workers in other languages do not say whether they live."""
+    """Return whether a run is ready and no live worker takes it. Workers in other languages send no heartbeat and count as live."""
     return run.status is Status.PENDING and run.type not in elsewhere and not _serving(run, _living(workers, now))
 
 
@@ -281,7 +205,7 @@ def _waiting(run: Run, facts: Facts) -> str:
 
 
 def _count(run: Run) -> str:
-    """Which attempt comes next, where the run itself says how many there may be."""
+    """Name the next attempt, where the run itself bounds their number."""
     return f", attempt {run.attempt} of {run.max_attempts}" if run.max_attempts else ""
 
 
@@ -299,7 +223,7 @@ def _signs(facts: Facts) -> str:
 def _blocked(run: Run) -> str:
     advice = {
         Reason.DIVERGED: "Its code no longer follows its history. Deploy matching code and restart a worker.",
-        Reason.POISON: "It was set aside because its workers kept dying while they worked on it. Fix the cause, then unblock it.",
+        Reason.POISON: "It was set aside because its workers kept dying while they worked on it. Fix the cause, then retry it.",
         Reason.UNDECODABLE: "Its stored data does not fit its code. Deploy matching code and restart a worker.",
     }
     known = advice.get(run.reason, "It needs a person.") if run.reason is not None else "It needs a person."
@@ -344,14 +268,14 @@ def _moment(moment: int) -> str:
 
 
 _OPERATIONS = (RecordKind.STEP, RecordKind.ATTEMPT, RecordKind.CHILD, RecordKind.TIMER)
-#: Ends that are errors.
+#: Kinds of events that report an error.
 _FAILURES = ("retried", "failed", "cancelled", "expired", "blocked")
 
 
 def report(
     run: Run, records: Sequence[Record], events: Sequence[Event], interruptions: Sequence[Interruption] = ()
 ) -> RunReport:
-    """What a person asks of a run."""
+    """Summarize a run from its row, history, events and interruptions."""
     started = [event.at for event in events if event.kind == "started"]
     steps = _steps(records, interruptions)
     errors = [error for step in steps for error in step.errors]
@@ -397,7 +321,7 @@ def _step(
 def _interruptions_of(
     last: Record, records: Sequence[Record], interruptions: Sequence[Interruption]
 ) -> tuple[Interruption, ...]:
-    """What interrupted the attempts that are counted in the record of a step and did not fail."""
+    """Match interruptions with the attempts of a step that neither failed nor succeeded."""
     if last.kind is not RecordKind.STEP:
         return ()
     failures = [

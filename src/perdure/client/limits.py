@@ -1,43 +1,40 @@
-"""Limits, as an engine hands them out: what holds at which gate, who waits there, and what to change at run time."""
+"""Limits of concurrency and rate: their bounds, their waitlists, and overrides at run time."""
 
 from __future__ import annotations
 
 import builtins
-from typing import TYPE_CHECKING
 
+from perdure.client.session import Session
 from perdure.core.ids import check_id
 from perdure.core.limits.limit import KEYED, LimitBounds, LimitInfo, check_gate, make_bounds
 from perdure.errors import UsageError
 
-if TYPE_CHECKING:
-    from perdure.client.engine import Engine
-
 
 class Limits:
-    """The limits of an engine's database."""
+    """Limits of an engine's database: `engine.limits`."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, session: Session) -> None:
+        self._session = session
 
     async def set(
         self, name: str, *, concurrency: int | None = None, rate: str | None = None, burst: int | None = None
     ) -> None:
-        """Set what holds from now on, whatever the code says.
+        """Override a limit from now on, in place of the bounds that code declares.
 
-        It is for a limit of that name, for one of its keys (`tenant/acme`), or for a whole type or queue (`type:billing.charge.v1`,
+        `name` is that of a limit, of one of its keys (`tenant/acme`), or of a whole type or queue (`type:billing.charge.v1`,
         `queue:emails`). Runs that are being worked on go on. Raises `UsageError`.
         """
         await self._write(name, make_bounds(concurrency=concurrency, rate=rate, burst=burst))
 
     async def clear(self, name: str) -> None:
-        """What the code says holds again; of a type or queue of which it says nothing, nothing does."""
+        """Remove an override: the bounds declared in code apply again, and none where code declares none."""
         await self._write(name, None)
 
     async def list(self, *, limit: int = 100, after: str = "") -> builtins.list[LimitInfo]:
-        """Limits that runs have met or that were set, in the order of their names, past one."""
+        """List limits that runs have met or that were set, by name, beginning after a name."""
         if not 1 <= limit <= 1000:
             raise UsageError(f"limit must be between 1 and 1000, not {limit}")
-        store = await self._engine._opened()
+        store = await self._session.opened()
         found: builtins.list[LimitInfo] = []
         while len(found) < limit:
             page = await store.gates(after, limit)
@@ -52,4 +49,4 @@ class Limits:
         check_gate(base)
         if keyed:
             check_id(name, "limit")
-        await (await self._engine._opened()).set_bounds(name, bounds, self._engine._actor)
+        await (await self._session.opened()).set_bounds(name, bounds, self._session.actor)

@@ -1,135 +1,87 @@
-"""Telling runs something: the half of an engine that sends messages, to one run or to all that listen."""
+"""Messages to runs: sending, broadcasting, asking and cancelling.
+
+The answer to a question is stored under the question's key. Asking again with the same key, after a crash of the asking process,
+gives the answer that there is, and the workflow sees one question.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any
 
-from perdure.client.results import News
-from perdure.client.start import send_on
-from perdure.core.codec.codec import Codec
+from perdure.client.results import OutputWatch
+from perdure.client.session import Session
 from perdure.core.codec.failure import Failure
-from perdure.core.codec.snapshot import snapshot
 from perdure.core.ids import ID_BYTES, check_id, check_name
 from perdure.core.model.outputs import Output, OutputKind
 from perdure.core.model.record import NewMessage, SendOutcome
 from perdure.core.model.run import Status
-from perdure.core.system import System
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import RunFinished, RunNotFound, UsageError
 from perdure.store.contract import Store
+from perdure.store.sql.runs.inbox import send as send_in
 from perdure.workflow.channels import Channel, Question, expected_message, question_name, question_payload, topic
 
-if TYPE_CHECKING:
-    from perdure.client.engine import Engine
-    from perdure.store.contract import Store
-
-
-T = TypeVar("T")
-
-#: How many runs a broadcast reaches in one transaction.
+#: Runs that a broadcast reaches in one transaction.
 CHUNK = 100
 _PREFIX = "broadcast:"
 
 
-class Telling(ABC):
-    """What an `Engine` can tell runs."""
+async def send(
+    session: Session, run_id: str, channel: Channel[Any] | str, value: object, key: str | None, connection: object
+) -> None:
+    """Put a message into the inbox of a run, on the caller's connection if there is one."""
+    wanted = expected_message(channel)
+    name = wanted.name
+    message = NewMessage(
+        run_id=check_id(run_id),
+        name=name,
+        payload=session.codec.encode(value, f"message {name!r} to run {run_id!r}", wanted.type),
+        key=session.system.entropy(16).hex() if key is None else check_id(key, "message key"),
+    )
+    if connection is None:
+        [outcome] = await (await session.opened()).send([message], session.actor)
+    else:
+        async with session.unclosed().borrowed(connection, session.actor) as tx:
+            [outcome] = await send_in(tx, [message])
+    if outcome is SendOutcome.UNKNOWN:
+        raise RunNotFound(f"there is no run {run_id!r} to send {name!r} to")
+    if outcome is SendOutcome.FINISHED:
+        raise RunFinished(f"run {run_id!r} has finished and takes no more messages; {name!r} was not sent")
 
-    _system: System
-    _codec: Codec
-    _actor: str
 
-    @abstractmethod
-    async def _opened(self) -> Store:
-        """The store, ready to be used."""
-
-    @abstractmethod
-    def _unless_closed(self) -> Store:
-        """The store, open or not. Raises `EngineClosed`."""
-
-    @overload
-    async def send(
-        self, run_id: str, name: Channel[T], value: T, *, key: str | None = None, connection: object = None
-    ) -> None: ...
-
-    @overload
-    async def send(
-        self, run_id: str, name: str, value: object = None, *, key: str | None = None, connection: object = None
-    ) -> None: ...
-
-    def send(
-        self,
-        run_id: str,
-        name: Channel[Any] | str,
-        value: object = None,
-        *,
-        key: str | None = None,
-        connection: object = None,
-    ) -> Coroutine[Any, Any, None]:
-        """Send a message to a run; it is kept until the run receives it. Raises `RunNotFound` or `RunFinished`.
-
-        With a `key`, sending it twice is sending it once. On a `connection` of yours, it is sent when you commit.
-        """
-        # As the value is now, whenever the coroutine is awaited.
-        return self._send(run_id, name, snapshot(value), key, connection)
-
-    async def _send(
-        self, run_id: str, name: Channel[Any] | str, value: object, key: str | None, connection: object
-    ) -> None:
-        wanted = expected_message(name)
-        name = wanted.name
-        message = NewMessage(
-            run_id=check_id(run_id),
-            name=name,
-            payload=self._codec.encode(value, f"message {name!r} to run {run_id!r}", wanted.type),
-            key=self._system.entropy(16).hex() if key is None else check_id(key, "message key"),
+async def broadcast(
+    session: Session, channel: Channel[Any] | str, value: object, correlation: str, key: str | None
+) -> int:
+    """Send a message to every run that listens for a name and a correlation value; the number of runs."""
+    wanted = expected_message(channel)
+    name = wanted.name
+    payload = session.codec.encode(value, f"broadcast {name!r}", wanted.type)
+    key = session.system.entropy(16).hex() if key is None else check_id(key, "key of a broadcast")
+    if len(f"{_PREFIX}{key}".encode()) > ID_BYTES:
+        raise UsageError(
+            f"the key {key!r} of a broadcast is too long; give one of {ID_BYTES - len(_PREFIX)} bytes at most"
         )
-        if connection is None:
-            [outcome] = await (await self._opened()).send([message], self._actor)
-        else:
-            outcome = await send_on(connection, self._unless_closed(), self._actor, message)
-        if outcome is SendOutcome.UNKNOWN:
-            raise RunNotFound(f"there is no run {run_id!r} to send {name!r} to")
-        if outcome is SendOutcome.FINISHED:
-            raise RunFinished(f"run {run_id!r} has finished and takes no more messages; {name!r} was not sent")
+    store = await session.opened()
+    sent, cursor = 0, None
+    while True:
+        chunk = await store.broadcast(topic(name, correlation), payload, key, cursor, CHUNK, session.actor)
+        sent, cursor = sent + chunk.sent, chunk.cursor
+        if cursor is None:
+            return sent
 
-    @overload
-    async def broadcast(self, name: Channel[T], value: T, *, correlation: str, key: str | None = None) -> int: ...
 
-    @overload
-    async def broadcast(self, name: str, value: object = None, *, correlation: str, key: str | None = None) -> int: ...
-
-    def broadcast(
-        self, name: Channel[Any] | str, value: object = None, *, correlation: str, key: str | None = None
-    ) -> Coroutine[Any, Any, int]:
-        """Send a message to every run that listens for that name and correlation value; how many have it.
-
-        A run listens from its first `ctx.receive(name, correlation=...)` on until it ends. Runs are reached a hundred at a
-        time. With a `key`, whoever was interrupted may broadcast again: no run gets it twice.
-        """
-        return self._broadcast(name, snapshot(value), correlation, key)
-
-    async def _broadcast(self, name: Channel[Any] | str, value: object, correlation: str, key: str | None) -> int:
-        wanted = expected_message(name)
-        name = wanted.name
-        payload = self._codec.encode(value, f"broadcast {name!r}", wanted.type)
-        key = self._system.entropy(16).hex() if key is None else check_id(key, "key of a broadcast")
-        if len(f"{_PREFIX}{key}".encode()) > ID_BYTES:
-            raise UsageError(
-                f"the key {key!r} of a broadcast is too long; give one of {ID_BYTES - len(_PREFIX)} bytes at most"
-            )
-        store = await self._opened()
-        sent, cursor = 0, None
-        while True:
-            chunk = await store.broadcast(topic(name, correlation), payload, key, cursor, CHUNK, self._actor)
-            sent, cursor = sent + chunk.sent, chunk.cursor
-            if cursor is None:
-                return sent
+async def cancel(session: Session, run_id: str, reason: str) -> bool:
+    """Ask a run to stop; False if it had finished."""
+    session.codec.encode(reason, "the reason of a cancellation")
+    key = session.system.entropy(16).hex()
+    outcome = await (await session.opened()).cancel(check_id(run_id), reason, key, session.actor)
+    if outcome is SendOutcome.UNKNOWN:
+        raise RunNotFound(f"there is no run {run_id!r} to cancel")
+    return outcome is not SendOutcome.FINISHED
 
 
 async def ask(
-    engine: Engine,
+    session: Session,
     run_id: str,
     question: Question[Any, Any] | str,
     value: object,
@@ -138,7 +90,7 @@ async def ask(
     key: str | None,
     timeout: Duration | None,
 ) -> Any:
-    """Send a question and wait for its answer. Raises `RunNotFound`, `RunFinished`, or what ended the run meanwhile."""
+    """Send a question and wait for its answer. Raises `RunNotFound`, `RunFinished`, or the error that ended the run."""
     if timeout is not None:
         seconds(timeout)
     declared = question.type if isinstance(question, Question) else Any
@@ -146,51 +98,51 @@ async def ask(
         name, kind = question.name, question.answer if returns is Any else returns
     else:
         name, kind = check_name(question, "name of a question"), returns
-    key = engine._system.entropy(16).hex() if key is None else check_id(key, "key of a question")
+    key = session.system.entropy(16).hex() if key is None else check_id(key, "key of a question")
     message = NewMessage(
         run_id=check_id(run_id),
         name=question_name(name),
-        payload=question_payload(key, value, engine._codec, f"question {name!r} to run {run_id!r}", declared),
+        payload=question_payload(key, value, session.codec, f"question {name!r} to run {run_id!r}", declared),
         key=key,
     )
-    store = await engine._opened()
-    # It listens before it sends: a database that is replaced right after may lack the question.
-    with News(store, engine._system) as news:
-        outcome = await _put(engine, store, message, name)
+    store = await session.opened()
+    # Listen before sending: a database that is replaced right after may lack the question.
+    with OutputWatch(store, session.system) as watch:
+        outcome = await _put(session, store, message, name)
         if outcome is SendOutcome.FINISHED:
             raise RunFinished(f"run {run_id!r} has finished and answers no more questions; {name!r} was not asked")
-        answer = await engine._overdue.wait(
+        answer = await session.results.explainer.wait(
             run_id,
-            lambda: _answer(engine, store, message, name, news),
+            lambda: _answer(session, store, message, name, watch),
             f"perdure ask {run_id}",
             timeout,
             f"run {run_id!r} did not answer {name!r}",
         )
     if answer.failed:
-        raise engine._errors.restore(Failure.from_json(answer.payload), run_id=run_id)
-    return engine._codec.decode(answer.payload, kind, f"answer of run {run_id!r} to {name!r}")
+        raise session.errors.restore(Failure.from_json(answer.payload), run_id=run_id)
+    return session.codec.decode(answer.payload, kind, f"answer of run {run_id!r} to {name!r}")
 
 
-async def _put(engine: Engine, store: Store, message: NewMessage, name: str) -> SendOutcome:
-    [outcome] = await store.send([message], engine._actor)
+async def _put(session: Session, store: Store, message: NewMessage, name: str) -> SendOutcome:
+    [outcome] = await store.send([message], session.actor)
     if outcome is SendOutcome.UNKNOWN:
         raise RunNotFound(f"there is no run {message.run_id!r} to ask {name!r}")
     return outcome
 
 
-async def _answer(engine: Engine, store: Store, message: NewMessage, name: str, news: News) -> Output:
+async def _answer(session: Session, store: Store, message: NewMessage, name: str, watch: OutputWatch) -> Output:
     run_id, key = message.run_id, message.key
     while True:
-        if news.replaced():
-            # The question may be lost; its key makes it the same one if it is not.
-            await _put(engine, store, message, name)
-        # Looked at first: an answer that comes with the end is there when it has ended.
-        run = await engine._run(run_id)
+        if watch.replaced():
+            # The question may be lost; its key makes a repetition harmless if it is not.
+            await _put(session, store, message, name)
+        # The run is read before its answers: one that comes with the end is there when it has ended.
+        run = await session.find(run_id)
         answers = await store.outputs(run_id, OutputKind.REPLY, key, -1, 1)
         if answers:
             return answers[0]
         if run.status is Status.COMPLETED:
             raise RunFinished(f"run {run_id!r} finished without an answer to {name!r}")
         if run.status.finished:
-            engine._outcome(run, Any)
-        await news.arrive()
+            session.results.outcome(run, Any)
+        await watch.arrive()

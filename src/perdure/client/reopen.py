@@ -1,33 +1,38 @@
-"""Second chances for a run: opening it again where it failed, giving its steps their attempts anew, and going another way.
+"""Letting a run go again: retrying it, as its status allows, and forking it.
 
-What a fork is to be like is worked out here, from the history of its source, and written by the store in one piece.
+The rows of a fork are worked out here, from the history of its source, and written by the store in one transaction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import msgspec
 from msgspec.structs import replace
 
 from perdure.client.deploy import aside
+from perdure.client.inspect import explain
+from perdure.client.session import Session
 from perdure.client.start import Moment, StartOptions, new_run
+from perdure.core.ids import check_name
+from perdure.core.model.dead_letter import Requeue, RequeueOutcome, dead_letter_reason
 from perdure.core.model.record import Record, RecordKind
 from perdure.core.model.reopen import Fork, ReopenOutcome, kept_seed
-from perdure.core.model.run import NewRun, Run, Status
+from perdure.core.model.run import NewRun, Reason, Run, Status
+from perdure.core.policy.retry import Retry
 from perdure.core.policy.singleton import with_stored_singleton
-from perdure.core.time.duration import instant
+from perdure.core.time.duration import FAR, Duration, instant
 from perdure.errors import Diverged, RunExists, RunFinished, RunNotFound, UsageError
 from perdure.worker import ReplayCheck
+from perdure.workflow.activity import Activity
 from perdure.workflow.definition import Call, Workflow
-from perdure.workflow.run_settings import RunSettings
+from perdure.workflow.run_settings import NO_SETTINGS, RunSettings, make_settings, place
 
-if TYPE_CHECKING:
-    from perdure.client.engine import Engine
-
-#: What a history takes from the inbox, what has a place that a fork can begin at, and what of that has a result.
+#: Reasons for which a run is blocked and may be unblocked.
+_BLOCKED = (Reason.DIVERGED, Reason.UNDECODABLE, Reason.POISON)
+#: Records that come from the inbox, records at which a fork can begin, and those of them that have a result.
 _RECEIVED = (RecordKind.MESSAGE, RecordKind.CHILD, RecordKind.CANCEL)
 _PLACES = (RecordKind.STEP, RecordKind.ATTEMPT, RecordKind.TIMER, RecordKind.CHILD)
 _RESULTS = (RecordKind.STEP, RecordKind.CHILD)
@@ -36,11 +41,11 @@ _RESULTS = (RecordKind.STEP, RecordKind.CHILD)
 class ForkOptions(TypedDict, total=False):
     """Options of `Handle.fork`."""
 
-    #: Where it goes another way, such as `charge#2`; from the beginning by default.
+    #: First step that is executed again, such as `charge#2`; the first of all by default.
     from_step: str | None
     #: Other arguments: a call of the same workflow, or the arguments by name.
     input: Call[Any] | Mapping[str, Any] | None
-    #: Other results of what came before, by place.
+    #: Other results of earlier steps and children, by location.
     results: Mapping[str, Any] | None
     #: The new run's id; a UUIDv7 by default.
     id: str | None
@@ -48,66 +53,182 @@ class ForkOptions(TypedDict, total=False):
     deadline: Moment | None
 
 
-async def retry(engine: Engine, run_id: str, deadline: Moment | None) -> int:
-    """See `Handle.retry`."""
-    run = await engine._run(run_id)
-    store = await engine._opened()
+class RetryOptions(TypedDict, total=False):
+    """Changes to a run that goes again."""
+
+    #: Other arguments: a call of the same type, or the arguments by name.
+    input: Call[Any] | Mapping[str, Any] | None
+    #: Policy of an activity from now on; see `activity`.
+    retry: Retry | int | None
+    schedule_to_start: Duration | None
+    start_to_close: Duration | None
+    schedule_to_close: Duration | None
+    heartbeat: Duration | None
+    #: Fail the run if it is not finished by then.
+    deadline: Moment | None
+    queue: str | None
+    priority: int | None
+
+
+async def retry(session: Session, run_id: str, changes: RetryOptions) -> int:
+    """Let a run go again by the verb of the store that fits its status; its generation."""
+    if unknown := changes.keys() - RetryOptions.__annotations__.keys():
+        known = ", ".join(RetryOptions.__annotations__)
+        raise UsageError(f"retry has no option {min(unknown)!r}; it has {known}")
+    run = await session.find(run_id)
+    changed = {name for name, value in changes.items() if value is not None}
+    if run.status is Status.COMPLETED:
+        raise RunFinished(
+            f"run {run_id!r} completed, so there is nothing to retry; to do it again, fork it or start another"
+        )
+    if run.status.finished:
+        is_workflow = isinstance(session.workflows.get(run.type), Workflow)
+        if is_workflow and changed <= {"deadline"}:
+            return await _reopen(session, run, changes.get("deadline"))
+        return await requeue(session, run, changes)
+    if dead_letter_reason(run.status, run.reason) is not None and changed:
+        return await requeue(session, run, changes)
+    if changed:
+        raise UsageError(
+            f"run {run_id!r} is {standing(run)}; only a run that ended, or a dead letter, is retried with {min(changed)}"
+        )
+    store = await session.opened()
+    if run.status is Status.BLOCKED:
+        gone_on = await store.unblock([run_id], (), _BLOCKED, session.actor) > 0
+    else:
+        gone_on = await _has_failures(session, run) and await store.recover(run_id, run.token, session.actor)
+    if not gone_on:
+        raise UsageError(
+            f"there is nothing to retry in run {run_id!r}, it is {standing(run)}. {await _why(session, run_id)}"
+        )
+    return run.generation
+
+
+async def _has_failures(session: Session, run: Run) -> bool:
+    """Return whether a run waits for its next attempt, or one of its steps does."""
+    if run.status is Status.RUNNING:
+        return False
+    if run.reason is Reason.RETRY:
+        return True
+    history = await (await session.opened()).history(run.id)
+    return any(one.kind is RecordKind.ATTEMPT and one.run_attempt == run.attempt for one in history)
+
+
+async def _reopen(session: Session, run: Run, deadline: Moment | None) -> int:
+    """Open a failed or cancelled run again where it failed; its next generation."""
+    store = await session.opened()
     due = None if deadline is None else instant(deadline, store.clock())
-    match await store.reopen(run_id, run.generation, due, engine._actor):
+    match await store.reopen(run.id, run.generation, due, session.actor):
         case ReopenOutcome.OPEN:
             return run.generation + 1
-        case ReopenOutcome.COMPLETED:
-            raise RunFinished(
-                f"run {run_id!r} completed, so there is nothing to retry; to do it again, fork it or start another"
-            )
         case ReopenOutcome.EXPIRED:
-            raise UsageError(
-                f"the deadline of run {run_id!r} has passed; retry it with another one: retry(deadline=...)"
-            )
+            raise _expired(run)
         case ReopenOutcome.DELETED:
-            raise UsageError(f"run {run_id!r} was deleted; bring it back before you retry it: undelete()")
-        case ReopenOutcome.UNFINISHED:
-            raise UsageError(
-                f"run {run_id!r} has not failed, it is {run.status}; wait for its end, or cancel it, before you retry it"
-            )
+            raise _deleted(run)
         case ReopenOutcome.UNKNOWN:
-            raise RunNotFound(f"there is no run {run_id!r} to retry")
+            raise RunNotFound(f"there is no run {run.id!r} to retry")
+        case ReopenOutcome.COMPLETED | ReopenOutcome.UNFINISHED:
+            raise UsageError(f"run {run.id!r} was retried by another client at the same time")
 
 
-async def recover(engine: Engine, run_id: str) -> bool:
-    """See `Handle.recover`."""
-    run = await engine._run(run_id)
-    if run.status is Status.FAILED:
-        await retry(engine, run_id, None)
-        return True
-    return await (await engine._opened()).recover(run_id, run.token, engine._actor)
+async def requeue(session: Session, run: Run, changes: RetryOptions) -> int:
+    """Let a dead letter, or a cancelled run, go on with changes; its generation."""
+    store = await session.opened()
+    order = _requeue_order(session, run, changes, store.clock())
+    match await store.requeue(order, session.actor):
+        case RequeueOutcome.OPEN:
+            return run.generation + run.status.finished
+        case RequeueOutcome.UNKNOWN:
+            raise RunNotFound(f"there is no run {run.id!r} to retry")
+        case RequeueOutcome.ALIVE:
+            raise UsageError(f"run {run.id!r} is no dead letter, it is {standing(run)}. {await _why(session, run.id)}")
+        case RequeueOutcome.OTHERWISE:
+            raise UsageError(f"run {run.id!r} was retried by another client at the same time, with other changes")
+        case RequeueOutcome.DELETED:
+            raise _deleted(run)
+        case RequeueOutcome.EXPIRED:
+            raise _expired(run)
+        case RequeueOutcome.BEGUN:
+            raise UsageError(
+                f"run {run.id!r} has a history, which another input would not fit; fork it with the other input instead: "
+                f"fork(input=...)"
+            )
 
 
-async def fork(engine: Engine, run_id: str, **wanted: Unpack[ForkOptions]) -> str:
-    """See `Handle.fork`; the id of the new run."""
-    source = await engine._run(run_id)
+def standing(run: Run) -> str:
+    """Spell the status of a run, with its reason."""
+    return run.status.value if run.reason is None else f"{run.status.value}: {run.reason.value}"
+
+
+async def _why(session: Session, run_id: str) -> str:
+    return await explain(await session.opened(), await session.find(run_id))
+
+
+def _expired(run: Run) -> UsageError:
+    return UsageError(f"the deadline of run {run.id!r} has passed; retry it with another one: retry(deadline=...)")
+
+
+def _deleted(run: Run) -> UsageError:
+    return UsageError(f"run {run.id!r} was deleted; bring it back before you retry it: undelete()")
+
+
+def _requeue_order(session: Session, run: Run, changes: RetryOptions, now: int) -> Requeue:
+    definition = session.workflows.get(run.type)
+    given = _settings(changes)
+    if given is not NO_SETTINGS and isinstance(definition, Workflow):
+        raise UsageError(f"run {run.id!r} is a workflow ({run.type}); its policy is in its code")
+    deadline, queue, priority = changes.get("deadline"), changes.get("queue"), changes.get("priority")
+    make_settings({}, priority=priority)
+    due = FAR if deadline is None else instant(deadline, now)
+    placed = place(given, NO_SETTINGS if definition is None else definition.settings, now, None, None, due)
+    other = changes.get("input")
+    return Requeue(
+        run_id=run.id,
+        token=run.token,
+        is_activity=None if definition is None else isinstance(definition, Activity),
+        input=None if other is None else _input(session, run, other),
+        options=None if given is NO_SETTINGS else given.over(RunSettings.from_json(run.options)).to_json(),
+        max_attempts=None if given.retry is None else given.retry.attempts or 0,
+        deadline=None if placed.deadline == FAR else placed.deadline,
+        close_by=placed.close_by,
+        queue=None if queue is None else check_name(queue, "queue"),
+        priority=priority,
+    )
+
+
+def _settings(changes: RetryOptions) -> RunSettings:
+    names = ("retry", "schedule_to_start", "start_to_close", "schedule_to_close", "heartbeat")
+    given: Any = {name: changes.get(name) for name in names}
+    if all(value is None for value in given.values()):
+        return NO_SETTINGS
+    return make_settings(given)
+
+
+async def fork(session: Session, run_id: str, **wanted: Unpack[ForkOptions]) -> str:
+    """Create a run with the past of another one up to a step; its id."""
+    source = await session.find(run_id)
     from_step, results = wanted.get("from_step"), wanted.get("results") or {}
-    past = _past(source, await engine._history(run_id), from_step)
-    past = _edited(engine, source, past, results)
-    store = await engine._opened()
+    past = _past(source, await (await session.opened()).history(run_id), from_step)
+    past = _edited(session, source, past, results)
+    store = await session.opened()
     options: StartOptions = {"id": wanted.get("id"), "queue": source.queue, "priority": source.priority}
     options["deadline"] = wanted.get("deadline")
-    encoded = _input(engine, source, wanted.get("input"))
-    call: Call[Any] = Call(source.type, (), engine.workflows.get(source.type), RunSettings.from_json(source.options))
-    new = new_run(call, encoded, options, engine._system, store.clock())
-    # A fork goes on beside what it was forked from.
+    encoded = _input(session, source, wanted.get("input"))
+    call: Call[Any] = Call(source.type, (), session.workflows.get(source.type), RunSettings.from_json(source.options))
+    new = new_run(call, encoded, options, session.system, store.clock())
+    # A fork runs beside its source, so it is no singleton.
     new = replace(new, options=with_stored_singleton(new.options, None))
-    fork = _fork(source, past, from_step, new, engine._system.entropy(8).hex())
-    await _try_out(engine, source, fork)
-    answer = await store.fork(fork, engine._actor)
+    fork = _fork(source, past, from_step, new, session.system.entropy(8).hex())
+    await _try_out(session, source, fork)
+    answer = await store.fork(fork, session.actor)
     if not answer.created:
         raise RunExists(f"there is a run {new.id!r} already; give the fork of {run_id!r} another id")
     return new.id
 
 
-async def _try_out(engine: Engine, source: Run, fork: Fork) -> None:
-    """Replay the past of a fork, where its code is here. Raises `UsageError` if that does not lead to its step."""
-    workflow = engine.workflows.get(source.type)
+async def _try_out(session: Session, source: Run, fork: Fork) -> None:
+    """Replay the past of a fork, if its code is here. Raises `UsageError` if replay does not lead to its step."""
+    workflow = session.workflows.get(source.type)
     if not isinstance(workflow, Workflow) or not fork.records:
         return
     as_it_will_be = replace(
@@ -119,7 +240,7 @@ async def _try_out(engine: Engine, source: Run, fork: Fork) -> None:
         seed=fork.seed,
         started_at=fork.started_at,
     )
-    checkup = ReplayCheck(engine._codec, engine._errors)
+    checkup = ReplayCheck(session.codec, session.errors)
     try:
         await aside(lambda: checkup.replay(as_it_will_be, workflow, fork.records))
     except Diverged as error:
@@ -129,17 +250,17 @@ async def _try_out(engine: Engine, source: Run, fork: Fork) -> None:
         ) from error
 
 
-def _input(engine: Engine, source: Run, given: Call[Any] | Mapping[str, Any] | None) -> str:
+def _input(session: Session, source: Run, given: Call[Any] | Mapping[str, Any] | None) -> str:
     if given is None:
         return source.input
     call = given if isinstance(given, Call) else Call.named(source.type, **given)
     if call.type != source.type:
-        raise UsageError(f"a fork of run {source.id!r} is a {source.type!r} like it, not a {call.type!r}")
-    return engine._known(call).encode(engine._codec)
+        raise UsageError(f"run {source.id!r} is a {source.type!r}, not a {call.type!r}")
+    return session.known(call).encode(session.codec)
 
 
 def _past(source: Run, history: Sequence[Record], from_step: str | None) -> list[Record]:
-    """The records before a step, of the last attempt at the run that came to it. Raises `UsageError`."""
+    """Return the records before a step, of the last attempt at the run that came to it. Raises `UsageError`."""
     if from_step is None:
         return []
     found = [record for record in history if record.location == from_step and record.kind in _PLACES]
@@ -151,8 +272,8 @@ def _past(source: Run, history: Sequence[Record], from_step: str | None) -> list
     return [record for record in history if record.run_attempt == attempt and record.seq < first.seq]
 
 
-def _edited(engine: Engine, source: Run, past: Sequence[Record], results: Mapping[str, Any]) -> list[Record]:
-    """The records with other results. Raises `UsageError` for one that is not there, or not of the type that is known of it."""
+def _edited(session: Session, source: Run, past: Sequence[Record], results: Mapping[str, Any]) -> list[Record]:
+    """Replace results in records. Raises `UsageError` for a result that is not there, or of the wrong type."""
     there = {record.location for record in past if record.kind in _RESULTS}
     if missing := sorted(results.keys() - there):
         known = ", ".join(sorted(there)) or "none"
@@ -163,12 +284,12 @@ def _edited(engine: Engine, source: Run, past: Sequence[Record], results: Mappin
     for record in past:
         if record.location in results and record.kind in _RESULTS:
             what = f"the result of {record.location!r} for the fork of run {source.id!r}"
-            payload = engine._codec.encode(results[record.location], what)
+            payload = session.codec.encode(results[record.location], what)
             workflow = (
-                engine.workflows.get(record.location.partition("#")[0]) if record.kind is RecordKind.CHILD else None
+                session.workflows.get(record.location.partition("#")[0]) if record.kind is RecordKind.CHILD else None
             )
             if workflow is not None:
-                engine._codec.decode(payload, workflow.signature.returns, what)
+                session.codec.decode(payload, workflow.signature.returns, what)
             record = replace(record, payload=payload, failed=False)
         edited.append(record)
     return edited
@@ -179,7 +300,7 @@ def _fork(source: Run, past: Sequence[Record], from_step: str | None, new: NewRu
     if not past:
         return Fork(run=new, source=source.id, step=step, records=(), started_at=0, seed="")
     said = msgspec.json.encode({"run": source.id, "step": step, "salt": salt}).decode()
-    # Before the last one, which leads to the step: what that is called with is drawn anew.
+    # Before the last record, which leads to the step: the arguments of the step are drawn anew.
     mark = Record(
         seq=0, kind=RecordKind.FORK, location="", payload=said, at=past[-1].at if len(past) == 1 else past[-2].at
     )

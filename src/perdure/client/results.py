@@ -1,4 +1,8 @@
-"""Waiting for runs to finish: one look at the database for everybody who waits, when something has changed."""
+"""Waiting for runs from outside: for their outcomes, for their outputs, and saying why a wait takes long.
+
+All waits of one event loop share one query, made when the database reports a change. Explaining a wait takes a few queries, so
+only some of very many slow waits are explained, as examples.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +10,87 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from perdure.client.inspect import explain
 from perdure.core.background_loops import LoopGuard, LoopHealth
+from perdure.core.codec.failure import Failure
 from perdure.core.model.run import Reason, Run, Status
 from perdure.core.system import System
 from perdure.core.time.duration import Duration, seconds
-from perdure.errors import EngineClosed, PerdureError, RunNotFound, StoreCorrupt, StoreError
+from perdure.errors import EngineClosed, PerdureError, RunCancelled, RunFailed, RunNotFound, StoreCorrupt, StoreError
 from perdure.store.contract import Change, Store
+
+if TYPE_CHECKING:
+    from perdure.client.session import Session
 
 logger = logging.getLogger("perdure.client")
 
-#: Runs asked for in one query.
+T = TypeVar("T")
+
+#: Runs read in one query.
 CHUNK = 500
 SHORTEST_POLL = 0.005
-#: With more waiters than one query asks for: how many times as long as a look the pause after it is, and how many seconds at the most.
+#: Pause after a round of queries, with more waiters than one query reads: this many times as long as the round, and at most so long.
 PAUSES = 5
 LONGEST_PAUSE = 2.0
+#: Longest poll for outputs, in seconds, so that a reader notices soon that the engine was closed.
+LONGEST_POLL = 2.0
+#: Seconds after which the log explains a wait.
+SLOW = 5.0
+#: Explanations under way at a time, and the seconds that one may take when a wait has ended.
+AT_ONCE = 10
+LAST_LOOK = 2.0
 
 
-class Watch:
+class Results:
+    """Waits of one engine for the outcomes of runs."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._watches: dict[asyncio.AbstractEventLoop, ResultWatch] = {}
+        #: Says why a wait takes long; shared with waits for answers.
+        self.explainer = WaitExplainer(session.system, self._explain)
+
+    async def of(self, run_id: str, returns: Any, timeout: Duration | None) -> Any:
+        """Wait for a run and return its result. Raises `RunFailed`, `RunCancelled` and `TimeoutError`."""
+        if timeout is not None:
+            seconds(timeout)
+        run = await self._session.find(run_id)
+        if not run.status.finished:
+            watch = await self._watch()
+            name, too_late = f"perdure result {run_id}", f"run {run_id!r} did not finish"
+            run = await self.explainer.wait(run_id, lambda: watch.finished(run_id), name, timeout, too_late)
+        return self.outcome(run, returns)
+
+    def outcome(self, run: Run, returns: Any) -> Any:
+        """Return the result of a finished run, or raise `RunFailed` or `RunCancelled`."""
+        if run.status is Status.COMPLETED:
+            return self._session.codec.decode(run.output or "null", returns, f"result of run {run.id!r} ({run.type})")
+        failure = Failure.from_json(run.error or "{}")
+        if run.status is Status.CANCELLED:
+            raise RunCancelled(failure.message, run_id=run.id)
+        name = failure.type.rpartition(".")[2]
+        raise RunFailed(
+            f"run {run.id!r} ({run.type}) failed with {name}: {failure.message}", run_id=run.id, failure=failure
+        ) from self._session.errors.restore(failure)
+
+    async def close(self) -> None:
+        """End the waits of this event loop."""
+        watch = self._watches.pop(asyncio.get_running_loop(), None)
+        if watch is not None:
+            await watch.close()
+
+    async def _watch(self) -> ResultWatch:
+        store = await self._session.opened()
+        return self._watches.setdefault(asyncio.get_running_loop(), ResultWatch(store, self._session.system))
+
+    async def _explain(self, run_id: str) -> tuple[Run, str]:
+        run = await self._session.find(run_id)
+        return run, await explain(await self._session.opened(), run)
+
+
+class ResultWatch:
     """Waiters of one event loop."""
 
     def __init__(self, store: Store, system: System) -> None:
@@ -39,7 +104,7 @@ class Watch:
         self._changed = False
 
     async def finished(self, run_id: str) -> Run:
-        """Wait for a run's outcome."""
+        """Wait for the end of a run."""
         future: asyncio.Future[Run] = self._loop.create_future()
         self._waiters.setdefault(run_id, set()).add(future)
         self._changed = True
@@ -57,7 +122,7 @@ class Watch:
                     del self._waiters[run_id]
 
     async def close(self) -> None:
-        """Stop looking; whoever still waits is told that the engine is closed."""
+        """Stop; waits that are left raise `EngineClosed`."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -75,7 +140,7 @@ class Watch:
                 if not future.done():
                     future.set_exception(
                         RunNotFound(
-                            f"run {run_id!r} is gone while its result was waited for: it was deleted, or lost with a failover"
+                            f"run {run_id!r} disappeared while its result was waited for: it was deleted, or lost in a failover"
                         )
                     )
 
@@ -112,9 +177,9 @@ class Watch:
         self._changed = True
 
     def _pause(self, look: float) -> float:
-        """For how long not to look again, though something may change: with very many waiters a look takes time.
+        """Pause between two rounds of queries, in seconds.
 
-        Every run that is waited for is looked at each time, so that looks without a pause would cost the square of their number.
+        Each round reads every run that is waited for, so rounds without a pause would cost the square of their number.
         """
         waiters = len(self._waiters)
         return min(0.1, waiters * 5e-6) if waiters <= CHUNK else min(LONGEST_PAUSE, PAUSES * look)
@@ -136,7 +201,7 @@ class Watch:
             self._rung.set_result(False)
 
     async def _look(self) -> bool:
-        """Hand out the results that are there; whether there were any."""
+        """Hand out the outcomes that are there; True if there were any."""
         found = False
         ids = list(self._waiters)
         for start in range(0, len(ids), CHUNK):
@@ -153,7 +218,7 @@ class Watch:
         return found
 
     async def _get(self, run_ids: list[str]) -> tuple[list[Run], set[str]]:
-        """The runs that are there, and which could not be read, so that a wait for one of those is told so."""
+        """Read runs, and the ids of unreadable ones, whose waits get the error."""
         try:
             return await self._store.get_many(run_ids), set()
         except StoreCorrupt as error:
@@ -171,17 +236,10 @@ class Watch:
         return runs, unreadable
 
 
-T = TypeVar("T")
-
-SHORTEST_POLL = 0.005
-#: So that whoever waits learns soon that the engine was closed.
-LONGEST_POLL = 2.0
-
-
 async def within(
     system: System, work: Callable[[], Coroutine[Any, Any, T]], name: str, timeout: Duration | None, too_late: str
 ) -> T:
-    """Do something, or raise `TimeoutError` after `timeout` on the system's clock."""
+    """Do some work, or raise `TimeoutError` after `timeout` on the system's clock."""
     limit = None if timeout is None else seconds(timeout)
     waiting = system.spawn(work(), name)
     timer = None if limit is None else system.call_later(limit, waiting.cancel)
@@ -198,8 +256,8 @@ async def within(
             timer.cancel()
 
 
-class News:
-    """Says when it is worth looking again at what a run shows: something was shown or has finished, here or elsewhere."""
+class OutputWatch:
+    """Waits for changes that may bring outputs: a run published, emitted, answered or ended, in this process or another."""
 
     def __init__(self, store: Store, system: System) -> None:
         self._store = store
@@ -211,7 +269,7 @@ class News:
         self._poll = SHORTEST_POLL
         self._unsubscribe = store.subscribe(self._on_change)
 
-    def __enter__(self) -> News:
+    def __enter__(self) -> OutputWatch:
         return self
 
     def __exit__(
@@ -220,20 +278,20 @@ class News:
         self._unsubscribe()
 
     def found(self) -> None:
-        """Something was there, so that there may be more soon."""
+        """Poll fast again: outputs were there, so more may come soon."""
         self._poll = SHORTEST_POLL
 
     def replaced(self) -> bool:
-        """Whether the database was replaced since this was asked last, and may lack what was seen or sent."""
+        """Return whether the database was replaced since the last call, and may lack what was seen or sent."""
         replaced, self._replaced = self._replaced, False
         return replaced
 
     async def arrive(self) -> None:
-        """Wait. Looking before is safe: what came meanwhile counts."""
+        """Wait for a change. One that came since the last wait counts."""
         while not self._told:
             if not await self._ring_or_timeout():
                 try:
-                    # Whoever rings meanwhile is not to be overruled.
+                    # Set only to True: a ring in the meantime counts, too.
                     if await self._store.changed():
                         self._told = True
                 except StoreError:
@@ -266,17 +324,8 @@ class News:
             self._rung.set_result(told)
 
 
-#: Seconds after which the log says why.
-SLOW = 5.0
-#: Explanations under way at a time, and the seconds that one may take when a wait has ended.
-AT_ONCE = 10
-LAST_LOOK = 2.0
-
-logger = logging.getLogger("perdure.client")
-
-
-class Overdue:
-    """The waits of one engine. `look` gives a run and why it is where it is."""
+class WaitExplainer:
+    """Explains slow waits in the log, and ended ones in their error. `look` gives a run and the reason why it waits."""
 
     def __init__(self, system: System, look: Callable[[str], Awaitable[tuple[Run, str]]]) -> None:
         self._system = system
@@ -291,7 +340,7 @@ class Overdue:
         timeout: Duration | None,
         too_late: str,
     ) -> T:
-        """Wait for something of a run. Raises `TimeoutError`, which says why, after `timeout`."""
+        """Wait for something of a run. Raises `TimeoutError` after `timeout`, with the reason why the run takes long."""
         explaining: list[asyncio.Task[None]] = []
 
         def explain() -> None:
@@ -312,7 +361,7 @@ class Overdue:
                 task.cancel()
 
     def _explained(self, _: asyncio.Task[None]) -> None:
-        # A task that is cancelled before it begins ends, too.
+        # A done callback, because a task that is cancelled before it begins runs no code.
         self._explaining -= 1
 
     async def _explain(self, run_id: str, what: str) -> None:
@@ -325,7 +374,7 @@ class Overdue:
             logger.log(_level(run), "%s within %g s: %s", what, SLOW, why)
 
     async def _because(self, run_id: str) -> str:
-        """The sentence for an error; nothing if the database does not answer soon."""
+        """Sentence for an error; empty if the database does not answer soon."""
         try:
             _, why = await within(self._system, lambda: self._asked(run_id), "perdure why", LAST_LOOK, "no answer")
         except (PerdureError, TimeoutError):
@@ -337,6 +386,6 @@ class Overdue:
 
 
 def _level(run: Run) -> int:
-    """A run that is worked on, or waits for what its code asked for, is no reason to worry."""
+    """Warn only of runs that need help: a worker, a person, or the end of a pause."""
     stands = run.status in (Status.PENDING, Status.BLOCKED) or run.reason is Reason.PAUSED
     return logging.WARNING if stands else logging.INFO

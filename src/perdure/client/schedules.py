@@ -1,21 +1,22 @@
-"""Schedules, as an engine hands them out: what is to run by the clock, when, and what becomes of slots that were missed or overlap.
+"""Schedules: runs that are started by the clock, with policies for fire times that were missed or overlap.
 
-Everything is checked before anything is written. A change is made to the schedule as it is now: whoever comes between, be it a firing,
-makes it be looked at again.
+Everything is checked before anything is written. A change is compared and swapped: if the schedule was changed or fired in the
+meantime, it is read and changed again.
 """
 
 from __future__ import annotations
 
 import builtins
+import datetime
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime
 from itertools import islice, takewhile
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from msgspec import structs
 
-from perdure.client.handle import Handle
+from perdure.client.handle import Handle, get_handle
+from perdure.client.session import Session
 from perdure.client.start import StartOptions, new_run
 from perdure.core.audit import Event
 from perdure.core.ids import check_name
@@ -27,61 +28,58 @@ from perdure.core.time.schedule import Misfire, Overlap, SaveOutcome, Schedule, 
 from perdure.errors import InvalidSchedule, ScheduleExists, ScheduleNotFound, SingletonBusy, UsageError
 from perdure.workflow.definition import Call
 
-if TYPE_CHECKING:
-    from perdure.client.engine import Engine
-
-#: Slots that one backfill may have, and how many of them are started in one transaction.
+#: Fire times that one backfill may have, and how many of them are started in one transaction.
 BACKFILL = 10_000
 _CHUNK = 100
 _LATELY = 1000
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """How a schedule starts its runs; what is left out is as it was, or as it is by default."""
+    """Policies of a schedule; those left out stay as they were, or have their defaults."""
 
-    #: Each slot is late by up to this, always by the same for the same slot.
+    #: Each fire time is late by up to this, always by the same for the same fire time.
     jitter: Duration
-    #: Of the slots that nobody was there for, which are made up for: `skip`, `once` (the default), `all`, or how many.
+    #: Fire times that were missed and are made up for: `skip`, `once` (the default), `all`, or a number.
     misfire: Misfire | str | int
-    #: How late a slot may be before it counts as missed; a minute by default.
+    #: Delay after which a fire time counts as missed; a minute by default.
     grace: Duration
-    #: What is older than this is not made up for.
+    #: Age after which a missed fire time is not made up for.
     within: Duration | None
-    #: What becomes of a slot while the last run goes on: `skip` (the default), `allow`, `queue` or `cancel`.
+    #: Treatment of a fire time while the last run goes on: `skip` (the default), `allow`, `queue` or `cancel`.
     overlap: Overlap | str
     queue: str
     priority: int
-    #: How long each run may take; no limit by default.
+    #: Time that each run may take; no limit by default.
     deadline: Duration | None
 
 
 class Schedules:
-    """The schedules of an engine."""
+    """Schedules of an engine's database: `engine.schedules`."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, session: Session) -> None:
+        self._session = session
 
     async def create(
         self, id: str, call: Call[Any], timing: Timing, *, replace: bool = False, **options: Unpack[ScheduleOptions]
     ) -> Schedule:
-        """Run a call by the clock: `Cron(...)`, `Every(...)` or `At(...)`. One that is there and the same is left as it is.
+        """Run a call by the clock: `Cron(...)`, `Every(...)` or `At(...)`. An existing schedule that is the same stays as it is.
 
-        Raises `ScheduleExists` if another one of that id is there; with `replace`, that one is changed. Raises `InvalidSchedule`
-        and the like before anything is written.
+        Raises `ScheduleExists` if the id belongs to another schedule; with `replace`, that one is changed. Raises
+        `InvalidSchedule` and the like before anything is written.
         """
         check_name(id, "schedule id")
         now = await self._now()
         wanted = self._told(Schedule(id=id, spec="", type=""), call, timing, options, now)
         if wanted.next_slot >= FAR:
             raise InvalidSchedule(f"the schedule {id!r} would never run: {timing!r} is over, or never comes")
-        store = await self._engine._opened()
+        store = await self._session.opened()
         while True:
-            write_id = self._engine._system.entropy(16).hex()
-            saved = await store.save_schedule(wanted, 0, write_id, "schedule_created", self._engine._actor)
+            write_id = self._session.system.entropy(16).hex()
+            saved = await store.save_schedule(wanted, 0, write_id, "schedule_created", self._session.actor)
             there = await store.schedule(id)
             if saved is SaveOutcome.DONE:
                 return there or wanted
-            # Whoever deleted it after it was in the way has made room for this one.
+            # It was deleted after it was in the way, so there is room now.
             if there is None:
                 continue
             if self._is_same(there, _anchored_like(wanted, timing, there), call):
@@ -94,8 +92,8 @@ class Schedules:
                 return await self.change(id, call=call, timing=timing, **options)
 
     def _is_same(self, there: Schedule, wanted: Schedule, call: Call[Any]) -> bool:
-        # One that was created before defaults were part of the input is the same without them.
-        if there.type == wanted.type and self._engine._same.is_same_input(there.input, wanted.input, call):
+        # An input of before defaults were part of it is the same without them.
+        if there.type == wanted.type and self._session.duplicates.is_same_input(there.input, wanted.input, call):
             wanted = structs.replace(wanted, input=there.input)
         return _definition(there) == _definition(wanted)
 
@@ -107,17 +105,17 @@ class Schedules:
         timing: Timing | None = None,
         **options: Unpack[ScheduleOptions],
     ) -> Schedule:
-        """Change a schedule in what is given; runs that it has started are not affected. Raises `ScheduleNotFound`.
+        """Change some properties of a schedule; runs that it has started are not affected. Raises `ScheduleNotFound`.
 
-        With another timing, it goes on with the first slot from now.
+        With another timing, it goes on with the first fire time from now.
         """
         now = await self._now()
         await self._change(id, "schedule_changed", lambda one: self._told(one, call, timing, options, now))
         return await self.get(id)
 
     async def pause(self, id: str, reason: str = "") -> bool:
-        """Start no more runs; False if it is paused already. Slots that come meanwhile are passed over when it is resumed."""
-        self._engine._codec.encode(reason, "the reason of a pause")
+        """Start no more runs; False if it is paused already. Fire times during the pause are skipped when it is resumed."""
+        self._session.codec.encode(reason, "the reason of a pause")
 
         def paused(one: Schedule) -> Schedule | None:
             return None if one.paused else structs.replace(one, paused=True, reason=reason, due_at=FAR)
@@ -125,7 +123,7 @@ class Schedules:
         return await self._change(id, "schedule_paused", paused)
 
     async def resume(self, id: str, *, catch_up: bool = False) -> bool:
-        """Start runs again; False if it is not paused. With `catch_up`, slots that came meanwhile count as missed."""
+        """Start runs again; False if it is not paused. With `catch_up`, fire times during the pause count as missed."""
         now = await self._now()
 
         def resumed(one: Schedule) -> Schedule | None:
@@ -137,22 +135,23 @@ class Schedules:
         return await self._change(id, "schedule_resumed", resumed)
 
     async def delete(self, id: str) -> None:
-        """Forget a schedule; runs that it has started go on. Raises `ScheduleNotFound`."""
+        """Delete a schedule; runs that it has started go on. Raises `ScheduleNotFound`."""
         await self.get(id)
-        await (await self._engine._opened()).delete_schedule(id, self._engine._actor)
+        await (await self._session.opened()).delete_schedule(id, self._session.actor)
 
     async def trigger(self, id: str) -> Handle[Any]:
-        """Start a run now, whatever the time, a pause and runs that go on. Raises `ScheduleNotFound`, and `SingletonBusy`."""
-        key = f"now-{self._engine._system.entropy(8).hex()}"
+        """Start a run now, regardless of timing, pause and overlap. Raises `ScheduleNotFound`, and `SingletonBusy`."""
+        key = f"now-{self._session.system.entropy(8).hex()}"
         started = await self._trigger(id, (), key)
         if not started:
             raise SingletonBusy(f"the schedule {id!r} starts a singleton, and another run of that is not over yet")
-        return await self._engine.get(started[0])
+        return await get_handle(self._session, started[0])
 
-    async def backfill(self, id: str, start: datetime, end: datetime) -> builtins.list[str]:
-        """Start the runs of all slots from `start` on and before `end`, which is not in the future; their ids.
+    async def backfill(self, id: str, start: datetime.datetime, end: datetime.datetime) -> builtins.list[str]:
+        """Start the runs of all fire times from `start` on and before `end`, which is not in the future; their ids.
 
-        Slots that have run are not run again. All are started at once, whatever the policies; interrupted, it may be repeated.
+        Fire times that have run are not run again. All are started at once, regardless of the policies. An interrupted backfill
+        may be repeated.
         """
         schedule, now = await self.get(id), await self._now()
         first, last = instant(start, 0), instant(end, 0)
@@ -163,27 +162,29 @@ class Schedules:
         found = takewhile(lambda slot: slot < last, fire_times(schedule.timing, first - 1))
         wanted = [*islice(found, BACKFILL + 1)]
         if len(wanted) > BACKFILL:
-            raise UsageError(f"from {start} to {end} there are more than {BACKFILL} slots; backfill a part at a time")
+            raise UsageError(
+                f"from {start} to {end} there are more than {BACKFILL} fire times; backfill a part at a time"
+            )
         started: builtins.list[str] = []
         for at in range(0, len(wanted), _CHUNK):
             started += await self._trigger(id, wanted[at : at + _CHUNK], "")
         return started
 
     async def get(self, id: str) -> Schedule:
-        """One schedule. Raises `ScheduleNotFound`."""
-        schedule = await (await self._engine._opened()).schedule(check_name(id, "schedule id"))
+        """Read one schedule. Raises `ScheduleNotFound`."""
+        schedule = await (await self._session.opened()).schedule(check_name(id, "schedule id"))
         if schedule is None:
             raise ScheduleNotFound(f"there is no schedule {id!r}")
         return schedule
 
     async def list(self, *, limit: int = 100, after: str = "") -> builtins.list[Schedule]:
-        """Schedules in the order of their ids, past one."""
+        """List schedules by id, beginning after an id."""
         if not 1 <= limit <= 1000:
             raise UsageError(f"limit must be between 1 and 1000, not {limit}")
-        return await (await self._engine._opened()).schedules(after, limit)
+        return await (await self._session.opened()).schedules(after, limit)
 
-    async def next(self, id: str, count: int = 5) -> builtins.list[datetime]:
-        """The times at which it will run next, as if it were not paused, in its time zone."""
+    async def next(self, id: str, count: int = 5) -> builtins.list[datetime.datetime]:
+        """Return the next fire times, as if it were not paused, in its time zone."""
         schedule, now = await self.get(id), await self._now()
         if not 1 <= count <= _LATELY:
             raise UsageError(f"count must be between 1 and {_LATELY}, not {count}")
@@ -191,39 +192,37 @@ class Schedules:
         return [] if after >= FAR - 1 else schedule.timing.upcoming(count, after=moment_of(after))
 
     async def events(self, id: str) -> builtins.list[Event]:
-        """What happened to a schedule: created, fired, passed over and why, changed, deleted."""
-        return await (await self._engine._opened()).events(trail_of(check_name(id, "schedule id")))
-
-    # within
+        """Read the audit trail of a schedule: created, fired, skipped and why, changed, deleted."""
+        return await (await self._session.opened()).events(trail_of(check_name(id, "schedule id")))
 
     async def _now(self) -> int:
-        return await (await self._engine._opened()).now()
+        return await (await self._session.opened()).now()
 
     async def _trigger(self, id: str, slots: builtins.list[int] | tuple[()], key: str) -> builtins.list[str]:
-        store = await self._engine._opened()
-        started = await store.trigger(check_name(id, "schedule id"), slots, key, self._engine._actor)
+        store = await self._session.opened()
+        started = await store.trigger(check_name(id, "schedule id"), slots, key, self._session.actor)
         if started is None:
             raise ScheduleNotFound(f"there is no schedule {id!r}")
         return started
 
     async def _change(self, id: str, event: str, change: Callable[[Schedule], Schedule | None]) -> bool:
-        """Change a schedule as it is when nobody comes between; False if there is nothing to change."""
-        store = await self._engine._opened()
+        """Compare and swap a schedule until it succeeds; False if there is nothing to change."""
+        store = await self._session.opened()
         while True:
             there = await self.get(id)
             changed = change(there)
             if changed is None:
                 return False
-            write_id = self._engine._system.entropy(16).hex()
-            saved = await store.save_schedule(changed, there.version, write_id, event, self._engine._actor)
+            write_id = self._session.system.entropy(16).hex()
+            saved = await store.save_schedule(changed, there.version, write_id, event, self._session.actor)
             if saved is SaveOutcome.DONE:
                 return True
 
     def _called(self, one: Schedule, call: Call[Any], options: ScheduleOptions) -> Schedule:
-        """A schedule that runs another call, as that is to be run."""
-        new = self._engine._new_run(call, {"queue": options.get("queue"), "priority": options.get("priority")})
+        """Make a schedule run another call."""
+        new = self._session.new_run(call, {"queue": options.get("queue"), "priority": options.get("priority")})
         # Limits as durations: a run that is ready at 0 has to be begun and finished by these times.
-        limits = self._engine._known(call).place(0, None, None, one.deadline or FAR)
+        limits = self._session.known(call).place(0, None, None, one.deadline or FAR)
         return structs.replace(
             one,
             type=new.type,
@@ -239,7 +238,7 @@ class Schedules:
     def _told(
         self, one: Schedule, call: Call[Any] | None, timing: Timing | None, options: ScheduleOptions, now: int
     ) -> Schedule:
-        """A schedule with what is given in place of what it was."""
+        """Apply a call, a timing and options to a schedule."""
         if unknown := options.keys() - ScheduleOptions.__annotations__.keys():
             known = ", ".join(ScheduleOptions.__annotations__)
             raise InvalidSchedule(f"a schedule has no option {min(unknown)!r}; it has {known}")
@@ -251,7 +250,7 @@ class Schedules:
                 "queue": options.get("queue", one.queue),
                 "priority": options.get("priority", one.priority),
             }
-            new = new_run(Call(one.type, ()), "", place, self._engine._system, now)
+            new = new_run(Call(one.type, ()), "", place, self._session.system, now)
             changed = structs.replace(changed, queue=new.queue, priority=new.priority)
         if timing is not None:
             anchored = _anchored(timing, now)
@@ -290,7 +289,7 @@ def _with_policies(one: Schedule, options: ScheduleOptions) -> Schedule:
 
 
 def _anchored(timing: Timing, now: int) -> Timing:
-    """A timing that says when it begins."""
+    """Give an interval without a beginning one."""
     if not isinstance(timing, Cron | Every | At):
         raise InvalidSchedule(f"{timing!r} does not say when; give Cron(...), Every(...) or At(...)")
     if isinstance(timing, Every) and timing.start is None:
@@ -303,7 +302,7 @@ def _due(schedule: Schedule, now: int) -> Schedule:
 
 
 def _anchored_like(wanted: Schedule, timing: Timing, there: Schedule) -> Schedule:
-    """An interval that was told no beginning has that of the one that is there."""
+    """Take the beginning of an interval without one from the existing schedule."""
     if isinstance(timing, Every) and timing.start is None:
         known = there.timing
         if isinstance(known, Every) and known.interval == timing.interval:
@@ -312,7 +311,7 @@ def _anchored_like(wanted: Schedule, timing: Timing, there: Schedule) -> Schedul
 
 
 def _definition(one: Schedule) -> tuple[object, ...]:
-    """What makes a schedule what it is."""
+    """Return the properties by which two schedules are the same."""
     return (
         (one.spec, one.type, one.input, one.queue, one.priority, one.jitter, one.misfire, one.overlap),
         (one.deadline, one.start_within, one.max_attempts, one.options),

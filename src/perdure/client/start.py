@@ -1,7 +1,7 @@
-"""Creating runs and sending messages: in transactions of the store's, or in one of the caller's own.
+"""Starting runs: options of a start, the row that follows from them, and its creation.
 
-In the latter the shared verbs do the work, on the caller's connection. What they find wrong leaves nothing behind there, so
-that the caller may go on with the transaction.
+A run is created in a transaction of the store, or in one that is open on a connection of the caller. There a refused start leaves
+nothing behind, so that the caller may go on with the transaction.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, TypedDict
 
 from perdure.core.codec.codec import Codec
 from perdure.core.ids import check_id, check_name, uuid7
-from perdure.core.model.record import NewMessage, SendOutcome
 from perdure.core.model.reopen import root_generation
 from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, CreatedRun, NewRun, Run
 from perdure.core.option_checks import check_priority
@@ -23,7 +22,6 @@ from perdure.core.time.duration import FAR, Duration, instant
 from perdure.errors import BadArguments, DecodeError, RunExists, StoreUnavailable, UsageError
 from perdure.store.contract import Store
 from perdure.store.sql.runs.create import create, is_single
-from perdure.store.sql.runs.inbox import send
 from perdure.store.user_connections.errors import is_duplicate
 from perdure.workflow.definition import Call, Definition
 from perdure.workflow.run_settings import RunSettings
@@ -53,12 +51,12 @@ class StartOptions(TypedDict, total=False):
 
 
 def _single(call: Call[Any], options: StartOptions) -> Call[Any]:
-    """The call, as one of which there may be only one, if it is."""
+    """Attach the singleton or debounce of the options to the call."""
     singleton, debounce = options.get("singleton"), options.get("debounce")
     if debounce is not None:
         if singleton is not None or options.get("at") is not None or options.get("idempotency_key") is not None:
             raise UsageError(
-                "debounce says when a run starts and which; it goes with none of singleton, at, idempotency_key"
+                "debounce decides when a run starts; it cannot be combined with singleton, at or idempotency_key"
             )
         if not isinstance(debounce, Debounce):
             raise UsageError(f"debounce={debounce!r}: give a Debounce, such as Debounce('5s')")
@@ -67,7 +65,7 @@ def _single(call: Call[Any], options: StartOptions) -> Call[Any]:
 
 
 def new_run(call: Call[Any], encoded_input: str, options: StartOptions, system: System, now: int) -> NewRun:
-    """A run to create, from what a user asked for at the database's time `now`. Raises `InvalidId` and the like."""
+    """Make the row of a run from a call and options, at the database's time `now`. Raises `InvalidId` and the like."""
     run_id = options.get("id")
     queue = options.get("queue")
     key = options.get("idempotency_key")
@@ -100,17 +98,17 @@ def new_run(call: Call[Any], encoded_input: str, options: StartOptions, system: 
     )
 
 
-class Sameness:
-    """Compares runs by type and input, as far as the code is known by its annotations."""
+class DuplicateCheck:
+    """Compares an existing run of the same id or key with the one that is wanted, by type and input."""
 
     def __init__(self, codec: Codec, workflows: Mapping[str, Definition[Any, Any]]) -> None:
         self._codec = codec
         self._workflows = workflows
 
     def check(self, there: Run | NewRun, wanted: NewRun, call: Call[Any]) -> None:
-        """Raise `RunExists` if it is of another type or has another input, as far as that is known."""
+        """Raise `RunExists` if the existing run has another type or another input, as far as that is known."""
         if isinstance(there, Run) and root_generation(there.seed, there.generation) > 1:
-            # It began anew, and nothing says any more what it began with first.
+            # It began anew, and its first input is not stored any more.
             return
         if there.id == wanted.id:
             which = f"run {there.id!r}"
@@ -124,19 +122,19 @@ class Sameness:
     def check_created(
         self, created: Iterable[CreatedRun], wanted: Sequence[NewRun], calls: Sequence[Call[Any]]
     ) -> None:
-        """Raise `RunExists` if one that was not created is another run than the one wanted."""
+        """Raise `RunExists` if a run that was not created differs from the one wanted."""
         for answer, new, call in zip(created, wanted, calls, strict=True):
             if not answer.created and not answer.attached:
                 self.check(answer.run, new, call)
 
     def check_among(self, wanted: Sequence[NewRun], calls: Sequence[Call[Any]]) -> None:
-        """Raise `RunExists` if two of them have one id and are not the same."""
+        """Raise `RunExists` if two wanted runs share an id and differ."""
         first: dict[str, NewRun] = {}
         for new, call in zip(wanted, calls, strict=True):
             self.check(first.setdefault(new.id, new), new, call)
 
     def is_same_input(self, there: str, wanted: str, call: Call[Any]) -> bool:
-        """Whether two inputs say the same, though sets and dicts may have been written in another order."""
+        """Compare two inputs by value: sets and dicts may have been written in another order."""
         what = f"input of {call.type}"
         workflow = call.definition or self._workflows.get(call.type)
         if workflow is None:
@@ -149,14 +147,14 @@ class Sameness:
         return self._codec.digest(one) == self._codec.digest(other)
 
 
-#: How often somebody else may create a run of the same id at the same moment.
+#: Attempts at a creation that loses against a concurrent one of the same id.
 _TRIES = 3
 
 
 async def create_all(
-    store: Store, actor: str, runs: Sequence[NewRun], calls: Sequence[Call[Any]], same: Sameness
+    store: Store, actor: str, runs: Sequence[NewRun], calls: Sequence[Call[Any]], duplicates: DuplicateCheck
 ) -> list[str]:
-    """Create runs, all of them or none; those that are there and the same are left as they are. The id of each."""
+    """Create runs, all of them or none, and return their ids. Existing runs that are the same are left as they are."""
     wanted = {run.id: (run, call) for run, call in zip(runs, calls, strict=True)}
     ids = {run.id: run.id for run in runs}
     while wanted:
@@ -166,7 +164,7 @@ async def create_all(
             ids.update(zip(wanted, (answer.run.id for answer in answers), strict=True))
             break
         for run in taken:
-            same.check(run, *wanted.pop(run.id))
+            duplicates.check(run, *wanted.pop(run.id))
     return [ids[run.id] for run in runs]
 
 
@@ -176,27 +174,20 @@ async def create_on(
     actor: str,
     runs: Sequence[NewRun],
     calls: Sequence[Call[Any]],
-    same: Sameness,
+    duplicates: DuplicateCheck,
 ) -> list[CreatedRun]:
-    """Create runs; none of them if one is there and not the same."""
+    """Create runs on the caller's connection; none of them if one exists and differs."""
     for tries in range(1, _TRIES + 1):
         try:
-            # At first without a lock: on MySQL, one on what is not there yet would let two who start crosswise wait for each other.
-            # Whoever has to look at others first has to lock them.
+            # The first attempt takes no lock: on MySQL, locks on rows that do not exist yet let two crossing starts deadlock.
+            # Singletons read other rows first, so they have to lock them.
             locking = tries > 1 or any(is_single(run) for run in runs)
             async with store.borrowed(connection, actor, locking=locking) as tx:
                 created = await create(tx, runs)
-                same.check_created(created, runs, calls)
+                duplicates.check_created(created, runs, calls)
                 return created
         except Exception as error:
-            # Somebody was faster, and has committed by now; the next look finds the run.
+            # A concurrent start was faster and has committed by now; the next attempt finds its run.
             if tries == _TRIES or not (isinstance(error, StoreUnavailable) or is_duplicate(error)):
                 raise
     raise AssertionError("unreachable")
-
-
-async def send_on(connection: object, store: Store, actor: str, message: NewMessage) -> SendOutcome:
-    """Put a message into an inbox."""
-    async with store.borrowed(connection, actor) as tx:
-        [outcome] = await send(tx, [message])
-        return outcome

@@ -1,1 +1,27 @@
-"""Runs that are worked on because a queue says so: messages, the handler of batches, and ways in from brokers and HTTP."""
+"""Runs that are executed because a queue, a web hook or a timer says so: messages, their handler, and ways in.
+
+A `Pusher` executes single runs. A `QueueHandler` does so for batches of messages, which come from Redis (`RedisQueue`), over HTTP
+(`PushApp`) or from any broker.
+"""
+
+from perdure.client.pusher import Pusher
+from perdure.core.model.claim import ExecutionResult, ExecutionState
+from perdure.push.announcer import Announcer
+from perdure.push.handler import QueueHandler
+from perdure.push.http import PushApp
+from perdure.push.message import Delivery, MessageOutcome, MessageResult, QueueMessage
+from perdure.push.redis import RedisQueue
+
+__all__ = [
+    "Announcer",
+    "Delivery",
+    "ExecutionResult",
+    "ExecutionState",
+    "MessageOutcome",
+    "MessageResult",
+    "PushApp",
+    "Pusher",
+    "QueueHandler",
+    "QueueMessage",
+    "RedisQueue",
+]

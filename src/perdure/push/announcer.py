@@ -1,8 +1,7 @@
-"""Enqueueing what becomes ready: whoever writes something that a run was waiting for tells the queue, after the commit.
+"""Enqueueing of runs that this process makes ready, after the commit.
 
-New runs, runs that were sent something, resumed, woken or given another chance by this process, and who is next in line where this process has
-given a place back. What is lost between a commit and
-the queue is found by `Engine.due`; what is enqueued twice is worked on once.
+These are new runs, runs that were sent a message, resumed, woken or retried, and the next in line where this process has released a
+permit. `Pusher.due` finds runs that were lost between a commit and the queue. A run that is enqueued twice is worked on once.
 """
 
 from __future__ import annotations
@@ -12,27 +11,29 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from perdure.client.engine import Engine
+from perdure.client.session import session_of
 from perdure.core.audit import NEXT
 from perdure.push.message import QueueMessage
 from perdure.store.contract import NewEvent
 
 logger = logging.getLogger("perdure.push")
 
-#: Kinds of events after which a run may have something to do.
+#: Kinds of events after which a run may be ready.
 _READY = frozenset({
-    "created", "sent", "cancel_requested", "resumed", "woken", "unblocked", "reopened", "requeued", "recovered", "reclaimed", "forked", NEXT,
+    "created", "sent", "cancel_requested", "resumed", "woken", "unblocked", "reopened", "requeued", "recovered", "reclaimed",
+    "forked", NEXT,
 })  # fmt: skip
 
 
 class Announcer:
-    """Puts runs into a queue as this process makes them ready. Use it as an async context manager, around `engine.start` and the like."""
+    """Enqueues runs as this process makes them ready. Use it as an async context manager, around `engine.start` and the like."""
 
     def __init__(self, engine: Engine, enqueue: Callable[[QueueMessage, float], Awaitable[object]]) -> None:
-        self._engine = engine
+        self._session = session_of(engine)
         self._enqueue = enqueue
         self._loop: asyncio.AbstractEventLoop | None = None
         self._unsubscribe: Callable[[], None] | None = None
-        #: An ordered set: what is told twice before it is enqueued is enqueued once.
+        #: An ordered set: a run that is announced twice before it is enqueued is enqueued once.
         self._waiting: dict[str, None] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -44,18 +45,18 @@ class Announcer:
         await self.stop()
 
     def start(self) -> None:
-        """Begin to listen. Twice is once."""
+        """Begin to listen. A second call does nothing."""
         if self._unsubscribe is None:
             self._loop = asyncio.get_running_loop()
-            self._unsubscribe = self._engine._store.observe_events(self._heard)
+            self._unsubscribe = self._session.store.observe_events(self._heard)
 
     async def stop(self) -> None:
-        """Enqueue what was heard, and listen no longer."""
+        """Enqueue the runs announced so far, and stop listening."""
         if self._unsubscribe is not None:
             self._unsubscribe()
             self._unsubscribe = None
-        # What another thread has just said is in the loop's hands.
-        await self._engine._system.sleep(0)
+        # Let callbacks run that another thread has just scheduled.
+        await self._session.system.sleep(0)
         if self._task is not None:
             await asyncio.wait([self._task])
 
@@ -67,15 +68,15 @@ class Announcer:
     def _add(self, ready: Sequence[str]) -> None:
         self._waiting.update(dict.fromkeys(ready))
         if self._task is None:
-            self._task = self._engine._system.spawn(self._run(), "perdure announcer")
+            self._task = self._session.system.spawn(self._run(), "perdure announcer")
 
     async def _run(self) -> None:
         while self._waiting:
             run_id = next(iter(self._waiting))
             del self._waiting[run_id]
-            now = self._engine._system.now() // 1000
+            now = self._session.system.now() // 1000
             try:
-                await self._enqueue(QueueMessage(execution_id=run_id, enqueued_at=now), 0.0)
+                await self._enqueue(QueueMessage(run_id=run_id, enqueued_at=now), 0.0)
             except Exception as error:
                 logger.warning("run %s is ready and could not be enqueued; `due` will find it: %s", run_id, error)
         self._task = None

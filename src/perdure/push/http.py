@@ -1,8 +1,8 @@
-"""A way in by HTTP: an ASGI application, for any server that speaks it.
+"""Queue messages over HTTP: an ASGI application.
 
-`POST` a message, and it is answered by the status: 200 if it is done with, 503 with `Retry-After` if it is to be sent again, 400 if
-it is no message. `POST` a JSON array of messages, and each has its answer in the body. `POST` to a path that ends in `/due`, now and
-then, and what is ready is enqueued or, without a queue, listed. A body is bounded, and a token, if there is one, is compared in constant time.
+`POST` one message: the status is 200 if it is done, 503 with `Retry-After` if it is to be sent again, 400 if it is no message. `POST`
+a JSON array of messages: the body has a result for each. `POST` to a path that ends in `/due`, now and then: ready runs are enqueued
+or, without a queue, listed. Bodies are bounded, and a token, if there is one, is compared in constant time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from perdure.errors import StoreError, UsageError
 from perdure.push.handler import QueueHandler
-from perdure.push.message import Answer, Fate
+from perdure.push.message import MessageOutcome, MessageResult
 
 logger = logging.getLogger("perdure.push")
 
@@ -28,7 +28,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class _Refused(Exception):
-    """A request that is answered with a status and a reason."""
+    """A request that is refused with a status and a reason."""
 
     def __init__(self, status: int, reason: str, headers: Headers = ()) -> None:
         super().__init__(reason)
@@ -42,19 +42,19 @@ class PushApp:
     def __init__(
         self, handler: QueueHandler, *, token: str | None, max_body: int = 1024 * 1024, max_batch: int = 1000
     ) -> None:
-        """`token` is what `Authorization: Bearer` has to say; None lets everybody in, which is for tests and private networks.
+        """Accept requests with `Authorization: Bearer` and this `token`; None accepts all, for tests and private networks.
 
         Bodies of more than `max_body` bytes, and batches of more than `max_batch` messages, are refused.
         """
         if token is not None and not token:
-            raise UsageError("an empty token keeps nobody out; give one, or None if everybody may come in")
+            raise UsageError("an empty token protects nothing; give one, or None to accept all requests")
         self._handler = handler
         self._token = None if token is None else token.encode()
         self._max_body = max_body
         self._max_batch = max_batch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See the ASGI specification."""
+        """Answer one request, or the events of the server's life, by the ASGI specification."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
         elif scope["type"] == "http":
@@ -92,7 +92,7 @@ class PushApp:
             answers = await self._handler.handle([bytes(one) for one in self._batch(body)])
             return 200, {"answers": [_shown(answer) for answer in answers]}, ()
         [answer] = await self._handler.handle([body])
-        if answer.fate is Fate.MALFORMED:
+        if answer.outcome is MessageOutcome.MALFORMED:
             raise _Refused(400, answer.detail)
         after = [] if answer.ack else [(b"retry-after", str(math.ceil(answer.delay)).encode())]
         return 200 if answer.ack else 503, _shown(answer), after
@@ -102,7 +102,7 @@ class PushApp:
             return
         given = next((value for name, value in headers if name.lower() == b"authorization"), b"")
         scheme, _, token = given.partition(b" ")
-        # Compared also if the scheme is wrong: how long an answer takes tells nothing.
+        # Compared even if the scheme is wrong, so that the time of an answer reveals nothing.
         same = hmac.compare_digest(token.strip(), self._token)
         if scheme.lower() != b"bearer" or not same:
             raise _Refused(401, "the token is missing or wrong", [(b"www-authenticate", b"Bearer")])
@@ -139,12 +139,12 @@ class PushApp:
         return batch
 
 
-def _shown(answer: Answer) -> dict[str, object]:
-    shown: dict[str, object] = {"ack": answer.ack, "fate": answer.fate.value, "executionId": answer.run_id}
+def _shown(answer: MessageResult) -> dict[str, object]:
+    shown: dict[str, object] = {"ack": answer.ack, "outcome": answer.outcome.value, "run_id": answer.run_id}
     if answer.status is not None:
         shown["status"] = answer.status.value
     if not answer.ack:
-        shown["delaySeconds"] = answer.delay
+        shown["delay_seconds"] = answer.delay
         shown["message"] = msgspec.Raw(answer.body)
     if answer.detail:
         shown["detail"] = answer.detail

@@ -1,13 +1,14 @@
-"""Queue messages as they travel, and the answer to one.
+"""Queue messages as they travel, and the results of handling them.
 
-A message is a JSON object: `executionId`, `retryCount`, `enqueuedAt` (milliseconds since the epoch) and `authorization`. It names a
-run and says nothing about it: what is to be done next is known from the run's history. Whatever does not fit is refused whole.
+A message is a JSON object: `run_id`, `retry_count`, `enqueued_at` (milliseconds since the epoch) and `authorization`. The names
+`executionId`, `retryCount`, `enqueuedAt` and `stepIndex` of other systems are accepted. A message only names a run: the next step
+follows from the run's history. A body that does not fit is refused as a whole.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 from msgspec import Meta, Struct
@@ -17,63 +18,72 @@ from perdure.core.ids import check_id
 from perdure.core.model.run import Status
 from perdure.errors import DecodeError, UsageError
 
-#: Longer messages are refused before they are looked at, in bytes.
+#: Size from which a message is refused before it is parsed, in bytes.
 LONGEST = 64 * 1024
 
+#: Names of fields in messages of other systems.
+_FOREIGN = {
+    "executionId": "run_id",
+    "retryCount": "retry_count",
+    "enqueuedAt": "enqueued_at",
+    "stepIndex": "step_index",
+}
 
-class QueueMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+
+class QueueMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request to go on with a run."""
 
-    execution_id: str
-    #: How often it has failed to be delivered so far. Waiting for others, or for the database, does not count.
+    run_id: str
+    #: Failed deliveries so far. Waits for another worker, or for the database, do not count.
     retry_count: Annotated[int, Meta(ge=0)] = 0
-    #: When it was meant to be delivered first, in milliseconds since the epoch.
+    #: Time of its first intended delivery, in milliseconds since the epoch.
     enqueued_at: Annotated[int, Meta(ge=0)]
-    #: For the handler's `credentials` hook. Tokens expire in queues, so that a reference is better than a token.
+    #: For the handler's `credentials` hook. Tokens expire in queues, so a reference is better than a token.
     authorization: str | None = None
-    #: Accepted from those who send it, and not needed.
+    #: Accepted from senders of other systems, and not used.
     step_index: int | None = None
 
     def encode(self) -> bytes:
-        """As it travels."""
-        fields = {"executionId": self.execution_id, "retryCount": self.retry_count, "enqueuedAt": self.enqueued_at}
+        """Write the message as JSON."""
+        fields = {"run_id": self.run_id, "retry_count": self.retry_count, "enqueued_at": self.enqueued_at}
         return msgspec.json.encode({**fields, "authorization": self.authorization})
 
     @classmethod
     def decode(cls, body: bytes | str) -> QueueMessage:
-        """What was sent. Raises `DecodeError` for anything else."""
+        """Read a message. Raises `DecodeError` for anything else."""
         if len(body) > LONGEST:
             raise DecodeError(f"a queue message of {len(body)} bytes is longer than any can be ({LONGEST})")
         try:
-            message = _message.decode(body)
-            check_id(message.execution_id)
+            fields = _fields.decode(body)
+            message = msgspec.convert({_FOREIGN.get(name, name): value for name, value in fields.items()}, cls)
+            check_id(message.run_id)
         except (msgspec.DecodeError, UsageError, UnicodeDecodeError) as error:
             raise DecodeError(f"not a queue message: {error}") from error
         return message
 
 
-_message = decoder_for(QueueMessage)
+_fields = decoder_for(dict[str, Any])
 
 
-class Fate(StrEnum):
-    """What became of a message."""
+class MessageOutcome(StrEnum):
+    """How the handling of a message ended."""
 
     #: Its run has ended, now or before.
     FINISHED = "finished"
-    #: Its run waits: for a time, for a message or for a child.
+    #: Its run waits for a time, a message or a child.
     WAITING = "waiting"
-    #: Its run was set aside and needs a person or a deploy; or its type or queue is paused.
+    #: Its run is blocked and needs a person or a deploy, or its type or queue is paused.
     BLOCKED = "blocked"
     PAUSED = "paused"
     #: It is not a message.
     MALFORMED = "malformed"
-    #: It was too old, and its run, still waiting to be taken up, has failed for that.
+    #: It was too old; its run, which no worker had taken, has failed for that.
     EXPIRED = "expired"
     #: It was tried too often; its run, if there is one here, has failed for that.
     GIVEN_UP = "given_up"
-    #: Another worker has its run.
+    #: Another worker holds its run.
     HELD = "held"
-    #: The time was up before its run came to a wait or to its end.
+    #: The time was up before its run waited or ended.
     INTERRUPTED = "interrupted"
     #: There is no such run, or not yet.
     UNKNOWN = "unknown"
@@ -83,28 +93,28 @@ class Fate(StrEnum):
     FAILED = "failed"
 
 
-class Answer(Struct, frozen=True, kw_only=True):
-    """What to do with a message."""
+class MessageResult(Struct, frozen=True, kw_only=True):
+    """The result of handling a message, for the broker."""
 
-    #: The message is done with; otherwise it is to be delivered again, after `delay` seconds and as `body`.
+    #: True if the message is done; otherwise deliver it again, after `delay` seconds and as `body`.
     ack: bool
-    fate: Fate
+    outcome: MessageOutcome
     run_id: str = ""
-    #: Where its run stands, as far as was seen.
+    #: Status of its run, as far as it was read.
     status: Status | None = None
     delay: float = 0.0
     body: bytes = b""
-    #: What went wrong, in words.
+    #: Description of a problem.
     detail: str = ""
 
 
 class Delivery(Protocol):
-    """A message as a broker hands it out, with ways to say what became of it."""
+    """A message as a broker hands it out, with callbacks for its result."""
 
     body: bytes | str
 
-    async def ack(self, answer: Answer, /) -> None:
-        """It is done with."""
+    async def ack(self, answer: MessageResult, /) -> None:
+        """Acknowledge the message."""
 
-    async def retry(self, answer: Answer, /) -> None:
+    async def retry(self, answer: MessageResult, /) -> None:
         """Deliver `answer.body` after `answer.delay` seconds, in its place."""

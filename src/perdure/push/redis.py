@@ -1,8 +1,8 @@
-"""A queue on Redis Streams: a consumer group, and a sorted set for what is due later.
+"""A queue on Redis Streams: a consumer group, and a sorted set for delayed messages.
 
-At least once: a message is acknowledged, and what follows from it added, in one step on the server. What a consumer that died had
-is taken over by others when it has been idle for long enough. Delayed messages are kept by run, the earliest wins. A server that goes away
-is waited for; what it had not written to disk by then it has lost, so it needs `appendonly yes` and `appendfsync always`.
+Delivery is at least once: a message is acknowledged, and its successor added, in one step on the server. Messages of a dead consumer
+are claimed by others when they have been idle for long enough. Delayed messages are kept by run; the earliest wins. Consumers wait
+for a server that goes away. Messages that it had not written to disk are lost, so it needs `appendonly yes` and `appendfsync always`.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from collections.abc import Awaitable
 from functools import partial
 from typing import Any, Protocol
 
+from perdure.client.session import session_of
 from perdure.core.background_loops import LoopGuard, LoopHealth
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import UsageError
 from perdure.push.handler import QueueHandler
-from perdure.push.message import Answer, Fate, QueueMessage
+from perdure.push.message import MessageOutcome, MessageResult, QueueMessage
 
 logger = logging.getLogger("perdure.push")
 
 _FIELD = "message"
-#: Delayed messages moved at once.
+#: Delayed messages moved in one step.
 _AT_ONCE = 100
-#: How long to wait for a message, in seconds.
+#: Seconds to wait for a message.
 _BLOCK = 2.0
 
-#: Into the stream, or by its run into the set of what is due later: KEYS stream, later, bodies.
+#: Adds a message to the stream or, with a delay, to the set of delayed ones by its run: KEYS stream, later, bodies.
 _PUT = """
 local function put(body, run, delay)
   if delay <= 0 then return redis.call('XADD', KEYS[1], '*', 'message', body) end
@@ -42,7 +43,7 @@ end
 
 _ENQUEUE = f"{_PUT} put(ARGV[1], ARGV[2], tonumber(ARGV[3]))"
 
-#: ARGV: group, id, what becomes of it, body, run or reason, delay. KEYS has the stream of the dead as its fourth.
+#: Acknowledges a message. ARGV: group, id, verdict, body, run or reason, delay. KEYS has the stream of dead messages as its fourth.
 _SETTLE = f"""{_PUT}
 if ARGV[3] == 'retry' then put(ARGV[4], ARGV[5], tonumber(ARGV[6])) end
 if ARGV[3] == 'dead' then redis.call('XADD', KEYS[4], '*', 'message', ARGV[4], 'reason', ARGV[5]) end
@@ -50,7 +51,7 @@ redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
 redis.call('XDEL', KEYS[1], ARGV[2])
 """
 
-#: Moves what is due into the stream; how many milliseconds until the next is, -1 for never.
+#: Moves due messages into the stream; returns the milliseconds until the next one is due, -1 for never.
 _PROMOTE = f"""
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -65,40 +66,41 @@ if first[2] then return math.max(0, first[2] - now) end
 return -1
 """
 
-#: By way of scripts, because the client has its own ideas of what these answer.
+#: Scripts, because the client reshapes the answers of these commands.
 _KEEP = "redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, unpack(ARGV, 3))"
 _TAKE_OVER = "return redis.call('XAUTOCLAIM', KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4], 'COUNT', ARGV[5])"
 
 
-class Commands(Protocol):
-    """What is needed of a `redis.asyncio.Redis`."""
+class RedisClient(Protocol):
+    """The methods of `redis.asyncio.Redis` that a queue needs."""
 
     def execute_command(self, *args: Any, **options: Any) -> Awaitable[Any]:
         """Send a command and wait for the answer."""
 
     def aclose(self) -> Awaitable[object]:
-        """Let go of every connection."""
+        """Close every connection."""
 
 
 class RedisQueue:
     """A queue of messages on a Redis server, for `QueueHandler(enqueue=queue.enqueue)` and `queue.run(handler)`."""
 
     def __init__(
-        self, client: Commands, *, name: str = "perdure", group: str = "workers", idle: Duration = "1m"
+        self, client: RedisClient, *, name: str = "perdure", group: str = "workers", idle: Duration = "1m"
     ) -> None:
-        """`client` is a `redis.asyncio.Redis`. Several queues on a server differ by `name`.
+        """Use a `redis.asyncio.Redis`. Several queues on a server differ by `name`.
 
-        What a consumer has not been heard of for `idle` is taken over by others.
+        Messages of a consumer that has been silent for `idle` are claimed by others.
         """
         self._client = client
-        self._stream = f"{{{name}}}"
-        self._keys = (self._stream, f"{self._stream}:later", f"{self._stream}:bodies", f"{self._stream}:dead")
-        self._group = group
-        self._idle = seconds(idle)
+        #: Key of the stream, name of the consumer group, and seconds after which a silent consumer loses its messages.
+        self.stream = f"{{{name}}}"
+        self.group = group
+        self.idle = seconds(idle)
+        self._keys = (self.stream, f"{self.stream}:later", f"{self.stream}:bodies", f"{self.stream}:dead")
 
     @classmethod
     def at(cls, url: str, *, name: str = "perdure", group: str = "workers", idle: Duration = "1m") -> RedisQueue:
-        """The queue on the server that a URL such as `redis://localhost:6379` names. Raises `UsageError`."""
+        """Make a queue on the server of a URL such as `redis://localhost:6379`. Raises `UsageError`."""
         try:
             from redis.asyncio import Redis
         except ModuleNotFoundError as missing:
@@ -109,29 +111,34 @@ class RedisQueue:
         return cls(client, name=name, group=group, idle=idle)
 
     async def close(self) -> None:
-        """Let go of the server."""
+        """Disconnect from the server."""
         await self._client.aclose()
 
     async def enqueue(self, message: QueueMessage, delay: float = 0.0) -> None:
         """Add a message, to be delivered now or after so many seconds."""
-        await self._eval(_ENQUEUE, 3, message.encode(), message.execution_id, round(delay * 1000))
+        await self.evaluate(_ENQUEUE, 3, message.encode(), message.run_id, round(delay * 1000))
 
     async def run(self, handler: QueueHandler, *, concurrency: int = 16) -> None:
-        """Deliver messages to a handler until cancelled, so many at a time. What is under way then is finished first."""
+        """Deliver messages to a handler until cancelled, so many at a time. Messages under way are finished first."""
         await _Consumer(self, handler, concurrency).run()
 
-    async def settle(self, id: str, answer: Answer, body: bytes) -> None:
-        """Acknowledge a message, and put what follows from it in its place."""
-        if answer.fate is Fate.MALFORMED:
+    async def settle(self, id: str, answer: MessageResult, body: bytes) -> None:
+        """Acknowledge a message, and put its successor in its place."""
+        if answer.outcome is MessageOutcome.MALFORMED:
             what: tuple[object, ...] = ("dead", body, answer.detail, 0)
         elif answer.ack:
             what = ("ack", b"", "", 0)
         else:
             what = ("retry", answer.body, answer.run_id, round(answer.delay * 1000))
-        await self._eval(_SETTLE, 4, self._group, id, *what)
+        await self.evaluate(_SETTLE, 4, self.group, id, *what)
 
-    async def _eval(self, script: str, keys: int, *arguments: object) -> Any:
-        return await self._client.execute_command("EVAL", script, keys, *self._keys[:keys], *arguments)
+    async def command(self, *arguments: object) -> Any:
+        """Send a command to the server and return its answer."""
+        return await self._client.execute_command(*arguments)
+
+    async def evaluate(self, script: str, keys: int, *arguments: object) -> Any:
+        """Run a script on the first of the queue's keys."""
+        return await self.command("EVAL", script, keys, *self._keys[:keys], *arguments)
 
 
 class _Delivered:
@@ -143,10 +150,10 @@ class _Delivered:
         self._queue = queue
         self._bytes = body
 
-    async def ack(self, answer: Answer, /) -> None:
+    async def ack(self, answer: MessageResult, /) -> None:
         await self._queue.settle(self.id, answer, self._bytes)
 
-    async def retry(self, answer: Answer, /) -> None:
+    async def retry(self, answer: MessageResult, /) -> None:
         await self._queue.settle(self.id, answer, self._bytes)
 
 
@@ -157,9 +164,9 @@ class _Consumer:
         self._queue = queue
         self._handler = handler
         self._concurrency = concurrency
-        self._system = handler.engine._system
+        self._system = session_of(handler.engine).system
         self._guard = LoopGuard("queue consumer", self._system, LoopHealth(), logger)
-        # Anew each time: what an earlier life left is found by its idleness.
+        # A new name each time: messages of an earlier life are found by their idleness.
         self._name = self._system.entropy(8).hex()
         self._under_way: dict[str, asyncio.Task[Any]] = {}
         self._ready = False
@@ -169,7 +176,7 @@ class _Consumer:
         task = asyncio.current_task()
         assert task is not None
         try:
-            # Asked for, and not only raised: what lies in between may take a cancellation for a connection that broke.
+            # Checked besides being raised: the Redis client may take a cancellation for a broken connection.
             while not task.cancelling():
                 try:
                     await self._round()
@@ -186,10 +193,10 @@ class _Consumer:
             await self._make_group()
         if len(self._under_way) >= self._concurrency:
             await asyncio.wait(self._under_way.values(), timeout=_BLOCK, return_when=asyncio.FIRST_COMPLETED)
-        next_due = await self._queue._eval(_PROMOTE, 3)
+        next_due = await self._queue.evaluate(_PROMOTE, 3)
         if self._system.monotonic() >= self._look_at:
             await self._keep_and_take_over()
-            self._look_at = self._system.monotonic() + self._queue._idle / 3
+            self._look_at = self._system.monotonic() + self._queue.idle / 3
         room = self._concurrency - len(self._under_way)
         if room > 0:
             wait = _BLOCK if next_due < 0 else min(_BLOCK, next_due / 1000)
@@ -197,33 +204,33 @@ class _Consumer:
 
     async def _make_group(self) -> None:
         try:
-            await self._command("XGROUP", "CREATE", self._queue._stream, self._queue._group, "0", "MKSTREAM")
+            await self._queue.command("XGROUP", "CREATE", self._queue.stream, self._queue.group, "0", "MKSTREAM")
         except _redis_error() as error:
             if "BUSYGROUP" not in str(error):
                 raise
         self._ready = True
 
     async def _read(self, count: int, wait: int) -> Any:
-        answer = await self._command(
-            "XREADGROUP", "GROUP", self._queue._group, self._name, "COUNT", count, "BLOCK", wait,
-            "STREAMS", self._queue._stream, ">",
+        answer = await self._queue.command(
+            "XREADGROUP", "GROUP", self._queue.group, self._name, "COUNT", count, "BLOCK", wait,
+            "STREAMS", self._queue.stream, ">",
         )  # fmt: skip
         if not answer:
             return ()
-        # One stream was asked for: as a pair or, in the newer protocol, as a mapping, whose entries are in a list of their own.
+        # One stream: a pair or, in the newer protocol, a mapping whose entries are in a list of their own.
         if isinstance(answer, dict):
             [[entries]] = answer.values()
             return entries
         return answer[0][1]
 
     async def _keep_and_take_over(self) -> None:
-        """Say that what is under way here is, and take over what nobody has been heard of for a while."""
-        who = self._queue._group, self._name
+        """Keep the messages under way here from going idle, and claim messages of silent consumers."""
+        who = self._queue.group, self._name
         if self._under_way:
-            await self._queue._eval(_KEEP, 1, *who, *self._under_way, "JUSTID")
-        idle, start = round(self._queue._idle * 1000), "0-0"
+            await self._queue.evaluate(_KEEP, 1, *who, *self._under_way, "JUSTID")
+        idle, start = round(self._queue.idle * 1000), "0-0"
         while (room := self._concurrency - len(self._under_way)) > 0:
-            answer = await self._queue._eval(_TAKE_OVER, 1, *who, idle, start, room)
+            answer = await self._queue.evaluate(_TAKE_OVER, 1, *who, idle, start, room)
             self._deliver(answer[1])
             start = _text(answer[0])
             if start == "0-0":
@@ -232,7 +239,7 @@ class _Consumer:
     def _deliver(self, entries: Any) -> None:
         for id, fields in entries:
             known = _text(id)
-            # What was deleted meanwhile has no fields.
+            # A message that was deleted meanwhile has no fields.
             if fields and known not in self._under_way:
                 pairs = fields.items() if isinstance(fields, dict) else zip(fields[::2], fields[1::2], strict=True)
                 body = next((_bytes(value) for name, value in pairs if _text(name) == _FIELD), b"")
@@ -244,11 +251,8 @@ class _Consumer:
     def _over(self, id: str, task: asyncio.Task[Any]) -> None:
         del self._under_way[id]
         if not task.cancelled() and (error := task.exception()) is not None:
-            # It is not acknowledged, so it is delivered again once it has been idle for long enough.
+            # Not acknowledged, it is delivered again once it has been idle for long enough.
             self._guard.failed(error)
-
-    async def _command(self, *arguments: object) -> Any:
-        return await self._queue._client.execute_command(*arguments)
 
 
 def _redis_error() -> type[Exception]:

@@ -19,14 +19,15 @@ from typing import Any, TypeVar, Unpack
 
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
+from perdure.client.inspect import explain
+from perdure.client.results import Results
+from perdure.client.session import Session, session_of
 from perdure.client.start import StartOptions
 from perdure.core.model.run import Status
 from perdure.core.option_checks import check_flag
-from perdure.core.system import System
 from perdure.core.time.duration import Duration, microseconds, seconds
 from perdure.errors import PerdureError, UsageError
 from perdure.store import open_store
-from perdure.store.contract import Store
 from perdure.testing.clock import VirtualClock
 from perdure.worker import Worker, WorkerOptions, WorkerSettings
 from perdure.worker.run.workflow_run import WorkflowRun
@@ -86,15 +87,21 @@ class Environment:
         self._patience = seconds(patience)
         self._worker: Worker | None = None
         self._advancing = 0
-        self._engine = _CandidEngine(workflows, errors, self._clock, self._store, self._rest, self._awaited)
+        self._engine = Engine("sqlite://", workflows, errors=errors, system=self._clock, store=self._store)
+        self._session = session_of(self._engine)
+        self._session.results = _CandidResults(self._session, self._rest, self._awaited)
         if check_flag("strict", strict):
-            self._engine._codec.be_strict()
+            self._session.codec.be_strict()
 
     async def __aenter__(self) -> Environment:
-        self._worker = await self._engine.new_worker(self._options)
+        self._worker = await self._new_worker()
         await self._worker.start()
         await self.settle()
         return self
+
+    async def _new_worker(self) -> Worker:
+        await self._session.opened()
+        return self._session.make_worker(self._options)
 
     async def __aexit__(self, *_: object) -> None:
         await self._stop_worker()
@@ -193,39 +200,30 @@ class Environment:
         return await self._settle(_MOMENT) and not self._advancing
 
 
-class _CandidEngine(Engine):
-    """An engine whose `result` says so when there will be none."""
+class _CandidResults(Results):
+    """Results of an engine whose clock stands still: a wait without end raises at once."""
 
-    def __init__(
-        self,
-        workflows: Iterable[Definable],
-        errors: Iterable[type[Exception]],
-        system: System,
-        store: Store,
-        rest: Callable[[], Awaitable[bool]],
-        awaited: Callable[[str], str],
-    ) -> None:
-        super().__init__("sqlite://", workflows, errors=errors, system=system, store=store)
+    def __init__(self, session: Session, rest: Callable[[], Awaitable[bool]], awaited: Callable[[str], str]) -> None:
+        super().__init__(session)
+        self._find = session.find
+        self._store = session.store
         self._rest = rest
         self._awaited = awaited
 
-    async def new_worker(self, options: WorkerOptions) -> Worker:
-        """A worker that has not been started."""
-        return self._make_worker(await self._opened(), options)
-
-    async def _result(self, run_id: str, returns: Any, timeout: Duration | None) -> Any:
-        # A timeout is on the virtual clock, which stands still while the test waits here: there is nothing to time out.
+    async def of(self, run_id: str, returns: Any, timeout: Duration | None) -> Any:
+        """Let the worker rest, then return the result or raise `StillWaiting`."""
+        # A timeout is on the virtual clock, which stands still while the test waits here: it never passes.
         resting = False
-        while not (run := await self._run(run_id)).status.finished and not resting:
+        while not (run := await self._find(run_id)).status.finished and not resting:
             resting = await self._rest()
         if run.status.finished:
-            return self._outcome(run, returns)
+            return self.outcome(run, returns)
         what_to_do = (
-            "Unblock it, or look at its error"
+            "Retry it, or look at its error"
             if run.status is Status.BLOCKED
             else "Let time pass with `await env.advance(...)`, or send what it waits for with `await env.send(...)`"
         )
-        why = f"{await self.why(run_id)}{self._awaited(run_id)}"
+        why = f"{await explain(self._store, run)}{self._awaited(run_id)}"
         raise StillWaiting(f"run {run_id!r} ({run.type}) has no result yet. {why} {what_to_do}, first")
 
 

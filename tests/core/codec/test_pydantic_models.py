@@ -15,8 +15,8 @@ import pydantic
 import pytest
 from pydantic import AnyUrl, BaseModel, Field, PrivateAttr, RootModel
 
-from perdure import DecodeError, EncodeError
 from perdure.core.codec.codec import Codec
+from perdure.errors import DecodeError, EncodeError
 
 codec = Codec()
 

@@ -12,7 +12,8 @@ import msgspec
 import pydantic
 import pytest
 
-from perdure import ErrorCategory, Fatal, Retry, RetryAfter, classify
+from perdure import Fatal, Retry, RetryAfter, classify
+from perdure.admin import ErrorCategory
 from tests.core.web import LIBRARIES, serving
 
 

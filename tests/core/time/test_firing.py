@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from perdure import Every, InvalidSchedule, Misfire, Overlap, Schedule
+from perdure import Every, Overlap
+from perdure.admin import Misfire, Schedule
 from perdure.core.time.cron import Cron, fire_times, next_fire_time, to_stored
 from perdure.core.time.duration import FAR, moment_of
 from perdure.core.time.firing import BATCH, FiringPlan, plan_firing, when_due
 from perdure.core.time.schedule import LONGEST_QUEUE, fire_time_of, run_id_of
+from perdure.errors import InvalidSchedule
 
 SECOND = 1_000_000
 MINUTE = 60 * SECOND

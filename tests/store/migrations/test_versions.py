@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from perdure import Engine, SchemaMismatch
+from perdure import Engine
+from perdure.errors import SchemaMismatch
 from perdure.store.migrations import known
 from perdure.store.mysql.dialect import MYSQL
 from perdure.store.postgres.dialect import POSTGRES

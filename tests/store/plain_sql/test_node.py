@@ -92,7 +92,7 @@ async def test_a_worker_in_javascript_is_killed_again_and_again_and_loses_nothin
                 assert await run.result(timeout=120) == [10 * number for number in range(IMAGES)]
                 process.send_signal(signal.SIGTERM)
                 assert await asyncio.to_thread(process.wait, 30) == 0
-            assert [one.runtime for one in await engine.types() if one.kind == "activity"] == ["node", "node"]
+            assert [one.runtime for one in await engine.queues.types() if one.kind == "activity"] == ["node", "node"]
             [(reclaimed,)] = await store.query("SELECT COUNT(*) FROM perdure_events WHERE kind = 'reclaimed'")
             assert reclaimed >= KILLS, "nothing was in the middle of being done"
             assert await scan_store(store.query) == []

@@ -64,12 +64,12 @@ async def test_an_error_in_another_language_is_raised_in_the_workflow(plain: Pla
 async def test_a_run_of_another_language_is_not_said_to_be_unserved(plain: Plain) -> None:
     run_id = await plain.insert(TYPE)
     async with Engine(plain.url, [welcome]) as engine:
-        runs = (await engine.list()).runs
-        assert await engine.unserved(runs) == {run_id}
-        assert "no worker is alive" in await engine.why(run_id)
+        runs = (await engine.runs.list()).runs
+        assert await engine.runs.unserved(runs) == {run_id}
+        assert "no worker is alive" in await engine.runs.why(run_id)
         await plain.do("register", type=TYPE, runtime="node")
-        assert await engine.unserved(runs) == set()
-        assert (await engine.why(run_id)).endswith("and waits for a worker in 'node'.")
+        assert await engine.runs.unserved(runs) == set()
+        assert (await engine.runs.why(run_id)).endswith("and waits for a worker in 'node'.")
 
 
 async def test_a_type_moves_from_one_runtime_to_another_with_its_runs(plain: Plain) -> None:

@@ -26,7 +26,8 @@ import sqlalchemy.orm
 from django.conf import settings
 from django.db import connections, transaction
 
-from perdure import Blocking, Engine
+from perdure import Engine
+from perdure.blocking import Engine as BlockingEngine
 from perdure.store.url import MysqlUrl, parse
 
 T = TypeVar("T")
@@ -52,7 +53,7 @@ class Customer:
         self.url = url
         self.connection: Any = None
         self._thread = ThreadPoolExecutor(1)
-        self._blocking: Blocking | None = None
+        self._blocking: BlockingEngine | None = None
 
     @property
     def file(self) -> str:
@@ -110,7 +111,7 @@ class Customer:
 
     async def call(self, engine: Engine, method: str, *args: Any, **options: Any) -> Any:
         """Call a method of the engine with the connection."""
-        blocking = Blocking(engine)
+        blocking = engine.blocking()
         return await self.here(lambda: getattr(blocking, method)(*args, connection=self.connection, **options))
 
     async def reset(self, connection: Callable[[], Any]) -> None:

@@ -13,7 +13,8 @@ import psycopg
 import pytest
 import sqlalchemy
 
-from perdure import Blocking, Engine, EngineClosed, SchemaMismatch, UsageError
+from perdure import Engine, UsageError
+from perdure.errors import EngineClosed, SchemaMismatch
 from perdure.store.user_connections.adapter import find_adapter
 from tests.servers.schemas import postgres_dsn
 from tests.stage import Stage
@@ -136,7 +137,7 @@ async def test_what_is_no_connection_is_refused(on_disk: Stage, thing: object) -
     with pytest.raises(UsageError, match="no connection that Perdure can write on"):
         await engine.start(echo("x"), connection=thing)
     with pytest.raises(UsageError, match="no connection that Perdure can write on"):
-        Blocking(engine).send("a", "word", connection=thing)
+        engine.blocking().send("a", "word", connection=thing)
 
 
 async def test_an_async_connection_is_not_for_a_blocking_engine(on_postgres: Stage) -> None:
@@ -144,7 +145,7 @@ async def test_an_async_connection_is_not_for_a_blocking_engine(on_postgres: Sta
     connection = await asyncpg.connect(plain(on_postgres.url))
     try:
         with pytest.raises(UsageError, match="await engine.start"):
-            await asyncio.to_thread(Blocking(engine).start, echo("x"), connection=connection)
+            await asyncio.to_thread(engine.blocking().start, echo("x"), connection=connection)
     finally:
         await connection.close()
 

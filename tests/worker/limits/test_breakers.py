@@ -9,21 +9,9 @@ from typing import Any
 
 import pytest
 
-from perdure import (
-    Breaker,
-    BreakerInfo,
-    BreakerOpen,
-    Circuit,
-    Engine,
-    Fatal,
-    Handle,
-    InvalidName,
-    Retry,
-    RunFailed,
-    Status,
-    UsageError,
-    activity,
-)
+from perdure import Breaker, Engine, Fatal, Handle, Retry, RunFailed, Status, UsageError, activity
+from perdure.admin import BreakerInfo, Circuit
+from perdure.errors import BreakerOpen, InvalidName
 from tests.helpers import eventually
 from tests.stage import Stage
 
@@ -91,7 +79,7 @@ async def test_it_opens_when_enough_has_failed_and_what_waits_uses_up_no_attempt
         assert ended == {Status.FAILED, Status.COMPLETED}
         assert [(await run.run()).attempt for run in later] == [1, 1, 1]
     assert (await only(engine)).circuit is Circuit.CLOSED
-    trail = [event.kind for event in (await engine.events(run="gate:breaker:api")).events]
+    trail = [event.kind for event in (await engine.audit.list(run="gate:breaker:api")).events]
     assert trail[:3] == ["breaker_closed", "breaker_half_open", "breaker_open"]
     assert await stage.rows("SELECT * FROM perdure_permits") == []
     assert await stage.rows("SELECT * FROM perdure_lines") == []
@@ -115,7 +103,7 @@ async def test_one_that_fails_while_it_is_half_open_opens_it_again(stage: Stage)
         assert await runs[-1].result("20s") == "4"
         await eventually(lambda: stands(engine, Circuit.CLOSED))
     assert dependency.most == 1
-    kinds = [event.kind for event in (await engine.events(run="gate:breaker:api")).events]
+    kinds = [event.kind for event in (await engine.audit.list(run="gate:breaker:api")).events]
     assert kinds.count("breaker_open") == kinds.count("breaker_half_open") >= 3
     assert kinds.count("breaker_closed") == 1
 
@@ -188,7 +176,7 @@ async def test_it_is_opened_closed_and_reset_by_hand(stage: Stage) -> None:
         await engine.breakers.reset("api")
         view = await only(engine)
         assert (view.circuit, view.by_hand, view.failures) == (Circuit.CLOSED, False, 0)
-    trail = [event.kind for event in (await engine.events(run="gate:breaker:api")).events]
+    trail = [event.kind for event in (await engine.audit.list(run="gate:breaker:api")).events]
     assert trail.count("breaker_open") == 2
     with pytest.raises(InvalidName):
         await engine.breakers.open("a/b")

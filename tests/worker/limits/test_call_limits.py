@@ -8,15 +8,12 @@ import pytest
 
 from perdure import (
     Breaker,
-    BreakerOpen,
     Call,
     Context,
     Every,
-    ExecutionState,
     Fair,
     Handle,
     Limit,
-    NotStarted,
     Retry,
     RunFailed,
     Status,
@@ -24,7 +21,10 @@ from perdure import (
     activity,
     workflow,
 )
+from perdure.errors import BreakerOpen, NotStarted
+from perdure.push import ExecutionState
 from tests.helpers import eventually
+from tests.push.pushers import pusher_of
 from tests.stage import Stage
 from tests.worker.crowd import Crowd
 
@@ -177,7 +177,7 @@ async def test_what_is_pushed_stands_in_line_for_it(on_disk: Stage) -> None:
     async with engine.worker():
         await eventually(lambda: len(crowd.inside) == 1)
         [late] = [run for run in runs if await run.status() is not Status.RUNNING]
-        done = await engine.execute(late.id)
+        done = await pusher_of(engine).execute(late.id)
         assert (done.state, done.reason) == (ExecutionState.WAITING, "limit")
         crowd.let_out()
         for run in runs:

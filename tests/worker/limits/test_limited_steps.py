@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from perdure import Breaker, BreakerOpen, Circuit, Context, Handle, Limit, Retry, RunFailed, Status, step, workflow
+from perdure import Breaker, Context, Handle, Limit, Retry, RunFailed, Status, step, workflow
+from perdure.admin import Circuit
+from perdure.errors import BreakerOpen
 from tests.helpers import eventually
 from tests.stage import Stage
 from tests.worker.crowd import Crowd

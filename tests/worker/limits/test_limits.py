@@ -9,19 +9,9 @@ from typing import Any
 
 import pytest
 
-from perdure import (
-    Context,
-    Fair,
-    Handle,
-    InvalidName,
-    Limit,
-    PermitScope,
-    Retry,
-    Status,
-    UsageError,
-    activity,
-    workflow,
-)
+from perdure import Context, Fair, Handle, Limit, Retry, Status, UsageError, activity, workflow
+from perdure.admin import PermitScope
+from perdure.errors import InvalidName
 from tests.helpers import eventually
 from tests.stage import Stage
 from tests.worker.crowd import Crowd
@@ -42,7 +32,7 @@ async def test_no_more_are_executed_at_once_than_a_concurrency_allows(stage: Sta
     runs = [await engine.start(visit(str(number))) for number in range(10)]
     async with engine.worker():
         await eventually(lambda: len(crowd.inside) == 3)
-        waiting = await engine.list(status=[Status.WAITING])
+        waiting = await engine.runs.list(status=[Status.WAITING])
         assert {run.reason for run in waiting.runs} == {"limit"}
         [gate] = await engine.limits.list()
         assert (gate.name, gate.held, gate.waiting) == ("type:limits.visit.v1", 3, 7)

@@ -15,6 +15,7 @@ import click
 
 from perdure.cli.console.params import DATABASE_TIMEOUT
 from perdure.client.engine import Engine
+from perdure.client.session import session_of
 from perdure.errors import StoreUnavailable, UsageError
 from perdure.store.url import SqliteUrl, parse
 
@@ -74,7 +75,7 @@ def _told(engine: Engine) -> Engine:
     context = click.get_current_context(silent=True)
     timeout = None if context is None else context.meta.get(DATABASE_TIMEOUT)
     if timeout is not None:
-        engine.database_timeout = timeout
+        session_of(engine).bound_calls(timeout)
     return engine
 
 

@@ -105,7 +105,7 @@ async def _stress(load: Load, workers: Workers, every: float | None, bar: Bar) -
         try:
             workers.start()
             # What is measured is the work, and not how long a process takes to start.
-            while len(await engine.workers()) < workers.count:
+            while len(await engine.workers.list()) < workers.count:
                 workers.check()
                 await asyncio.sleep(_LOOK)
             return await _measure(load, engine, workers, every, bar)

@@ -1,50 +1,58 @@
-"""A worker, as an engine hands it out."""
+"""Workers: one that an engine hands out, and those of the whole fleet."""
 
 from __future__ import annotations
 
+import builtins
 import logging
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from perdure.client.refusing import refuse_in_workflow
+from perdure.client.session import Session, refuse_in_workflow
+from perdure.core.model.worker_info import WorkerInfo
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import StoreRefused, StoreUnavailable, UsageError
 from perdure.worker import Worker, WorkerOptions
 
-if TYPE_CHECKING:
-    from perdure.client.engine import Engine
-
-
 logger = logging.getLogger("perdure.client")
 
-#: Seconds between two attempts to reach a server when a worker starts: at first, and at the most.
+#: Seconds between two attempts to reach a server when a worker starts: at first, and at most.
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 15.0
+
+
+class Workers:
+    """Workers of all processes that share the database: `engine.workers`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def list(self) -> builtins.list[WorkerInfo]:
+        """List the workers of the fleet, dead ones included until they are forgotten."""
+        return await (await self._session.opened()).workers()
 
 
 class EngineWorker:
     """A worker of an engine, to be entered or run."""
 
-    def __init__(self, engine: Engine, options: WorkerOptions) -> None:
-        self._engine = engine
+    def __init__(self, session: Session, options: WorkerOptions) -> None:
+        self._session = session
         self._options = options
         self._worker: Worker | None = None
         self._process = 0
 
     @property
     def id(self) -> str:
-        """The id of the worker's current life; empty before it has started."""
+        """Id of the worker's current life; empty before it has started."""
         return "" if self._worker is None else self._worker.id
 
     @property
     def errors(self) -> Mapping[str, int]:
-        """How many errors each of its background loops has met and survived. They are in the log, and their sum in `engine.workers()`."""
+        """Number of errors that each background loop has met and survived. The log has them all."""
         return {} if self._worker is None else dict(self._worker.health.errors)
 
     @property
     def problem(self) -> str:
-        """What keeps the worker from working, such as that it drains; empty if nothing does."""
+        """Reason why the worker does not work, such as that it drains; empty if it works."""
         return "" if self._worker is None else self._worker.health.problem
 
     async def __aenter__(self) -> EngineWorker:
@@ -72,18 +80,19 @@ class EngineWorker:
     async def connect(self) -> None:
         """Connect to the database, waiting for a server that cannot be reached. Raises `StoreUnavailable`.
 
-        A server that does not let the user in, or has no such database, is not waited for: that is `StoreRefused`, at once. `start` and `run` do so by themselves.
+        A server that refuses the user or the database is not waited for: `StoreRefused` is raised at once. `start` and `run`
+        connect by themselves.
         """
         refuse_in_workflow()
-        system, limit = self._engine._system, self._options.wait_for_database
+        system, limit = self._session.system, self._options.wait_for_database
         begun, pause = system.monotonic(), FIRST_PAUSE
         while True:
             try:
-                await self._engine._opened()
+                await self._session.opened()
             except StoreUnavailable as error:
                 waited = system.monotonic() - begun
-                # What is wrong with a file, a password or the name of a database does not mend itself.
-                if waited >= limit or self._engine._store.exclusive or isinstance(error, StoreRefused):
+                # A broken file, a wrong password or a missing database does not mend itself.
+                if waited >= limit or self._session.store.exclusive or isinstance(error, StoreRefused):
                     raise
                 pause = min(pause, limit - waited)
                 logger.warning(
@@ -101,5 +110,5 @@ class EngineWorker:
             raise UsageError("this worker was started before; make another: engine.worker()")
         await self.connect()
         self._process = os.getpid()
-        self._worker = self._engine._make_worker(await self._engine._opened(), self._options)
+        self._worker = self._session.make_worker(self._options)
         return self._worker

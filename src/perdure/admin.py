@@ -1,0 +1,86 @@
+"""Types of inspection and administration: namespaces of an `Engine`, and the values that they return."""
+
+from perdure.client.audit import AuditTrail
+from perdure.client.breakers import Breakers
+from perdure.client.dead_letters import BulkResult, DeadLetters
+from perdure.client.limits import Limits
+from perdure.client.locks import HeldLock, Locks
+from perdure.client.queues import Queues
+from perdure.client.runs import PruneReport, Runs
+from perdure.client.schedules import Schedules
+from perdure.client.watermarks import Watermarks
+from perdure.client.workers import EngineWorker, Workers
+from perdure.core.audit import Audit, Event, EventPage
+from perdure.core.codec.failure import Failure
+from perdure.core.hooks import DeadLetterNotice, ErrorNotice
+from perdure.core.limits.breaker import BreakerInfo, BreakerRule, Circuit
+from perdure.core.limits.limit import LimitBounds, LimitInfo, PermitScope
+from perdure.core.model.dead_letter import DeadLetter, DeadLetterPage, DeadLetterReason, Fault
+from perdure.core.model.deploy_report import DeployFinding, DeployProblem, DeployReport
+from perdure.core.model.lock import LockInfo
+from perdure.core.model.orders import Pause, PauseKind
+from perdure.core.model.outputs import Interruption
+from perdure.core.model.record import Message, Record, RecordKind
+from perdure.core.model.run import Reason, Run, RunPage
+from perdure.core.model.run_report import FailedAttempt, RunReport, StepReport
+from perdure.core.model.worker_info import WorkerInfo
+from perdure.core.policy.classify import Classification, ErrorCategory
+from perdure.core.routing import TypeInfo
+from perdure.core.time.schedule import Misfire, Schedule
+from perdure.workflow.definition import Definition
+
+__all__ = [
+    "Audit",
+    "AuditTrail",
+    "BreakerInfo",
+    "BreakerRule",
+    "Breakers",
+    "BulkResult",
+    "Circuit",
+    "Classification",
+    "DeadLetter",
+    "DeadLetterNotice",
+    "DeadLetterPage",
+    "DeadLetterReason",
+    "DeadLetters",
+    "Definition",
+    "DeployFinding",
+    "DeployProblem",
+    "DeployReport",
+    "EngineWorker",
+    "ErrorCategory",
+    "ErrorNotice",
+    "Event",
+    "EventPage",
+    "FailedAttempt",
+    "Failure",
+    "Fault",
+    "HeldLock",
+    "Interruption",
+    "LimitBounds",
+    "LimitInfo",
+    "Limits",
+    "LockInfo",
+    "Locks",
+    "Message",
+    "Misfire",
+    "Pause",
+    "PauseKind",
+    "PermitScope",
+    "PruneReport",
+    "Queues",
+    "Reason",
+    "Record",
+    "RecordKind",
+    "Run",
+    "RunPage",
+    "RunReport",
+    "Runs",
+    "Schedule",
+    "Schedules",
+    "StepReport",
+    "TypeInfo",
+    "Watermarks",
+    "WorkerInfo",
+    "Workers",
+]

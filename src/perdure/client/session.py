@@ -1,0 +1,236 @@
+"""State that all parts of one engine share: the database and its life, the code, the codec and the clock.
+
+An engine, its namespaces, handles and workers are views of one `Session`. It connects when it is first used. In a forked child it
+connects anew, because connections, workers and waiters belong to the parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from perdure.client.results import Results
+from perdure.client.start import DuplicateCheck, StartOptions, new_run
+from perdure.client.watermarks import Backpressure
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.failure import ErrorTypes
+from perdure.core.hooks import Hooks
+from perdure.core.ids import check_id
+from perdure.core.model.run import NewRun, Run
+from perdure.core.option_checks import check_time
+from perdure.core.policy.retention import Retention
+from perdure.core.policy.watermark import Watermark
+from perdure.core.process_fork import ForkAware, never_finalize, watch_forks
+from perdure.core.routing import select_types
+from perdure.core.system import System
+from perdure.core.time.duration import Duration
+from perdure.errors import EngineClosed, NotInWorkflow, RunNotFound, UnknownWorkflow, UsageError
+from perdure.store import Retrying, open_store
+from perdure.store.contract import Store
+from perdure.store.url import is_in_memory, shown
+from perdure.worker import HookCaller, Worker, WorkerOptions, in_workflow
+from perdure.workflow.definition import Call, Definition
+
+if TYPE_CHECKING:
+    from perdure.client.engine import Engine
+
+#: Seconds for which a client repeats a call while the server cannot be reached. Longer than any statement may take.
+DATABASE_TIMEOUT = 15.0
+#: Seconds for which a worker repeats a call before it makes the call anew.
+WORKER_TIMEOUT = 30.0
+
+
+def refuse_in_workflow() -> None:
+    """Raise `NotInWorkflow` if the caller is workflow code.
+
+    The loop of a run cannot wait for a database, and replay would repeat the call. So every verb of the client refuses first.
+    """
+    if in_workflow():
+        raise NotInWorkflow(
+            "workflow code does not call the engine: replay would repeat the call. Start children and send messages through the "
+            "context (`ctx.start`, `ctx.send`), or call the engine in a step: `await ctx.step(function, ...)`"
+        )
+
+
+class SessionOptions(Struct, frozen=True, kw_only=True):
+    """Checked options of an engine, as `Engine` takes them."""
+
+    errors: tuple[type[Exception], ...]
+    migrate: bool
+    codec: Codec
+    retention: Retention | None
+    hooks: Hooks
+    watermarks: tuple[Watermark, ...]
+    database_timeout: Duration
+
+
+class Session(ForkAware):
+    """A database, the workflows that run on it, and the process that uses them."""
+
+    def __init__(
+        self,
+        url: str,
+        workflows: Mapping[str, Definition[Any, Any]],
+        options: SessionOptions,
+        system: System,
+        store: Store | None,
+    ) -> None:
+        self.url = url
+        #: Code of this engine, by type.
+        self.workflows = workflows
+        self.system = system
+        self.codec = options.codec
+        #: Exception classes that stored failures are restored to.
+        self.errors = ErrorTypes(options.errors, {one.function.__module__ for one in workflows.values()})
+        self.retention = options.retention
+        self._hooks = options.hooks
+        self._migrate = options.migrate
+        self._database_timeout = _checked_timeout(options.database_timeout)
+        #: The database, opened or not. Most callers want `opened` or `unclosed`.
+        self.store: Store = self._new_store() if store is None else store
+        self._lent = store is not None
+        #: Watermarks and counts that starts are admitted by.
+        self.backpressure = Backpressure(system, options.watermarks)
+        self.duplicates = DuplicateCheck(self.codec, workflows)
+        self._state = "new"
+        self._begin()
+        watch_forks(self)
+
+    def _begin(self) -> None:
+        """Set up what belongs to one process."""
+        #: Name of this client in the audit trail.
+        self.actor = f"client:{self.system.entropy(4).hex()}"
+        self._hook_caller = HookCaller(self._hooks, self.store, self.system) if self._hooks else None
+        self._opening: asyncio.Lock | None = None
+        #: Workers and pushers that `close` stops.
+        self.workers: set[Worker] = set()
+        #: Waits for outcomes of runs.
+        self.results = Results(self)
+
+    def _new_store(self) -> Store:
+        store = open_store(self.url, self.system, migrate=self._migrate)
+        return Retrying(store, self.system, self._database_timeout, strict=True)
+
+    def _after_fork_in_child(self) -> None:
+        """Begin anew: connections, workers and waiters are the parent's."""
+        never_finalize(self.store, self.workers, self.results, self._hook_caller)
+        begun = self._state == "open" or self._opening is not None
+        if self._lent or (begun and is_in_memory(self.url)):
+            self._state = "forked" if self._state != "closed" else "closed"
+        elif self._state != "closed":
+            audit = self.store.audit
+            self.store, self._state = self._new_store(), "new"
+            self.store.audit = audit
+        self._begin()
+
+    async def opened(self) -> Store:
+        """The database, connected. Raises `EngineClosed`."""
+        refuse_in_workflow()
+        if self._state == "open":
+            return self.store
+        self.unclosed()
+        if self._opening is None:
+            self._opening = asyncio.Lock()
+        async with self._opening:
+            if self._state == "new":
+                await self.store.open()
+                self._state = "open"
+        return self.store
+
+    def unclosed(self) -> Store:
+        """The database, connected or not. Raises `EngineClosed`."""
+        refuse_in_workflow()
+        if self._state == "closed":
+            raise EngineClosed(f"the engine on {shown(self.url)} was closed; make a new one")
+        if self._state == "forked":
+            raise EngineClosed(
+                f"the engine on {shown(self.url)} belongs to the process that this one was forked from; "
+                "make a new one after the fork"
+            )
+        return self.store
+
+    def is_connected(self) -> bool:
+        """Return whether the store is open already, or was handed in by the caller. Raises `EngineClosed`."""
+        self.unclosed()
+        return self._state == "open" or self._lent
+
+    async def close(self) -> None:
+        """Stop the workers in order, end waits and disconnect."""
+        refuse_in_workflow()
+        for worker in list(self.workers):
+            await worker.stop()
+        if self._state == "closed":
+            return
+        was_open, self._state = self._state == "open", "closed"
+        await self.results.close()
+        if was_open:
+            await self.store.close()
+
+    def bound_calls(self, timeout: Duration) -> None:
+        """Set how long a call waits for a server that cannot be reached. For tools that are handed a finished engine."""
+        self._database_timeout = _checked_timeout(timeout)
+        if isinstance(self.store, Retrying):
+            self.store.bound = self._database_timeout
+
+    def make_worker(self, options: WorkerOptions) -> Worker:
+        """Make a worker on the open database that has not been started; `close` stops it."""
+        store = self.store
+        if isinstance(store, Retrying) and not self._lent:
+            store = store.bounded(WORKER_TIMEOUT)
+        worker = Worker(
+            store,
+            select_types(self.workflows, options.types),
+            system=self.system,
+            codec=self.codec,
+            errors=self.errors,
+            options=options,
+            hook_caller=self._hook_caller,
+        )
+        self.workers.add(worker)
+        return worker
+
+    async def find(self, run_id: str) -> Run:
+        """Read a run. Raises `RunNotFound`."""
+        run = await (await self.opened()).get(check_id(run_id))
+        if run is None:
+            raise RunNotFound(f"there is no run {run_id!r} in {shown(self.url)}")
+        return run
+
+    def new_run(self, call: Call[Any], options: StartOptions) -> NewRun:
+        """Make the row of a run from a call, or raise `UsageError` and the like; nothing is written."""
+        if not isinstance(call, Call):
+            raise UsageError(f"start takes a call such as `checkout(order)`, not {call!r}")
+        if call.definition is not None and self.workflows and call.type not in self.workflows:
+            raise UnknownWorkflow(
+                f"workflow {call.type!r} is not one of this engine's ({', '.join(sorted(self.workflows))}); add it to "
+                f"Engine(url, [...]), or start it by name where another engine serves it: Call.named({call.type!r}, ...)"
+            )
+        known = self.known(call)
+        return new_run(known, known.encode(self.codec), options, self.system, self.store.clock())
+
+    def known(self, call: Call[Any]) -> Call[Any]:
+        """Turn a call by name into a call of its code, which checks the arguments, where this engine has that code."""
+        known = self.workflows.get(call.type)
+        if call.definition is not None or known is None:
+            return call
+        checked = known(*call.arguments) if isinstance(call.arguments, tuple) else known(**call.arguments)
+        return replace(checked, settings=call.settings)
+
+
+def session_of(engine: Engine) -> Session:
+    """Return the session of an engine, for packages that build on it. `Engine` itself keeps it out of users' sight."""
+    return engine._session
+
+
+def require_workflows(workflows: Iterable[str]) -> None:
+    """Raise `UsageError` if an engine that is to work has no code."""
+    if not workflows:
+        raise UsageError("this engine has no workflows to work on; pass them: Engine(url, [checkout, ship])")
+
+
+def _checked_timeout(timeout: Duration) -> float:
+    return check_time("database_timeout", timeout) or DATABASE_TIMEOUT
