@@ -28,8 +28,6 @@ from perdure.core.policy.watermark import Watermark
 from perdure.core.time.duration import FAR
 from perdure.core.time.schedule import Overlap
 from perdure.store import Store
-from perdure.testing.conformance.breakers import API, PLACE, a_report, a_request, a_step, opened
-from perdure.testing.conformance.gates import GATE, a_gating, asks, ready
 from perdure.testing.conformance.harness import (
     ACTOR,
     LEASE,
@@ -47,13 +45,15 @@ from perdure.testing.conformance.harness import (
     commit,
     held,
 )
+from perdure.testing.conformance.limits.breakers import API, PLACE, a_report, a_request, a_step, opened
+from perdure.testing.conformance.limits.gates import GATE, a_gating, asks, ready
 from perdure.testing.conformance.prepared import PREPARE
 from perdure.testing.conformance.registry import MAIL, SHOP
+from perdure.testing.conformance.runs.claim_by_id import a_take
+from perdure.testing.conformance.runs.reopen import a_fork
 from perdure.testing.conformance.schedules import a_schedule, saved
-from perdure.testing.conformance.second import a_fork
 from perdure.testing.conformance.singletons import NAME, options
 from perdure.testing.conformance.singletons import one as a_single
-from perdure.testing.conformance.taking import a_take
 
 Ask = Callable[[Store], Awaitable[object]]
 Prepare = Callable[[Store, ManualSystem], Awaitable[Ask]]

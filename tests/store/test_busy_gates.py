@@ -12,8 +12,8 @@ from perdure.core.limits.limit import LimitBounds
 from perdure.store import SqlStore
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.limits.gates import lock_gates
-from perdure.testing.conformance.gates import DONE, GATE, a_gating, admit, admit_ids, asks, ready
 from perdure.testing.conformance.harness import commit
+from perdure.testing.conformance.limits.gates import DONE, GATE, a_gating, admit, admit_ids, asks, ready
 
 # There is one writer at a time on SQLite, and so nobody who could find anything locked.
 pytestmark = pytest.mark.parametrize("harness", ["postgres", "mysql"], indirect=True)

@@ -13,7 +13,7 @@ from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.runs import reopen
 from perdure.store.sql.runs.create import create
 from perdure.testing.conformance.harness import ACTOR
-from perdure.testing.conformance.second import a_fork
+from perdure.testing.conformance.runs.reopen import a_fork
 from tests.invariants import scan_store
 from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas

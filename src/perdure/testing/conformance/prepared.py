@@ -15,8 +15,6 @@ from perdure.core.policy.retention import PruneRequest
 from perdure.core.time.duration import FAR
 from perdure.store import Store
 from perdure.store.user_connections.transaction_step import TransactionStep
-from perdure.testing.conformance.breakers import PREPARE as BREAKERS
-from perdure.testing.conformance.gates import GATE, a_gating, asks, ready
 from perdure.testing.conformance.harness import (
     ACTOR,
     SECOND,
@@ -31,11 +29,13 @@ from perdure.testing.conformance.harness import (
     commit,
     held,
 )
+from perdure.testing.conformance.limits.breakers import PREPARE as BREAKERS
+from perdure.testing.conformance.limits.gates import GATE, a_gating, asks, ready
 from perdure.testing.conformance.locks import PREPARE as LOCKS
 from perdure.testing.conformance.registry import MAIL, SHOP
+from perdure.testing.conformance.runs.claim_by_id import prepare_take
+from perdure.testing.conformance.runs.reopen import a_fork
 from perdure.testing.conformance.schedules import a_schedule
-from perdure.testing.conformance.second import a_fork
-from perdure.testing.conformance.taking import prepare_take
 
 Verb = Callable[[Store], Awaitable[object]]
 

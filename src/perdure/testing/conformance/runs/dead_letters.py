@@ -10,7 +10,6 @@ from perdure.core.model.run import Reason, Status
 from perdure.core.model.turn import Block, Finish, RetryLater
 from perdure.errors import InvalidCursor
 from perdure.store import Store
-from perdure.testing.conformance.afterlife import REFUSED, SLOW, dead_ids, failed, finished, set_aside
 from perdure.testing.conformance.harness import (
     ACTOR,
     SECOND,
@@ -27,6 +26,7 @@ from perdure.testing.conformance.harness import (
     held,
     lease_of,
 )
+from perdure.testing.conformance.runs.retention import REFUSED, SLOW, dead_ids, failed, finished, set_aside
 
 
 class DeadLetters:

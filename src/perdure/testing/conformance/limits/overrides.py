@@ -11,7 +11,6 @@ from perdure.core.model.dead_letter import DeleteOutcome
 from perdure.core.model.turn import TurnOutcome
 from perdure.core.policy.retention import PruneRequest
 from perdure.store import Store
-from perdure.testing.conformance.gates import DONE, GATE, ONE, a_gating, admit, admit_ids, admit_patiently, asks, ready
 from perdure.testing.conformance.harness import (
     ACTOR,
     OTHER_TYPE,
@@ -23,6 +22,17 @@ from perdure.testing.conformance.harness import (
     claim,
     claim_ids,
     commit,
+)
+from perdure.testing.conformance.limits.gates import (
+    DONE,
+    GATE,
+    ONE,
+    a_gating,
+    admit,
+    admit_ids,
+    admit_patiently,
+    asks,
+    ready,
 )
 
 

@@ -28,7 +28,7 @@ from perdure.testing.conformance.harness import (
     held,
     lease_of,
 )
-from perdure.testing.conformance.inbox import taken
+from perdure.testing.conformance.runs.inbox import taken
 
 
 class Children:
