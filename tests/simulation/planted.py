@@ -34,7 +34,7 @@ from tests.simulation.loop import LANE
 
 Patch = pytest.MonkeyPatch
 
-_STATES = ("PARK", "_AGAIN", "_RELEASE", "_BLOCK")
+_STATES = ("PARK", "_RETRY_LATER", "_RELEASE", "_BLOCK")
 _LEASE = "AND token = :token AND nonce = :nonce AND status = 'running'"
 #: Where a statement with parameters by position has the lease proved: it, and what token and nonce are called there.
 _PROOFS: tuple[tuple[ModuleType, str, str, str], ...] = (
@@ -69,7 +69,7 @@ def fence(patch: Patch, lease: str, record_lease: str, standing: Callable[[tuple
         )
         return TurnState.LIVE if standing(rows[0], turn) else TurnState.LOST
 
-    patch.setattr(commit, "_stand", stand)
+    patch.setattr(commit, "_check_state", stand)
 
 
 def no_fence(patch: Patch) -> None:
@@ -110,7 +110,7 @@ def fence_by_worker(patch: Patch) -> None:
         rows = await tx.fetch("SELECT status, worker FROM perdure_runs WHERE id = ?", (turn.lease.run_id,))
         return TurnState.LIVE if rows[0] == ("running", name()) else TurnState.LOST
 
-    patch.setattr(commit, "_stand", stand)
+    patch.setattr(commit, "_check_state", stand)
 
 
 def token_never_raised(patch: Patch) -> None:
@@ -134,7 +134,7 @@ def token_kept_when_given_back(patch: Patch) -> None:
 
 def split_check(patch: Patch) -> None:
     """The lease is checked in one transaction, and the turn written in another."""
-    checked = commit._stand
+    checked = commit._check_state
     no_fence(patch)
 
     async def check(tx: SqliteTransaction, turns: Sequence[Turn]) -> list[TurnState]:
@@ -313,7 +313,7 @@ def unreceived_left_behind(patch: Patch) -> None:
 
 def renewed_without_looking(patch: Patch) -> None:
     """A run begins anew whatever came in meanwhile, so that what it carries over comes after that."""
-    reword(patch, commit, "_RENEW", " AND inbox_seq = :seen", "")
+    reword(patch, commit, "_CONTINUE_AS_NEW", " AND inbox_seq = :seen", "")
 
 
 def children_of_the_past_heard(patch: Patch) -> None:

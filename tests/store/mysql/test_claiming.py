@@ -161,7 +161,7 @@ async def test_a_run_that_somebody_had_since_it_was_chosen_is_not_taken_for_new(
 
 async def explain(store: MysqlStore, template: str) -> list[dict[str, object]]:
     async def ask(tx: MysqlTransaction) -> list[dict[str, object]]:
-        [answer] = await tx.send("EXPLAIN FORMAT=TRADITIONAL " + tx.text(template, **VALUES))
+        [answer] = await tx.send("EXPLAIN FORMAT=TRADITIONAL " + tx.fill(template, **VALUES))
         names = ["id", "select_type", "table", *([] if len(answer.rows[0]) == 10 else ["partitions"]), "type"]
         names += ["possible_keys", "key", "key_len", "ref", "rows"]
         names += ["Extra"] if len(names) + 1 == len(answer.rows[0]) else ["filtered", "Extra"]

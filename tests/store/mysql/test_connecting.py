@@ -182,9 +182,9 @@ async def test_servers_that_are_too_old_are_refused(url: str, version: str) -> N
     pretender = Pretender(connection, version)
     if "10.6.0" not in version and version != "8.0.17":
         with pytest.raises(StoreError, match="or newer"):
-            await session.prepare(pretender, "here")
+            await session.set_up_session(pretender, "here")
     elif ("MariaDB" in version) == ("MariaDB" in connection.server_version):
-        await session.prepare(pretender, "here")
+        await session.set_up_session(pretender, "here")
     await connection.close_gracefully()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from perdure.store.mysql.driver import DriverError, MysqlConnection, MysqlConnector
-from perdure.store.mysql.session import prepare
+from perdure.store.mysql.session import set_up_session
 from perdure.store.mysql.store import MysqlStore
 from perdure.store.server.timeouts import DEFAULT_TIMEOUTS
 from perdure.store.url import MysqlUrl, parse
@@ -51,7 +51,7 @@ async def test_the_server_ends_the_session_of_a_client_that_stands_still(
     where = parse(url)
     assert isinstance(where, MysqlUrl)
     session = await MysqlConnector(where).connect(DEFAULT_TIMEOUTS.within(LEASE))
-    await prepare(session, url)
+    await set_up_session(session, url)
     await session.send(["BEGIN", "SELECT 1 FROM perdure_runs WHERE id = 'r1' FOR UPDATE"])
     await stand(session)
     other = await MysqlConnector(where).connect()

@@ -13,7 +13,7 @@ from perdure.store import open_store
 from perdure.store.contract import Change
 from perdure.store.postgres import store as module
 from perdure.store.postgres.driver import PostgresConnection
-from perdure.store.postgres.identity import ServerSession, fence, who_is
+from perdure.store.postgres.identity import ServerSession, fence, read_identity
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.postgres.transaction import StatementCache
 from perdure.store.server.identity import ServerIdentity
@@ -59,10 +59,10 @@ async def test_a_pooler_that_leads_to_another_timeline_ends_every_life(
     store.subscribe(changes.append)
 
     async def pooled(connection: PostgresConnection) -> ServerSession:
-        said = await who_is(connection)
+        said = await read_identity(connection)
         return ServerSession(ServerIdentity("cluster/FFFFFFFF"), "FFFFFFFF", pooled=True) if not changes else said
 
-    monkeypatch.setattr(module, "who_is", pooled)
+    monkeypatch.setattr(module, "read_identity", pooled)
     other = open_store(url, Host())
     assert isinstance(other, PostgresStore)
     other.subscribe(changes.append)
@@ -98,9 +98,9 @@ async def test_a_server_that_does_not_say_who_it_is_is_used_all_the_same(
 ) -> None:
     async def silent(connection: PostgresConnection) -> ServerSession:
         monkeypatch.setattr("perdure.store.postgres.identity._WHO", "SELECT no_such_function()")
-        return await who_is(connection)
+        return await read_identity(connection)
 
-    monkeypatch.setattr(module, "who_is", silent)
+    monkeypatch.setattr(module, "read_identity", silent)
     other = open_store(url, Host())
     await other.open()
     await other.register(a_worker("w2"))
@@ -113,7 +113,7 @@ async def test_any_role_may_ask_who_the_server_is(store: PostgresStore, url: str
     connection = await asyncpg.connect(url.partition("?")[0])
     try:
         await connection.execute("SET ROLE pg_read_all_stats")
-        said = await who_is(connection)
+        said = await read_identity(connection)
         assert said.who.name is not None
         assert not said.pooled
     finally:

@@ -58,7 +58,7 @@ class MysqlPreview(ClaimPreview, frozen=True, kw_only=True):
 async def preview_claim(tx: MysqlTransaction, request: ClaimRequest, now: Sql | int) -> MysqlPreview:
     """Read whether there is anything to claim."""
     [answer] = await tx.send(
-        tx.text(
+        tx.fill(
             PREVIEW,
             now=now,
             worker=request.worker,
@@ -192,34 +192,34 @@ SELECT
 
 
 async def claim(
-    tx: MysqlTransaction, request: ClaimRequest, seen: MysqlPreview, entropy: Callable[[int], bytes]
+    tx: MysqlTransaction, request: ClaimRequest, preview: MysqlPreview, entropy: Callable[[int], bytes]
 ) -> ClaimResult:
     """Make due runs ready, then take ready runs."""
-    if seen.held:
-        [answer] = await tx.send(tx.text(_HELD, worker=request.worker, nonce=request.nonce))
+    if preview.held:
+        [answer] = await tx.send(tx.fill(_HELD, worker=request.worker, nonce=request.nonce))
         runs = tuple(ClaimedRun(to_run(row[1:]), row[0]) for row in answer.rows)
-        return replace(seen.empty_handed(), runs=runs)
-    return await _Claim(tx, request, seen, entropy).claim()
+        return replace(preview.empty_handed(), runs=runs)
+    return await _Claim(tx, request, preview, entropy).claim()
 
 
 class _Claim:
     """One claim under way."""
 
     def __init__(
-        self, tx: MysqlTransaction, request: ClaimRequest, seen: MysqlPreview, entropy: Callable[[int], bytes]
+        self, tx: MysqlTransaction, request: ClaimRequest, preview: MysqlPreview, entropy: Callable[[int], bytes]
     ) -> None:
         self._tx = tx
         self._request = request
-        self._seen = seen
+        self._preview = preview
         self._entropy = entropy
         self._values: dict[str, object] = {
-            "now": seen.now,
+            "now": preview.now,
             "worker": request.worker,
-            "alive": sql_list(seen.alive),
+            "alive": sql_list(preview.alive),
             "queues": sql_list(request.queues),
             "types": sql_list(request.types),
             "suspect_after": SUSPECT_AFTER,
-            "left_before": seen.now - request.affinity,
+            "left_before": preview.now - request.affinity,
         }
         #: Ids that a lock was tried for; the locked runs by id; and the number of the last record of each that has one.
         self._asked: set[str] = set()
@@ -229,7 +229,7 @@ class _Claim:
 
     async def claim(self) -> ClaimResult:
         """Wake due runs, choose, lock and take."""
-        await self._move_on_time()
+        await self._apply_timers()
         request = self._request
         first = request.limit - request.by_age
         ready, old = await self._candidates(FAR)
@@ -238,47 +238,47 @@ class _Claim:
             # Suspects filled part of the page, so candidates are read again without them.
             ready, old = await self._candidates(SUSPECT_AFTER)
             if request.alone:
-                [found] = await self._tx.send(self._everywhere(SUSPECTS, 2 * request.limit, FAR))
+                [found] = await self._tx.send(self._for_all_pairs(SUSPECTS, 2 * request.limit, FAR))
                 doubtful = sorted({*doubtful, *found.rows})
-        suspects = await self._judge(ready, doubtful)
+        suspects = await self._sort_out_suspects(ready, doubtful)
         if old and len(ready) >= first:
             # Usually no row is locked, and then this one query locks all.
             chosen = {row[2] for row in ready[:first]}
-            await self._hold([*ready[:first], *[row for row in old if row[2] not in chosen][: request.by_age]])
-        taken = await self._lock(ready, first)
+            await self._lock_rows([*ready[:first], *[row for row in old if row[2] not in chosen][: request.by_age]])
+        taken = await self._lock_first(ready, first)
         # A pass that did not find enough runs has seen all of them.
         if request.by_age and len(taken) >= first:
             chosen = set(taken)
-            taken += await self._lock([row for row in old if row[2] not in chosen], request.by_age)
+            taken += await self._lock_first([row for row in old if row[2] not in chosen], request.by_age)
         alone = request.alone and bool(suspects)
         runs = self._take(group(suspects, request.limit) if alone else taken)
-        if len(runs) >= request.limit or (len(runs) == len(ready) and not doubtful and self._leaves_nothing):
-            next_wake = self._seen.next_wake
+        if len(runs) >= request.limit or (len(runs) == len(ready) and not doubtful and self._takes_all):
+            next_wake = self._preview.next_wake
         else:
             next_wake = await self._next_wake()
         return ClaimResult(
             runs=tuple(runs),
             next_wake=next_wake,
             suspects=bool(suspects) and not alone,
-            now=self._seen.now,
-            next_fire=self._seen.next_fire,
-            limited=limited(self._seen.paused),
+            now=self._preview.now,
+            next_fire=self._preview.next_fire,
+            limited=limited(self._preview.paused),
         )
 
     @property
-    def _leaves_nothing(self) -> bool:
+    def _takes_all(self) -> bool:
         """Tell whether no ready run stays behind: none is left to another worker, and no timer changed anything."""
-        to_nobody = not self._request.affinity or self._seen.alive == [self._request.worker]
-        return to_nobody and not self._seen.due and not self._seen.early
+        to_nobody = not self._request.affinity or self._preview.alive == [self._request.worker]
+        return to_nobody and not self._preview.due and not self._preview.early
 
-    async def _move_on_time(self) -> None:
+    async def _apply_timers(self) -> None:
         """Make due runs ready, and let runs wait that were made ready before their time."""
-        if self._seen.due:
+        if self._preview.due:
             due = await self._ids(DUE, limit=max(_DUE, self._request.limit))
-            self._move(_WAKE, await self._ids(_LOCK_WAITING, ids=sql_list(due)) if due else [])
-        if self._seen.early:
+            self._update_status(_WAKE, await self._ids(_LOCK_WAITING, ids=sql_list(due)) if due else [])
+        if self._preview.early:
             early = await self._ids(EARLY)
-            self._move(_NOT_YET, await self._ids(_LOCK_EARLY, ids=sql_list(early)) if early else [])
+            self._update_status(_NOT_YET, await self._ids(_LOCK_EARLY, ids=sql_list(early)) if early else [])
 
     async def _candidates(self, claims_below: int) -> tuple[list[Row], list[Row]]:
         """Return runs by priority, and runs by age, as (priority, wake_at, id, claims, token)."""
@@ -286,28 +286,28 @@ class _Claim:
             return [], []
         first = self._request.limit - self._request.by_age
         # If fewer are ready than wanted, the first pass sees all of them. Due runs are about to be ready.
-        by_age = self._request.by_age if self._seen.due or self._seen.ready >= min(first, MANY) else 0
+        by_age = self._request.by_age if self._preview.due or self._preview.ready >= min(first, MANY) else 0
         # Read some more than wanted, because other workers, if there are any, may take some meanwhile.
-        spare = 16 if self._seen.alive == [self._request.worker] else max(16, first)
-        questions = [self._everywhere(BY_PRIORITY, first + spare, claims_below)]
+        spare = 16 if self._preview.alive == [self._request.worker] else max(16, first)
+        queries = [self._for_all_pairs(BY_PRIORITY, first + spare, claims_below)]
         if by_age:
-            questions.append(self._everywhere(BY_AGE, first + 2 * by_age + 16, claims_below))
-        answers = [answer.rows for answer in await self._tx.send(*questions)]
+            queries.append(self._for_all_pairs(BY_AGE, first + 2 * by_age + 16, claims_below))
+        answers = [answer.rows for answer in await self._tx.send(*queries)]
         return sorted(answers[0]), sorted(answers[-1], key=itemgetter(1, 2)) if by_age else []
 
-    def _everywhere(self, template: str, limit: int, claims_below: int) -> str:
+    def _for_all_pairs(self, template: str, limit: int, claims_below: int) -> str:
         pairs = [(queue, type) for queue in self._request.queues for type in self._request.types]
         values = {**self._values, "limit": limit, "claims_below": claims_below}
         return " UNION ALL ".join(
-            self._tx.text(template, **{**values, "queue": queue, "type": type}) for queue, type in pairs
+            self._tx.fill(template, **{**values, "queue": queue, "type": type}) for queue, type in pairs
         )
 
-    async def _judge(self, ready: list[Row], doubtful: Sequence[Row]) -> list[Suspect]:
+    async def _sort_out_suspects(self, ready: list[Row], doubtful: Sequence[Row]) -> list[Suspect]:
         """Sort doubtful runs: those that have made progress are ready, the others are suspects or are set aside."""
         suspects: list[Suspect] = []
         if not doubtful:
             return suspects
-        await self._hold(doubtful)
+        await self._lock_rows(doubtful)
         for place in doubtful:
             run_id = place[2]
             if run_id not in self._locked:
@@ -322,18 +322,18 @@ class _Claim:
         ready.sort()
         return suspects
 
-    async def _lock(self, candidates: Sequence[Row], enough: int) -> list[str]:
+    async def _lock_first(self, candidates: Sequence[Row], enough: int) -> list[str]:
         """Lock the first free candidates; return their ids in order."""
         got: list[str] = []
         at = 0
         while len(got) < enough and at < len(candidates):
             page = candidates[at : at + enough - len(got)]
             at += len(page)
-            await self._hold(page)
+            await self._lock_rows(page)
             got += [row[2] for row in page if row[2] in self._locked]
         return got
 
-    async def _hold(self, places: Sequence[Row]) -> None:
+    async def _lock_rows(self, places: Sequence[Row]) -> None:
         """Lock the free rows among those that were not tried before."""
         new = [row for row in places if row[2] not in self._asked]
         if not new:
@@ -341,22 +341,22 @@ class _Claim:
         self._asked.update(row[2] for row in new)
         # A run that was never claimed has no history.
         begun = {row[2] for row in new if row[4] > 0}
-        questions = [self._tx.text(_LOCK, ids=sql_list(row[2] for row in new), now=self._seen.now)]
+        queries = [self._tx.fill(_LOCK, ids=sql_list(row[2] for row in new), now=self._preview.now)]
         if begun:
-            questions.append(self._tx.text(_LAST, ids=sql_list(begun)))
-        answer, *last = await self._tx.send(*questions)
+            queries.append(self._tx.fill(_LAST, ids=sql_list(begun)))
+        answer, *last = await self._tx.send(*queries)
         locked = {row[2]: (row[0], to_run(row[2:])) for row in answer.rows}
         self._locked.update(locked)
         self._homes.update((row[2], row[1]) for row in answer.rows)
         # Another worker has claimed and given back these since they were chosen.
         missed = [id for id, (_, run) in locked.items() if run.token > 0 and id not in begun]
         if missed:
-            last += await self._tx.send(self._tx.text(_LAST, ids=sql_list(missed)))
+            last += await self._tx.send(self._tx.fill(_LAST, ids=sql_list(missed)))
         for one in last:
             self._last.update(one.rows)
 
     def _take(self, chosen: Sequence[str]) -> list[ClaimedRun]:
-        request, now = self._request, self._seen.now
+        request, now = self._request, self._preview.now
         seeds = self._entropy(16 * len(chosen)).hex() if chosen else ""
         rows: list[tuple[object, ...]] = []
         taken: list[ClaimedRun] = []
@@ -384,19 +384,19 @@ class _Claim:
         return taken
 
     async def _next_wake(self) -> int:
-        [answer] = await self._tx.send(self._tx.text(_LATER, **self._values))
+        [answer] = await self._tx.send(self._tx.fill(_LATER, **self._values))
         [(waiting, left, more)] = answer.rows
         times = [FAR if waiting is None else waiting]
         if left is not None:
             times.append(left + self._request.affinity)
         if more:
-            times.append(self._seen.now + _MOMENT)
+            times.append(self._preview.now + _MOMENT)
         return min(times)
 
     async def _ids(self, template: str, **values: object) -> list[str]:
-        [answer] = await self._tx.send(self._tx.text(template, **{**self._values, **values}))
+        [answer] = await self._tx.send(self._tx.fill(template, **{**self._values, **values}))
         return [row[0] for row in answer.rows]
 
-    def _move(self, template: str, ids: Iterable[str]) -> None:
+    def _update_status(self, template: str, ids: Iterable[str]) -> None:
         if ids := list(ids):
-            self._tx.later(self._tx.text(template, ids=sql_list(ids)))
+            self._tx.enqueue(self._tx.fill(template, ids=sql_list(ids)))

@@ -91,31 +91,31 @@ class _MysqlBatch(CommitBatch[MysqlTransaction]):
     _answers: dict[str, Sequence[Row]]
 
     async def _locked(self, touched: list[str], children: list[str]) -> Sequence[Row]:
-        questions = {"runs": self._tx.text(_LOCK, ids=sql_list(touched))}
+        queries = {"runs": self._tx.fill(_LOCK, ids=sql_list(touched))}
         if children:
-            questions["parents"] = self._tx.text(_LOCK_PARENTS, ids=sql_list(children))
+            queries["parents"] = self._tx.fill(_LOCK_PARENTS, ids=sql_list(children))
         turns = self._batch.values()
         if self._doubtful and any(turn.records for turn in turns):
-            questions["written"] = self._tx.text(_WRITTEN, spans=_spans(turns))
+            queries["written"] = self._tx.fill(_WRITTEN, spans=_spans(turns))
         if keys := [key for turn in turns for key in message_keys(turn)]:
-            questions["known"] = self._tx.text(_KNOWN, keys=_keys(keys))
+            queries["known"] = self._tx.fill(_KNOWN, keys=_keys(keys))
         if new := [child.id for turn in turns for child in turn.children]:
-            questions["there"] = self._tx.text(_THERE, ids=sql_list(new))
+            queries["there"] = self._tx.fill(_THERE, ids=sql_list(new))
         if again := [turn.lease.run_id for turn in turns if isinstance(turn.next, RetryLater)]:
-            questions["stops"] = self._tx.text(_STOPS, ids=sql_list(again))
-        answers = await self._tx.send(*questions.values())
+            queries["stops"] = self._tx.fill(_STOPS, ids=sql_list(again))
+        answers = await self._tx.send(*queries.values())
         self._tx.locked()
-        self._answers = {name: answer.rows for name, answer in zip(questions, answers, strict=True)}
+        self._answers = {name: answer.rows for name, answer in zip(queries, answers, strict=True)}
         return [*self._answers["runs"], *self._answers.get("parents", ())]
 
     async def _there(self, run_ids: list[str]) -> set[str]:
-        [answer] = await self._tx.send(self._tx.text(_THERE, ids=sql_list(run_ids)))
+        [answer] = await self._tx.send(self._tx.fill(_THERE, ids=sql_list(run_ids)))
         return {row[0] for row in answer.rows}
 
     async def _written(self, turns: Sequence[Turn]) -> Written:
         rows = self._answers.get("written")
         if rows is None:
-            [answer] = await self._tx.send(self._tx.text(_WRITTEN, spans=_spans(turns)))
+            [answer] = await self._tx.send(self._tx.fill(_WRITTEN, spans=_spans(turns)))
             rows = answer.rows
         found: Written = {}
         for row in rows:
@@ -125,7 +125,7 @@ class _MysqlBatch(CommitBatch[MysqlTransaction]):
     async def _known(self, keys: list[tuple[str, str]]) -> set[tuple[str, str]]:
         rows = self._answers.pop("known", None)
         if rows is None:
-            [answer] = await self._tx.send(self._tx.text(_KNOWN, keys=_keys(keys)))
+            [answer] = await self._tx.send(self._tx.fill(_KNOWN, keys=_keys(keys)))
             rows = answer.rows
         return {(row[0], row[1]) for row in rows}
 
@@ -147,7 +147,7 @@ class _MysqlBatch(CommitBatch[MysqlTransaction]):
         self._tx.insert(RECORDS, self._rows)
         self._tx.insert(_ENTRIES, effects.messages)
         for run_id, upto in effects.consumed:
-            self._tx.later(self._tx.text(CONSUME, run_id=run_id, upto=upto))
+            self._tx.enqueue(self._tx.fill(CONSUME, run_id=run_id, upto=upto))
         drafts: dict[tuple[bool, bool, bool, bool], list[RunDraft]] = {}
         for draft in effects.drafts.values():
             if draft.touched:

@@ -128,9 +128,9 @@ async def commit_simply(tx: MysqlTransaction, turns: Sequence[Turn]) -> bool:
                 read.append((run_id, turn.read))
         groups.setdefault((lease.token, lease.nonce, besides), []).append(run_id)
     tx.begin()
-    tx.later(tx.text(FENCE, count=len(turns), groups=_conditions(groups)))
+    tx.enqueue(tx.fill(FENCE, count=len(turns), groups=_conditions(groups)))
     if clustered and (stay := [turn.lease.run_id for turn in turns if turn.next is None]):
-        tx.later(tx.text(_PROVE, ids=sql_list(stay)))
+        tx.enqueue(tx.fill(_PROVE, ids=sql_list(stay)))
     plain, others = list[str](), list[str]()
     for turn in turns:
         for record in turn.records:
@@ -139,11 +139,11 @@ async def commit_simply(tx: MysqlTransaction, turns: Sequence[Turn]) -> bool:
                 plain.append(row)
             else:
                 others.append(sql_row(record_row(turn, record)))
-    tx.insert_written(_PLAIN_RECORDS, plain)
-    tx.insert_written(RECORDS, others)
+    tx.insert_sql_rows(_PLAIN_RECORDS, plain)
+    tx.insert_sql_rows(RECORDS, others)
     for turn in turns:
         if turn.read:
-            tx.later(tx.text(CONSUME, run_id=turn.lease.run_id, upto=turn.read))
+            tx.enqueue(tx.fill(CONSUME, run_id=turn.lease.run_id, upto=turn.read))
     tx.insert(_READ, read)
     tx.insert(_FINISH, finished)
     tx.insert(_PARK, parked)
@@ -154,7 +154,7 @@ async def commit_simply(tx: MysqlTransaction, turns: Sequence[Turn]) -> bool:
 
 async def _commit_record(tx: MysqlTransaction, turn: Turn) -> bool:
     lease, row = turn.lease, sql_list(record_row(turn, turn.records[0]))
-    [answer] = await tx.send(tx.text(_RECORD, row=row, run_id=lease.run_id, token=lease.token, nonce=lease.nonce))
+    [answer] = await tx.send(tx.fill(_RECORD, row=row, run_id=lease.run_id, token=lease.token, nonce=lease.nonce))
     return answer.count == 1
 
 

@@ -42,7 +42,7 @@ _GIVE_BACK = "DELETE FROM perdure_migrations WHERE version = :version AND checks
 async def migrate(tx: MysqlTransaction, tables: str, system: System) -> None:
     """Apply the missing migrations. Raises `StoreUnavailable` if another process takes too long."""
     nonce = system.entropy(16).hex()
-    [answer] = await tx.send(tx.text(_LOCK, tables=tables, patience=_PATIENCE))
+    [answer] = await tx.send(tx.fill(_LOCK, tables=tables, patience=_PATIENCE))
     try:
         if answer.rows[0][0] != 1:
             raise StoreUnavailable("another process migrates this database; try again when it is done")
@@ -53,9 +53,9 @@ async def migrate(tx: MysqlTransaction, tables: str, system: System) -> None:
     except Exception:
         # Keep the error that stopped the migration. A lost or dropped connection releases its lock.
         with suppress(*ERRORS):
-            await tx.send(tx.text(_UNLOCK, tables=tables))
+            await tx.send(tx.fill(_UNLOCK, tables=tables))
         raise
-    await tx.send(tx.text(_UNLOCK, tables=tables))
+    await tx.send(tx.fill(_UNLOCK, tables=tables))
 
 
 async def _take(tx: MysqlTransaction, nonce: str, system: System) -> None:

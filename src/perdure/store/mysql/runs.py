@@ -70,9 +70,9 @@ async def load_runs(tx: MysqlTransaction, run_ids: Sequence[str], page: int) -> 
     """Return runs with their histories and one page of unread messages each."""
     ids = sql_list(run_ids)
     tx.connection.in_transaction = True
-    tx.later(*SNAPSHOT)
-    queries = [tx.text(template, ids=ids) for template in (_RUNS, _HISTORIES)]
-    queries.append(tx.text(_UNREAD, ids=ids, page=page))
+    tx.enqueue(*SNAPSHOT)
+    queries = [tx.fill(template, ids=ids) for template in (_RUNS, _HISTORIES)]
+    queries.append(tx.fill(_UNREAD, ids=ids, page=page))
     runs, histories, messages, _ = await tx.send(*queries, "COMMIT")
     tx.connection.in_transaction = False
     records: dict[str, list[Record]] = {}

@@ -33,7 +33,7 @@ _SETTINGS = (
 _SHORTEST_IDLE = 5
 
 #: Sets the limits to the defaults of the server.
-_RELAXED = "SET SESSION innodb_lock_wait_timeout = DEFAULT, net_write_timeout = DEFAULT, {} = DEFAULT"
+_DEFAULT_LIMITS = "SET SESSION innodb_lock_wait_timeout = DEFAULT, net_write_timeout = DEFAULT, {} = DEFAULT"
 
 _SERVER_LIMITS = "SELECT @@max_allowed_packet, @@sql_mode"
 
@@ -52,18 +52,18 @@ _CLUSTER = (
 _NUMBER = re.compile(r"\d+")
 
 
-def name_of(connection: MysqlConnection) -> Sql:
+def server_name(connection: MysqlConnection) -> Sql:
     """Return the SQL expression for the server's name."""
     return Sql(_NAME[_kind_of(connection)])
 
 
-def who_asks(connection: MysqlConnection) -> str:
+def identity_query(connection: MysqlConnection) -> str:
     """Return the statement that reads the server's identity."""
     return _WHO[_kind_of(connection)]
 
 
-def who_is(row: Row) -> ServerIdentity:
-    """Return the identity in a row of the statement of `who_asks`."""
+def parse_identity(row: Row) -> ServerIdentity:
+    """Return the identity in a row of the statement of `identity_query`."""
     name, written = row
     return ServerIdentity(name, _position(written))
 
@@ -87,7 +87,7 @@ def _kind_of(connection: MysqlConnection) -> str:
     return "MariaDB" if "mariadb" in connection.server_version.lower() else "MySQL"
 
 
-async def prepare(connection: MysqlConnection, where: str) -> ServerIdentity:
+async def set_up_session(connection: MysqlConnection, where: str) -> ServerIdentity:
     """Set up a session; return the server's identity. Raises `StoreError` if the server is unsuitable."""
     text, kind = connection.server_version, _kind_of(connection)
     # MariaDB prefixes its version with 5.5.5 for old replicas.
@@ -112,13 +112,13 @@ async def prepare(connection: MysqlConnection, where: str) -> ServerIdentity:
         )
     connection.packet = packet
     # No server of a cluster lacks what another one has acknowledged, and a proxy may lead to any of them.
-    return ServerIdentity(None) if connection.clustered else who_is(who)
+    return ServerIdentity(None) if connection.clustered else parse_identity(who)
 
 
-async def relax(connection: MysqlConnection) -> None:
+async def remove_limits(connection: MysqlConnection) -> None:
     """Remove the time limits of a session, for statements of the user."""
     limit = "max_statement_time" if "mariadb" in connection.server_version.lower() else "max_execution_time"
-    await connection.send([_RELAXED.format(limit)])
+    await connection.send([_DEFAULT_LIMITS.format(limit)])
 
 
 def _limits(kind: str, timeouts: Timeouts) -> list[str]:

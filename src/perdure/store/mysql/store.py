@@ -28,7 +28,7 @@ from perdure.store.mysql.dialect import MYSQL, NOW
 from perdure.store.mysql.driver import AlreadyThere, MysqlConnection, MysqlConnector
 from perdure.store.mysql.migrate import migrate
 from perdure.store.mysql.runs import create_new_runs, load_runs
-from perdure.store.mysql.session import name_of, prepare, relax, who_asks, who_is
+from perdure.store.mysql.session import identity_query, parse_identity, remove_limits, server_name, set_up_session
 from perdure.store.mysql.transaction import MysqlTransaction, Sql, StatementTemplates, sql_list
 from perdure.store.server.identity import ServerReplaced
 from perdure.store.server.pool import LoopPools, lend
@@ -86,13 +86,13 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
         # While the server writes one batch, this process prepares the next.
         self.lanes = 2
         self.where = url.where
-        self._way = MysqlConnector(url)
+        self._connector = MysqlConnector(url)
         self._templates = StatementTemplates(url.prefix)
         #: True: several servers of a cluster accept writes.
         self._clustered = False
         #: The paused types and queues that the last preview found.
         self._paused: frozenset[tuple[str, str]] = frozenset()
-        self._lent = LoopPools(system, self._open_relaxed, MysqlConnection.close_gracefully, url.pool, self._is_current)
+        self._lent = LoopPools(system, self._open_lent, MysqlConnection.close_gracefully, url.pool, self._is_current)
 
     async def close(self) -> None:
         """Close every connection."""
@@ -148,28 +148,28 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
         """Write a heartbeat with the server's time, unless a proxy leads to another server than before."""
         clustered = tx.connection.clustered
         server = None if clustered else self._tracker.server
-        who = Sql("NULL") if server is None else name_of(tx.connection)
-        beat = tx.text(_BEAT, id=worker_id, now=self._time(), last=0 if clustered else last, who=who, server=server)
+        who = Sql("NULL") if server is None else server_name(tx.connection)
+        beat = tx.fill(_BEAT, id=worker_id, now=self._time(), last=0 if clustered else last, who=who, server=server)
         [answer] = await tx.send(beat)
         if answer.count:
             # A server of a cluster may lag behind what another one has acknowledged.
             return 0 if clustered else answer.last_insert_id
         if not clustered:
             known = self._tracker.snapshot()
-            [answer] = await tx.send(who_asks(tx.connection))
-            self._tracker.record(who_is(answer.rows[0]), known)
+            [answer] = await tx.send(identity_query(tx.connection))
+            self._tracker.record(parse_identity(answer.rows[0]), known)
         return None
 
     async def claim(self, request: ClaimRequest) -> ClaimResult:
         """Make due runs ready, then claim ready runs."""
         self._check_open()
         self._system.crash_point("claim.enter")
-        seen, request = await self._preview(request)
-        if seen.nothing:
+        preview, request = await self._preview(request)
+        if preview.nothing:
             self._pass_by("claim")
-            return seen.empty_handed()
+            return preview.empty_handed()
         return await self._transact(
-            "claim", request.worker, lambda tx: claim(tx, request, seen, self._system.entropy), entered=True
+            "claim", request.worker, lambda tx: claim(tx, request, preview, self._system.entropy), entered=True
         )
 
     async def _preview(self, request: ClaimRequest) -> tuple[MysqlPreview, ClaimRequest]:
@@ -178,12 +178,12 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
         The preview assumes what the last one found paused, so that one query is mostly enough.
         """
         wanted = unpaused(request, self._paused)
-        seen = await self._read("claim", lambda tx: self._preview_once(tx, wanted))
-        if seen.paused != self._paused:
-            self._paused = seen.paused
-            wanted = unpaused(request, seen.paused)
-            seen = await self._read("claim", lambda tx: self._preview_once(tx, wanted))
-        return seen, wanted
+        preview = await self._read("claim", lambda tx: self._preview_once(tx, wanted))
+        if preview.paused != self._paused:
+            self._paused = preview.paused
+            wanted = unpaused(request, preview.paused)
+            preview = await self._read("claim", lambda tx: self._preview_once(tx, wanted))
+        return preview, wanted
 
     async def sweep(self, limit: int) -> SweepResult:
         """Declare workers dead, reclaim their runs and so on; one statement as long as there is nothing to do."""
@@ -252,20 +252,20 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
             raise
 
     async def _opened(self) -> MysqlConnection:
-        connection = await self._way.connect(self._timeouts)
+        connection = await self._connector.connect(self._timeouts)
         connection.trace = self._trace
         try:
             known = self._tracker.snapshot()
-            connection.epoch = self._tracker.record(await prepare(connection, self.where), known)
+            connection.epoch = self._tracker.record(await set_up_session(connection, self.where), known)
             self._clustered |= connection.clustered
         except BaseException:
             connection.terminate()
             raise
         return connection
 
-    async def _open_relaxed(self) -> MysqlConnection:
+    async def _open_lent(self) -> MysqlConnection:
         connection = await self._open_connection()
-        await relax(connection)
+        await remove_limits(connection)
         return connection
 
     async def _say_goodbye(self, connection: MysqlConnection) -> None:
@@ -325,15 +325,15 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
 
     async def _preview_once(self, tx: MysqlTransaction, request: ClaimRequest) -> MysqlPreview:
         asked = self._clock.start_measurement()
-        seen = await preview_claim(tx, request, self._time())
-        return seen.at(self._clock.finish_measurement(asked, seen.now))
+        preview = await preview_claim(tx, request, self._time())
+        return preview.at(self._clock.finish_measurement(asked, preview.now))
 
     async def _lock_in_order(self, tx: MysqlTransaction, run_ids: Sequence[str], ends: Sequence[str]) -> None:
         parents: builtins.list[str] = []
         if ends:
-            [answer] = await tx.send(tx.text(_PARENTS, ids=sql_list(ends)))
+            [answer] = await tx.send(tx.fill(_PARENTS, ids=sql_list(ends)))
             parents = [row[0] for row in answer.rows]
-        await tx.send(tx.text(_LOCK_IN_ORDER, ids=sql_list([*run_ids, *parents])))
+        await tx.send(tx.fill(_LOCK_IN_ORDER, ids=sql_list([*run_ids, *parents])))
         tx.locked()
 
     async def _deliver(self, tx: MysqlTransaction, messages: Sequence[NewMessage]) -> builtins.list[SendOutcome]:
@@ -347,7 +347,7 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
     async def _prepare_sweep(self, tx: MysqlTransaction) -> bool:
         """Tell whether a sweep would find something."""
         asked = self._clock.start_measurement()
-        [answer] = await tx.send(tx.text(SWEEP_PREVIEW, now=self._time(), remembered=workers.REMEMBERED))
+        [answer] = await tx.send(tx.fill(SWEEP_PREVIEW, now=self._time(), remembered=workers.REMEMBERED))
         [(now, anything)] = answer.rows
         self._clock.finish_measurement(asked, now)
         return bool(anything)

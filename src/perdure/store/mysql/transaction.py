@@ -130,7 +130,7 @@ class MysqlTransaction(ServerTransactionLog):
         self.epoch = connection.epoch
         self._templates = templates
         self._locking = locking
-        self._waiting: list[str] = []
+        self._queued: list[str] = []
         #: True: no written row can exist, except from an earlier attempt of the same request.
         self.optimistic = False
 
@@ -166,40 +166,40 @@ class MysqlTransaction(ServerTransactionLog):
         [answer] = await self.send(self._templates.fill(sql, params))
         return list(answer.rows)
 
-    def text(self, template: str, **values: object) -> str:
+    def fill(self, template: str, **values: object) -> str:
         """Fill a template that is written for MySQL and MariaDB."""
         return self._templates.fill(template, values)
 
-    def later(self, *statements: str) -> None:
+    def enqueue(self, *statements: str) -> None:
         """Queue statements whose results are not needed; they are sent before the next ones."""
-        self._waiting += statements
+        self._queued += statements
 
     def insert(self, template: str, rows: Sequence[Sequence[object]], **values: object) -> None:
         """Queue an INSERT of many rows; the template has `VALUES :rows`."""
-        self.insert_written(template, [sql_row(row) for row in rows], **values)
+        self.insert_sql_rows(template, [sql_row(row) for row in rows], **values)
 
-    def insert_written(self, template: str, rows: Sequence[str], **values: object) -> None:
+    def insert_sql_rows(self, template: str, rows: Sequence[str], **values: object) -> None:
         """Queue an INSERT of rows that are SQL already."""
         for at in range(0, len(rows), _ROWS):
-            self.later(self.text(template, rows=Sql(", ".join(rows[at : at + _ROWS])), **values))
+            self.enqueue(self.fill(template, rows=Sql(", ".join(rows[at : at + _ROWS])), **values))
 
     async def send(self, *statements: str) -> list[MysqlResult]:
         """Execute statements; return their results. An optimistic transaction raises `RecordsExist`."""
-        waiting, self._waiting = self._waiting, []
-        if not waiting and not statements:
+        queued, self._queued = self._queued, []
+        if not queued and not statements:
             return []
         try:
-            answers = await self.connection.send([*waiting, *statements])
+            answers = await self.connection.send([*queued, *statements])
         except AlreadyThere as error:
             if self.optimistic:
                 raise RecordsExist from error
             raise
-        return answers[len(waiting) :]
+        return answers[len(queued) :]
 
     def begin(self) -> None:
         """Begin the transaction with the next statement."""
         self.connection.in_transaction = True
-        self.later("BEGIN")
+        self.enqueue("BEGIN")
 
     def write_notes(self) -> None:
         """Queue the INSERT of the audit events."""

@@ -171,56 +171,56 @@ class _Candidates:
 
 
 async def claim(
-    tx: PostgresTransaction, request: ClaimRequest, seen: PostgresPreview, entropy: Callable[[int], bytes]
+    tx: PostgresTransaction, request: ClaimRequest, preview: PostgresPreview, entropy: Callable[[int], bytes]
 ) -> ClaimResult:
     """Make due runs ready, then take ready runs."""
-    if seen.held:
+    if preview.held:
         held = await tx.run(_HELD, request.worker, request.nonce)
-        return replace(seen.empty_handed(), runs=to_runs(held))
-    request = unpaused(request, seen.paused)
-    if seen.due:
+        return replace(preview.empty_handed(), runs=to_runs(held))
+    request = unpaused(request, preview.paused)
+    if preview.due:
         await tx.run(IN_ORDER)
-        await tx.run(WAKE, seen.now, max(_DUE, request.limit))
-    if seen.early:
-        await tx.run(_NOT_YET, *pairs_of(request), seen.now)
-    choice = await _choose(tx, request, seen)
-    chosen = group(choice.suspects, request.limit) if request.alone and choice.suspects else choice.taken
-    rows = await _take(tx, request, seen, chosen, entropy) if chosen else []
-    suspects = bool(choice.suspects) and not request.alone
-    next_wake = await _next_wake(tx, request, seen) if len(rows) < request.limit else seen.next_wake
+        await tx.run(WAKE, preview.now, max(_DUE, request.limit))
+    if preview.early:
+        await tx.run(_NOT_YET, *pairs_of(request), preview.now)
+    candidates = await _choose(tx, request, preview)
+    chosen = group(candidates.suspects, request.limit) if request.alone and candidates.suspects else candidates.taken
+    rows = await _take(tx, request, preview, chosen, entropy) if chosen else []
+    suspects = bool(candidates.suspects) and not request.alone
+    next_wake = await _next_wake(tx, request, preview) if len(rows) < request.limit else preview.next_wake
     runs = to_runs(rows)
-    tx.note_claims((claimed.run for claimed in runs), seen.now)
+    tx.note_claims((claimed.run for claimed in runs), preview.now)
     return ClaimResult(
         runs=runs,
         next_wake=next_wake,
         suspects=suspects,
-        now=seen.now,
-        next_fire=seen.next_fire,
-        limited=limited(seen.paused),
+        now=preview.now,
+        next_fire=preview.next_fire,
+        limited=limited(preview.paused),
     )
 
 
-async def _choose(tx: PostgresTransaction, request: ClaimRequest, seen: PostgresPreview) -> _Candidates:
-    choice = _Candidates()
+async def _choose(tx: PostgresTransaction, request: ClaimRequest, preview: PostgresPreview) -> _Candidates:
+    candidates = _Candidates()
     first = request.limit - request.by_age
-    ready = await _ready(tx, request, seen, first)
-    if seen.doubtful:
-        ready = sorted([*ready, *await _judge(tx, request, seen, choice)])[:first]
-    choice.taken = [row[2] for row in ready]
+    ready = await _ready(tx, request, preview, first)
+    if preview.doubtful:
+        ready = sorted([*ready, *await _sort_out_suspects(tx, request, preview, candidates)])[:first]
+    candidates.taken = [row[2] for row in ready]
     # A pass that did not find enough runs has seen all of them.
     if request.by_age and len(ready) >= first:
-        args = (*free(request, seen), request.by_age, choice.taken)
+        args = (*free(request, preview), request.by_age, candidates.taken)
         rows = sorted((row[2:] for row in await tx.run(BY_AGE, *args)), key=itemgetter(1, 2))
-        choice.taken += [row[2] for row in rows[: request.by_age]]
-    return choice
+        candidates.taken += [row[2] for row in rows[: request.by_age]]
+    return candidates
 
 
-async def _ready(tx: PostgresTransaction, request: ClaimRequest, seen: PostgresPreview, enough: int) -> list[Row]:
+async def _ready(tx: PostgresTransaction, request: ClaimRequest, preview: PostgresPreview, enough: int) -> list[Row]:
     """Return the first runs of all pairs in claim order, as (priority, wake_at, id)."""
     pairs = len(request.queues) * len(request.types)
     page = enough if pairs <= _FEW else min(enough, max(16, 2 * enough // pairs))
     while True:
-        found = await tx.run(BY_PRIORITY, *free(request, seen), page)
+        found = await tx.run(BY_PRIORITY, *free(request, preview), page)
         ready = sorted(row[2:] for row in found)
         if page >= enough:
             return ready[:enough]
@@ -234,13 +234,13 @@ async def _ready(tx: PostgresTransaction, request: ClaimRequest, seen: PostgresP
         page = enough
 
 
-async def _judge(
-    tx: PostgresTransaction, request: ClaimRequest, seen: PostgresPreview, choice: _Candidates
+async def _sort_out_suspects(
+    tx: PostgresTransaction, request: ClaimRequest, preview: PostgresPreview, candidates: _Candidates
 ) -> list[Row]:
     """Return the runs that have made progress since; the others become suspects or are set aside."""
     fine: list[Row] = []
     enough = max(_SUSPECTS, 2 * request.limit) if request.alone else _SUSPECTS
-    rows = await tx.run(SUSPECTS, *pairs_of(request), seen.now, SUSPECT_AFTER, enough)
+    rows = await tx.run(SUSPECTS, *pairs_of(request), preview.now, SUSPECT_AFTER, enough)
     for *place, claims, home, progressed in rows:
         run_id = place[2]
         if progressed:
@@ -248,38 +248,38 @@ async def _judge(
         elif is_poison(claims, request.poison_after):
             await set_aside(tx, run_id, claims)
         else:
-            choice.suspects.append(Suspect(run_id, claims, home))
+            candidates.suspects.append(Suspect(run_id, claims, home))
     return fine
 
 
 async def _take(
     tx: PostgresTransaction,
     request: ClaimRequest,
-    seen: PostgresPreview,
+    preview: PostgresPreview,
     chosen: list[str],
     entropy: Callable[[int], bytes],
 ) -> list[Row]:
     text = entropy(16 * len(chosen)).hex()
     seeds = [text[32 * place : 32 * place + 32] for place in range(len(chosen))]
     order = {run_id: place for place, run_id in enumerate(chosen)}
-    rows = await tx.run(TAKE, chosen, seeds, request.worker, request.nonce, seen.now)
+    rows = await tx.run(TAKE, chosen, seeds, request.worker, request.nonce, preview.now)
     return sorted(rows, key=lambda row: order[row[1]])
 
 
-async def _next_wake(tx: PostgresTransaction, request: ClaimRequest, seen: PostgresPreview) -> int:
-    [(waiting, left, more)] = await tx.run(LATER, *free(request, seen))
+async def _next_wake(tx: PostgresTransaction, request: ClaimRequest, preview: PostgresPreview) -> int:
+    [(waiting, left, more)] = await tx.run(LATER, *free(request, preview))
     times = [FAR if waiting is None else waiting]
     if left is not None:
         times.append(left + request.affinity)
     if more:
-        times.append(seen.now + MOMENT)
+        times.append(preview.now + MOMENT)
     return min(times)
 
 
-def free(request: ClaimRequest, seen: PostgresPreview) -> tuple[object, ...]:
+def free(request: ClaimRequest, preview: PostgresPreview) -> tuple[object, ...]:
     """Return the parameters of `FREE`."""
     pairs = pairs_of(request)
-    return (*pairs, seen.now, SUSPECT_AFTER, request.worker, seen.now - request.affinity, seen.alive)
+    return (*pairs, preview.now, SUSPECT_AFTER, request.worker, preview.now - request.affinity, preview.alive)
 
 
 def pairs_of(request: ClaimRequest) -> tuple[list[str], list[str]]:

@@ -193,26 +193,26 @@ async def claim_ready(
         _TAKES[tx.audit], len(pairs) // 2, clock.told, known, request.worker, request.nonce, request.affinity,
         request.limit - request.by_age, request.by_age, seeds, SUSPECT_AFTER, *pairs,
     )  # fmt: skip
-    seen = _seen(rows[0][:_FACT_COUNT], request.worker)
-    at = seen.now if known is None else min(seen.now, known)
-    seen = seen.at(clock.finish_measurement(asked, seen.now))
-    if not seen.usual or request.limit == 0:
-        return seen, seen.empty_handed() if seen.nothing else None
+    preview = _to_preview(rows[0][:_FACT_COUNT], request.worker)
+    at = preview.now if known is None else min(preview.now, known)
+    preview = preview.at(clock.finish_measurement(asked, preview.now))
+    if not preview.usual or request.limit == 0:
+        return preview, preview.empty_handed() if preview.nothing else None
     taken = rows if rows[0][_FACT_COUNT] is not None else []
-    next_wake = seen.next_wake
-    if len(taken) < request.limit and seen.left is not None:
-        next_wake = min(next_wake, seen.left + request.affinity)
+    next_wake = preview.next_wake
+    if len(taken) < request.limit and preview.left is not None:
+        next_wake = min(next_wake, preview.left + request.affinity)
     elif not taken:
-        next_wake = min(next_wake, seen.now + MOMENT)
+        next_wake = min(next_wake, preview.now + MOMENT)
     runs = to_runs([row[_FACT_COUNT + 1 :] for row in taken])
     if tx.observed is not None:
         for claimed in runs if tx.repeats else [one for one in runs if one.run.started_at == at]:
             tx.observe(claimed.run.id, *claim_event(claimed.run, starts=claimed.run.started_at == at))
-    answer = replace(seen.empty_handed(), runs=runs, next_wake=next_wake)
-    return seen, answer
+    answer = replace(preview.empty_handed(), runs=runs, next_wake=next_wake)
+    return preview, answer
 
 
-def _seen(facts: Row, worker: str) -> PostgresPreview:
+def _to_preview(facts: Row, worker: str) -> PostgresPreview:
     server, next_wake, held, ready, doubtful, early, left, usual, living, paused, next_fire = facts
     alive = living.split("\n")
     return PostgresPreview(

@@ -40,7 +40,7 @@ class ServerSession(Struct, frozen=True):
     pooled: bool = False
 
 
-async def who_is(connection: PostgresConnection) -> ServerSession:
+async def read_identity(connection: PostgresConnection) -> ServerSession:
     """Read the identity of the server behind a connection."""
     try:
         [(pid, cluster, timeline, written)] = await connection.fetch(_WHO)

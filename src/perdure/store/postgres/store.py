@@ -34,8 +34,8 @@ from perdure.store.postgres.identity import (
     ServerSession,
     fence,
     on_timeline,
+    read_identity,
     timeline_of,
-    who_is,
 )
 from perdure.store.postgres.migrate import migrate
 from perdure.store.postgres.notify import Notifier
@@ -180,20 +180,20 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
         one = self._at_once if self._prepares else self._transact
         answer = await one("claim", request.worker, quickly, entered=True)
         assert answer is not None
-        seen, claimed = answer
+        preview, claimed = answer
         if claimed is not None:
             return claimed
         return await self._transact(
-            "claim", request.worker, lambda tx: claim(tx, request, seen, self._system.entropy), entered=True
+            "claim", request.worker, lambda tx: claim(tx, request, preview, self._system.entropy), entered=True
         )
 
     async def sweep(self, limit: int) -> SweepResult:
         """Declare workers dead and reclaim their runs in one statement; a transaction does the rest if there is any."""
         self._check_open()
         self._system.crash_point("sweep.enter")
-        seen = await self._read("sweep", self._prepare_sweep)
-        swept, rest = _NOTHING, seen.rest
-        if seen.orphans:
+        preview = await self._read("sweep", self._prepare_sweep)
+        swept, rest = _NOTHING, preview.rest
+        if preview.orphans:
             one = self._at_once if self._prepares else self._transact
             buried = await one("sweep", "sweep", lambda tx: reclaim_runs(tx, limit, self._clock), entered=True)
             assert buried is not None
@@ -202,7 +202,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
         if rest:
             others = await self._transact("sweep", "sweep", lambda tx: workers.sweep(tx, limit), entered=True)
             swept = merge_swept(swept, others)
-        elif not seen.orphans:
+        elif not preview.orphans:
             self._pass_by("sweep")
         return swept
 
@@ -300,7 +300,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
             raise StoreError(f"{self.where} is PostgreSQL {version}; Perdure needs {_OLDEST_SERVER} or newer")
         known = self._tracker.snapshot()
         try:
-            self._met(connection, await who_is(connection), known)
+            self._met(connection, await read_identity(connection), known)
         except BaseException:
             connection.terminate()
             raise
@@ -380,10 +380,10 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
 
     async def _prepare_sweep(self, tx: PostgresTransaction) -> SweepPreview:
         """Read what there is to sweep, and end sessions in which overdue workers have left rows locked."""
-        seen = await preview_sweep(tx, self._clock)
-        if seen.orphans or seen.rest or seen.deaths:
+        preview = await preview_sweep(tx, self._clock)
+        if preview.orphans or preview.rest or preview.deaths:
             await end_abandoned(tx, self._timeouts.statement)
-        return seen
+        return preview
 
     async def _load(self, connection: PostgresConnection, run_ids: Sequence[str]) -> builtins.list[LoadedRun]:
         await connection.execute(_BEGIN_SNAPSHOT)

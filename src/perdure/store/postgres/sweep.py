@@ -36,7 +36,7 @@ holder (worker) AS (
   WHERE holder.worker IS NOT NULL
 )"""
 
-ANYTHING = f"""
+SWEEP_PREVIEW = f"""
 WITH RECURSIVE clock AS MATERIALIZED (
   SELECT COALESCE($1::bigint, {NOW}) AS now
 ), {_HOLDERS}
@@ -161,7 +161,7 @@ class SweepPreview(Struct, frozen=True):
 async def preview_sweep(tx: PostgresTransaction, clock: ServerClock) -> SweepPreview:
     """Read whether there is anything to sweep, and whether a worker died lately."""
     asked = clock.start_measurement()
-    [(now, orphans, rest, deaths)] = await tx.run(ANYTHING, clock.told, REMEMBERED)
+    [(now, orphans, rest, deaths)] = await tx.run(SWEEP_PREVIEW, clock.told, REMEMBERED)
     clock.finish_measurement(asked, now)
     return SweepPreview(orphans, rest, deaths)
 

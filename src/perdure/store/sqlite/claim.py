@@ -146,18 +146,18 @@ async def claim(tx: SqliteTransaction, request: ClaimRequest, entropy: Callable[
     if len(known) > len(alive):
         request = unpaused(request, known)
     await tx.execute(WAKE, (tx.now, max(_DUE, request.limit)))
-    choice = _Selection()
-    await _choose(tx, request, alive, choice)
-    for run_id in choice.early:
+    selection = _Selection()
+    await _choose(tx, request, alive, selection)
+    for run_id in selection.early:
         await tx.execute(_NOT_YET, (run_id,))
-    for run_id, claims in choice.poison.items():
+    for run_id, claims in selection.poison.items():
         await set_aside(tx, run_id, claims)
-    chosen = await _group(tx, request) if request.alone and choice.suspects else list(choice.taken)
+    chosen = await _group(tx, request) if request.alone and selection.suspects else list(selection.taken)
     going_on = (
         {row[0] for row in await tx.fetch(_STARTED, (to_json(chosen),))} if tx.clock_stood_still and chosen else ()
     )
     rows = await _take(tx, request, chosen, entropy) if chosen else []
-    answer = await _answer(tx, rows, suspects=choice.suspects and not request.alone, left_until=choice.left_until)
+    answer = await _answer(tx, rows, suspects=selection.suspects and not request.alone, left_until=selection.left_until)
     if len(known) > len(alive):
         answer = replace(answer, limited=limited(known))
     tx.note_claims((claimed.run for claimed in answer.runs), tx.now, going_on)
@@ -179,33 +179,33 @@ async def _take(
     return sorted(await tx.fetch(TAKE, params), key=lambda row: order[row[1]])
 
 
-async def _choose(tx: SqliteTransaction, request: ClaimRequest, alive: set[str], choice: _Selection) -> None:
+async def _choose(tx: SqliteTransaction, request: ClaimRequest, alive: set[str], selection: _Selection) -> None:
     first = request.limit - request.by_age
-    await _pick(tx, request, alive, choice, by_age=False, enough=first)
+    await _pick(tx, request, alive, selection, by_age=False, enough=first)
     # A pass that reached the end of every range has seen all ready runs.
-    if request.by_age and not choice.exhausted:
-        await _pick(tx, request, alive, choice, by_age=True, enough=len(choice.taken) + request.by_age)
+    if request.by_age and not selection.exhausted:
+        await _pick(tx, request, alive, selection, by_age=True, enough=len(selection.taken) + request.by_age)
 
 
 async def _pick(
-    tx: SqliteTransaction, request: ClaimRequest, alive: set[str], choice: _Selection, *, by_age: bool, enough: int
+    tx: SqliteTransaction, request: ClaimRequest, alive: set[str], selection: _Selection, *, by_age: bool, enough: int
 ) -> None:
     left_to_others = 0
     for _, wake_at, run_id, claims, home in _ready(tx, request, by_age=by_age, enough=enough):
-        if len(choice.taken) >= enough or left_to_others >= _PASSED:
+        if len(selection.taken) >= enough or left_to_others >= _PASSED:
             return
         if wake_at > tx.now:
-            choice.early[run_id] = None
+            selection.early[run_id] = None
         elif home != request.worker and home in alive and wake_at + request.affinity > tx.now:
             left_to_others += 1
-            choice.left_until = min(choice.left_until, wake_at + request.affinity)
+            selection.left_until = min(selection.left_until, wake_at + request.affinity)
         elif claims < SUSPECT_AFTER or await tx.fetch(_PROGRESSED, (run_id,)):
-            choice.taken[run_id] = None
+            selection.taken[run_id] = None
         elif is_poison(claims, request.poison_after):
-            choice.poison[run_id] = claims
+            selection.poison[run_id] = claims
         else:
-            choice.suspects = True
-    choice.exhausted = True
+            selection.suspects = True
+    selection.exhausted = True
 
 
 def _ready(tx: SqliteTransaction, request: ClaimRequest, *, by_age: bool, enough: int) -> Iterator[Row]:

@@ -82,7 +82,7 @@ WHERE id = ?
 """
 
 #: Remove the records of a turn that does not follow from the records before it.
-_TAKE_BACK = "DELETE FROM perdure_history WHERE run_id = ? AND seq >= ? AND token = ?"
+_DELETE_RECORDS = "DELETE FROM perdure_history WHERE run_id = ? AND seq >= ? AND token = ?"
 
 _CONSUME = """
 UPDATE perdure_messages
@@ -117,11 +117,11 @@ async def _commit_batch(
     for index in wave:
         turn = turns[index]
         if (incomplete if turn.records else _needs_lease_check(turn)) and (
-            standing := await _stand(tx, turn)
+            standing := await _check_state(tx, turn)
         ) is not TurnState.LIVE:
             if standing is TurnState.OVERTAKEN:
-                await tx.execute(_TAKE_BACK, (turn.lease.run_id, turn.records[0].seq, turn.lease.token))
-                await _leave(tx, release_instead(turn))
+                await tx.execute(_DELETE_RECORDS, (turn.lease.run_id, turn.records[0].seq, turn.lease.token))
+                await _write_next_state(tx, release_instead(turn))
             outcomes[index] = TurnOutcome.APPLIED if standing is TurnState.DONE else TurnOutcome.LOST
             continue
         if turn.read or turn.children or turn.sends:
@@ -132,8 +132,10 @@ async def _commit_batch(
             pass
         elif isinstance(turn.next, _LAST):
             last.append((index, turn.next))
-        elif not await _leave(tx, turn):
-            outcomes[index] = TurnOutcome.APPLIED if await _stand(tx, turn) is TurnState.DONE else TurnOutcome.LOST
+        elif not await _write_next_state(tx, turn):
+            outcomes[index] = (
+                TurnOutcome.APPLIED if await _check_state(tx, turn) is TurnState.DONE else TurnOutcome.LOST
+            )
             continue
         elif isinstance(turn.next, Finish):
             finished[turn.lease.run_id] = turn.next
@@ -142,7 +144,7 @@ async def _commit_batch(
     if finished:
         await _tell_parents(tx, finished)
     for index, rest in last:
-        outcomes[index] = await _rest(tx, turns[index], rest)
+        outcomes[index] = await _park_or_continue(tx, turns[index], rest)
     if beyond:
         await write_extras(tx, beyond)
 
@@ -162,12 +164,12 @@ async def _apply_reads_and_sends(tx: SqliteTransaction, turn: Turn) -> None:
         await send(tx, turn.sends)
 
 
-async def _leave(tx: SqliteTransaction, turn: Turn) -> bool:
+async def _write_next_state(tx: SqliteTransaction, turn: Turn) -> bool:
     match turn.next:
         case Finish() as outcome:
             return await _finish(tx, turn.lease, outcome)
         case RetryLater() as retry:
-            return await _again(tx, turn.lease, retry)
+            return await _retry_later(tx, turn.lease, retry)
         case Release() as release:
             return await _release(tx, turn.lease, release)
         case Block() as block:
@@ -176,16 +178,16 @@ async def _leave(tx: SqliteTransaction, turn: Turn) -> bool:
             return True
 
 
-async def _rest(tx: SqliteTransaction, turn: Turn, rest: Park | ContinueAsNew) -> TurnOutcome:
+async def _park_or_continue(tx: SqliteTransaction, turn: Turn, rest: Park | ContinueAsNew) -> TurnOutcome:
     if isinstance(rest, ContinueAsNew):
-        if await _renew(tx, turn.lease, rest, turn.read):
+        if await _continue_as_new(tx, turn.lease, rest, turn.read):
             await tx.execute(_CONSUME, (turn.lease.run_id, turn.read))
             for message in carried_messages(turn.lease.run_id, rest):
                 await deliver(tx, message)
             return TurnOutcome.APPLIED
     elif await _park(tx, turn.lease, rest):
         return TurnOutcome.APPLIED
-    match await _stand(tx, turn):
+    match await _check_state(tx, turn):
         case TurnState.LIVE:
             return TurnOutcome.AWAKE
         case TurnState.DONE:
@@ -194,7 +196,7 @@ async def _rest(tx: SqliteTransaction, turn: Turn, rest: Park | ContinueAsNew) -
             return TurnOutcome.LOST
 
 
-async def _stand(tx: SqliteTransaction, turn: Turn) -> TurnState:
+async def _check_state(tx: SqliteTransaction, turn: Turn) -> TurnState:
     rows = await tx.fetch(_STATE, (turn.lease.run_id,))
     state = (rows[0][0], rows[0][1], rows[0][2], rows[0][3]) if rows else None
     return turn_state(turn, state, await _written(tx, turn) if turn.records else {})
@@ -236,7 +238,7 @@ WHERE id IN (SELECT value FROM json_each(?)) AND parent_id IS NOT NULL
 ORDER BY id
 """
 
-_AGAIN = f"""
+_RETRY_LATER = f"""
 UPDATE perdure_runs
 SET status = 'waiting', reason = 'retry', attempt = attempt + 1, started_at = 0, wake_at = MIN(:wake_at, deadline),
     error = :error, worker = NULL, marked = 0, claims = 0
@@ -263,7 +265,7 @@ SET status = 'pending', reason = NULL, token = token + 1, wake_at = :now, worker
 WHERE {_LEASE}
 """
 
-_RENEW = f"""
+_CONTINUE_AS_NEW = f"""
 UPDATE perdure_runs
 SET status = 'pending', reason = NULL, token = token + 1, attempt = 1, started_at = 0, wake_at = :now, error = NULL,
     inbox_read = MAX(inbox_read, :read), worker = NULL, marked = 0, claims = 0
@@ -311,9 +313,9 @@ async def _tell_parents(tx: SqliteTransaction, finished: Mapping[str, Finish]) -
         await deliver(tx, message_to_parent(run_id, parent_id, location, generation, outcome.payload, failed=failed))
 
 
-async def _again(tx: SqliteTransaction, lease: Lease, retry: RetryLater) -> bool:
+async def _retry_later(tx: SqliteTransaction, lease: Lease, retry: RetryLater) -> bool:
     """Schedule the next attempt at the whole run; at once if a cancellation waits in its inbox."""
-    rows = await tx.fetch(_AGAIN, {"wake_at": retry.wake_at, "error": retry.error, **_proof(lease)})
+    rows = await tx.fetch(_RETRY_LATER, {"wake_at": retry.wake_at, "error": retry.error, **_proof(lease)})
     if not rows:
         return False
     attempt, wake_at, inbox_seq, inbox_read = rows[0]
@@ -334,9 +336,9 @@ async def _release(tx: SqliteTransaction, lease: Lease, release: Release) -> boo
     return True
 
 
-async def _renew(tx: SqliteTransaction, lease: Lease, renew: ContinueAsNew, read: int) -> bool:
+async def _continue_as_new(tx: SqliteTransaction, lease: Lease, renew: ContinueAsNew, read: int) -> bool:
     """Continue as new, having read the inbox up to `read`; also refused if messages came in after those seen."""
-    rows = await tx.fetch(_RENEW, {"seen": renew.seen, "read": read, "now": tx.now, **_proof(lease)})
+    rows = await tx.fetch(_CONTINUE_AS_NEW, {"seen": renew.seen, "read": read, "now": tx.now, **_proof(lease)})
     if not rows:
         return False
     await begin_anew(tx, {lease.run_id: renew})

@@ -53,7 +53,7 @@ async def run_transaction_step(
     step: TransactionStep,
     database: StoreDatabase,
     lend: Callable[[], Any],
-    mark: Callable[[str], None],
+    crash_point: Callable[[str], None],
     limit: str = "",
     fence: Fence = NO_FENCE,
 ) -> TurnOutcome:
@@ -62,12 +62,12 @@ async def run_transaction_step(
     `limit` is a statement that makes the server end the transaction if its client stops. `fence` is what proves the
     lease besides the locked row.
     """
-    mark("transact.enter")
+    crash_point("transact.enter")
     stack = open_connection(step.using or lend)
     async with _database_errors():
         connection, adapter = await stack.__aenter__()
     try:
-        await _run_inside(connection, adapter, database, step, mark, limit, fence)
+        await _run_inside(connection, adapter, database, step, crash_point, limit, fence)
     except _Lost:
         return TurnOutcome.LOST
     finally:
@@ -82,7 +82,7 @@ async def _run_inside(
     adapter: ConnectionAdapter,
     database: StoreDatabase,
     step: TransactionStep,
-    mark: Callable[[str], None],
+    crash_point: Callable[[str], None],
     limit: str,
     fence: Fence,
 ) -> None:
@@ -96,7 +96,7 @@ async def _run_inside(
             if limit:
                 await tx.execute(limit, {})
             await tx.execute(f"SAVEPOINT {_SAVEPOINT}", {})
-        mark("transact.begun")
+        crash_point("transact.begun")
         result = await _call(step, connection, adapter)
         await adapter.flush()
         turn = await step.make_turn(result)
@@ -105,7 +105,7 @@ async def _run_inside(
             tx.now = max(tx.now, turn.records[-1].at)  # a connection of the store's own did not read the time
             if await append(tx, turn, fence) is TurnOutcome.LOST:
                 raise _Lost
-        mark("transact.written")
+        crash_point("transact.written")
     except BaseException:
         with suppress(Exception):
             await adapter.rollback()
@@ -117,7 +117,7 @@ async def _run_inside(
         with suppress(Exception):
             await adapter.rollback()
         raise CommitUnknown from error
-    mark("transact.committed")
+    crash_point("transact.committed")
 
 
 def _timeout(adapter: ConnectionAdapter | None) -> AbstractAsyncContextManager[object]:
