@@ -1,7 +1,7 @@
 """Durable execution for Python: ordinary async functions that survive crashes, restarts, deploys and month-long waits.
 
-More names are in `perdure.errors`, `perdure.blocking` (for code that is not async), `perdure.push` (queues and web hooks),
-`perdure.machine` (state machines), `perdure.admin` (types of inspection) and `perdure.testing`.
+More names are in `perdure.errors`, `perdure.blocking` (for code that is not async), `perdure.push` (queues and web
+hooks), `perdure.machine` (state machines), `perdure.admin` (types of inspection) and `perdure.testing`.
 """
 
 from perdure.client.engine import Engine

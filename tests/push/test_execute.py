@@ -51,7 +51,7 @@ async def double(number: int) -> int:
 
 
 def write(stage: Stage, sql: str) -> None:
-    """As somebody else would."""
+    """Write as another process would."""
     with closing(sqlite3.connect(str(stage.path))) as connection, connection:
         connection.execute(sql)
 
@@ -215,8 +215,8 @@ async def test_children_and_parents_are_due_one_after_the_other(stage: Stage) ->
 async def test_what_cannot_be_executed_is_said(stage: Stage) -> None:
     engine, other = stage.engine(talk), stage.engine(nap)
     run = await other.start(nap())
-    with pytest.raises(RunNotFound, match="no run 'nobody'"):
-        await pusher_of(engine).execute("nobody")
+    with pytest.raises(RunNotFound, match="no run 'missing'"):
+        await pusher_of(engine).execute("missing")
     with pytest.raises(UnknownWorkflow, match=r"'push\.nap\.v1'.*none of this engine's"):
         await pusher_of(engine).execute(run.id)
     with pytest.raises(UsageError, match="limit"):

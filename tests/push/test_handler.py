@@ -184,7 +184,7 @@ async def test_what_one_message_raises_is_its_own(on_disk: Stage, caplog: pytest
         Delivered(body(runs[0].id)),
         Broken(body(runs[1].id)),
         Delivered(body(runs[2].id, authorization="bad")),
-        Delivered(body("nobody")),
+        Delivered(body("missing")),
         Delivered(b""),
     ]
     async with QueueHandler(engine, credentials=some, concurrency=2) as handler:

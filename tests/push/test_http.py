@@ -64,7 +64,7 @@ async def test_a_message_is_answered_by_the_status(engine: Engine, app: PushApp)
         assert (waits.status_code, waits.json()["fate"]) == (503, "waiting")
         assert 80 <= int(waits.headers["retry-after"]) <= 90
         assert waits.json()["message"]["executionId"] == sleeping.id
-        unknown = await client.post("/", json=message("nobody"))
+        unknown = await client.post("/", json=message("missing"))
         assert (unknown.status_code, unknown.json()["fate"]) == (503, "unknown")
         assert int(unknown.headers["retry-after"]) >= 1
 
@@ -72,7 +72,7 @@ async def test_a_message_is_answered_by_the_status(engine: Engine, app: PushApp)
 async def test_each_message_of_a_batch_has_its_answer_in_the_body(engine: Engine, app: PushApp) -> None:
     runs = [await engine.start(web(name)) for name in "ab"]
     async with client_of(app) as client:
-        batch = [message(runs[0].id), {"executionId": 7}, message(runs[1].id), message("nobody")]
+        batch = [message(runs[0].id), {"executionId": 7}, message(runs[1].id), message("missing")]
         answered = await client.post("/anywhere", json=batch)
         assert answered.status_code == 200
         assert [answer["fate"] for answer in answered.json()["answers"]] == [

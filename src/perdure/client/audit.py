@@ -44,7 +44,7 @@ class AuditTrail:
 
     @property
     def level(self) -> Audit:
-        """How much this engine and its workers write: `full`, `lifecycle` or `off`; may be set."""
+        """Amount of events that this engine and its workers write: `full`, `lifecycle` or `off`; may be set."""
         return self._session.store.audit
 
     @level.setter
@@ -86,7 +86,10 @@ class AuditTrail:
             await self._session.system.sleep(min(store.poll_interval, _POLL) if store.exclusive else 1.0)
 
     async def prune(self, older_than: Duration) -> int:
-        """Delete events older than that, oldest first, in small transactions; their number. Runs are left as they are."""
+        """Delete events older than that, oldest first, in small transactions; their number.
+
+        Runs are left as they are.
+        """
         store = await self._session.opened()
         before = await store.now() - microseconds(older_than)
         return await delete_events(store, before, self._session.actor)

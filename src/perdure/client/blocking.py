@@ -62,12 +62,18 @@ class WorkerView(Facade):
         return self
 
     def run(self) -> None:
-        """Work until SIGTERM or SIGINT, then stop in order. A second signal stops at once. Call it on the main thread."""
+        """Work until SIGTERM or SIGINT, then stop in order. A second signal stops at once.
+
+        Call it on the main thread.
+        """
         self._portal.run_here(self._target.run())
 
 
 class HeldLockView(Facade):
-    """A lock for the time of a block. The block cannot be cancelled, so a long one looks at `lock.lost` now and then."""
+    """A lock for the time of a block.
+
+    The block cannot be cancelled, so a long one looks at `lock.lost` now and then.
+    """
 
     _hidden = frozenset({"begin", "end"})
 

@@ -64,7 +64,7 @@ class DeadLetters:
         self._session = session
 
     async def list(self, *, limit: int = 50, cursor: str | None = None, **which: Unpack[DeadOptions]) -> DeadLetterPage:
-        """List runs that failed for good, or were set aside as poison or undecodable, with all their errors; latest run first."""
+        """List runs that failed for good, or were set aside, with all their errors; latest run first."""
         if not 1 <= limit <= 1000:
             raise UsageError(f"limit must be between 1 and 1000, not {limit}")
         return await (await self._session.opened()).dead(_filter(which), limit, cursor)
@@ -85,8 +85,9 @@ class DeadLetters:
     ) -> BulkResult:
         """Retry dead letters: those named, or all that `where` selects, such as `where={"type": "billing.%"}`.
 
-        An activity begins anew, with all its attempts, its limits and the details of its last heartbeat. A workflow goes on where
-        it failed, as with `Handle.retry`. A run that was set aside is claimed again. `refused` has those that cannot go on.
+        An activity begins anew, with all its attempts, its limits and the details of its last heartbeat. A workflow
+        goes on where it failed, as with `Handle.retry`. A run that was set aside is claimed again. `refused` has those
+        that cannot go on.
         """
         if (changes.get("input") is not None) and not isinstance(run_ids, str):
             raise UsageError("another input is for one run: retry('order-17', input={...})")
@@ -106,7 +107,10 @@ class DeadLetters:
     async def discard(
         self, run_ids: str | Sequence[str] | None = None, *, where: DeadOptions | None = None, reason: str = ""
     ) -> BulkResult:
-        """Take dead letters off the list: delete them, which `runs.undelete` undoes. One that was set aside is cancelled by that."""
+        """Take dead letters off the list: delete them, which `runs.undelete` undoes.
+
+        One that was set aside is cancelled by that.
+        """
         self._session.codec.encode(reason, "the reason of a discard")
         done: builtins.list[str] = []
         refused: dict[str, str] = {}
@@ -120,7 +124,10 @@ class DeadLetters:
         return BulkResult(done=tuple(done), refused=refused)
 
     async def prune(self, older_than: Duration, **which: Unpack[DeadOptions]) -> PruneReport:
-        """Delete dead letters for good that died longer ago than that. Those that were set aside are discarded first."""
+        """Delete dead letters for good that died longer ago than that.
+
+        Those that were set aside are discarded first.
+        """
         store = await self._session.opened()
         filter = _filter(which)
         before = min(store.clock() - microseconds(older_than), filter.dead_before or FAR)

@@ -112,7 +112,10 @@ def _unserved(run: Run, workflows: Mapping[str, Definition[Any, Any]]) -> Deploy
 
 
 async def aside(work: Callable[[], T]) -> T:
-    """Do some work in a callback of its own: the loop of a run must not replace a loop that is in the middle of a task."""
+    """Do some work in a callback of its own.
+
+    The loop of a run must not replace a loop that is in the middle of a task.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 

@@ -78,15 +78,18 @@ class Engine:
         system: System | None = None,
         store: Store | None = None,
     ) -> None:
-        """Name a database by its `url`, such as `sqlite:///app.db`; `sqlite://` lives in memory. It connects on first use.
+        """Name a database by its `url`, such as `sqlite:///app.db`; `sqlite://` lives in memory.
 
-        `errors` are exception classes that come back as themselves although no registered module defines them. `retention` is
-        how long finished runs are kept, such as `"30d"`, before workers delete them; by default they stay. `audit` is how much of
-        the audit trail this engine and its workers write: `full`, `lifecycle` (the default) or `off`. Workers call `on_error`,
-        `on_dead_letter` and `on_event` after the commit, best effort, with errors and events. `watermarks`: once this many runs
-        are queued, `start` is refused or waits. `database_timeout` is how long a call waits for a server that cannot be reached
-        before it raises `StoreUnavailable`; workers wait for as long as it takes. `system` and `store` replace the real world and
-        the database named by the URL; they are for tests.
+        It connects on first use.
+
+        `errors` are exception classes that come back as themselves although no registered module defines them.
+        `retention` is how long finished runs are kept, such as `"30d"`, before workers delete them; by default they
+        stay. `audit` is how much of the audit trail this engine and its workers write: `full`, `lifecycle` (the
+        default) or `off`. Workers call `on_error`, `on_dead_letter` and `on_event` after the commit, best effort, with
+        errors and events. `watermarks`: once this many runs are queued, `start` is refused or waits. `database_timeout`
+        is how long a call waits for a server that cannot be reached before it raises `StoreUnavailable`; workers wait
+        for as long as it takes. `system` and `store` replace the real world and the database named by the URL; they are
+        for tests.
         """
         _check_options(payload_warn, payload_limit, migrate, errors := tuple(errors))
         self.url = url
@@ -181,16 +184,20 @@ class Engine:
     ) -> HeldLock:
         """Hold a named lock for as long as a block lasts: `async with engine.lock("nightly-import") as lock: ...`.
 
-        It is extended automatically, so that `ttl` is how long it outlives a process that dies. Waits for it, at most for `wait`,
-        then raises `Locked`. If it is lost while the block goes on, the block is cancelled and `LockLost` raised.
+        It is extended automatically, so that `ttl` is how long it outlives a process that dies. Waits for it, at most
+        for `wait`, then raises `Locked`. If it is lost while the block goes on, the block is cancelled and `LockLost`
+        raised.
         """
         return HeldLock(self._session, name, ttl, wait, owner)
 
     def worker(self, **options: Unpack[WorkerSettings]) -> EngineWorker:
-        """Make a worker for the engine's workflows: `async with engine.worker(): ...`, or `await engine.worker().run()`.
+        """Make a worker for the engine's workflows.
 
-        `types` restricts it to some types, by patterns such as `["billing.%", "shop.checkout.v1"]`: a type, or the beginning of
-        one followed by `%`. When it starts, it waits for a server that cannot be reached, at most for `wait_for_database`.
+        Use it as `async with engine.worker(): ...`, or `await engine.worker().run()`.
+
+        `types` restricts it to some types, by patterns such as `["billing.%", "shop.checkout.v1"]`: a type, or the
+        beginning of one followed by `%`. When it starts, it waits for a server that cannot be reached, at most for
+        `wait_for_database`.
         """
         require_workflows(self.workflows)
         checked = WorkerOptions.of(**options, retention=self._session.retention)
@@ -207,8 +214,8 @@ class Engine:
     async def check(self, *, types: Sequence[str] | None = None, limit: int | None = None) -> DeployReport:
         """Replay the history of every unfinished run, or of those of some types, against this code. Nothing is written.
 
-        The gate before a deploy: it names the runs that would diverge, where, and how to fix that. `limit` bounds the number of
-        runs, newest first.
+        The gate before a deploy: it names the runs that would diverge, where, and how to fix that. `limit` bounds the
+        number of runs, newest first.
         """
         return await deploy.check(self._session, types, limit)
 
@@ -217,14 +224,15 @@ class Engine:
     async def start(self, call: Call[R], *, connection: object = None, **options: Unpack[StartOptions]) -> Handle[R]:
         """Start a run. The same id, or idempotency key, with the same input gives the existing run.
 
-        On a `connection` of yours (asyncpg, psycopg, SQLAlchemy, Django…) the run is written in the transaction that is open
-        there: it exists once you commit, and never if you roll back.
+        On a `connection` of yours (asyncpg, psycopg, SQLAlchemy, Django…) the run is written in the transaction that is
+        open there: it exists once you commit, and never if you roll back.
 
-        With a `singleton`, at most one run of its key is unfinished: another start raises `SingletonBusy`, gives the existing run,
-        replaces it or waits for it, by its policy. With a `debounce`, several starts are one run, some time after the last.
+        With a `singleton`, at most one run of its key is unfinished: another start raises `SingletonBusy`, gives the
+        existing run, replaces it or waits for it, by its policy. With a `debounce`, several starts are one run, some
+        time after the last.
 
-        Raises `RunExists` if the id exists with another input or type, `Overloaded` if a watermark is reached, and `EncodeError`,
-        `InvalidId`… before anything is written.
+        Raises `RunExists` if the id exists with another input or type, `Overloaded` if a watermark is reached, and
+        `EncodeError`, `InvalidId`… before anything is written.
         """
         runs = [self._session.new_run(call, options)]
         if not self._session.backpressure.is_idle:
@@ -244,7 +252,10 @@ class Engine:
         singleton: Singleton | None = None,
         connection: object = None,
     ) -> list[Handle[R]]:
-        """Start many runs in one transaction, all or none. On a `connection` of yours, in the transaction that is open there."""
+        """Start many runs in one transaction, all or none.
+
+        On a `connection` of yours, in the transaction that is open there.
+        """
         if ids is not None and len(ids) != len(calls):
             raise UsageError(f"{len(calls)} calls but {len(ids)} ids; give one id a call")
         options: StartOptions = {"at": at, "priority": priority, "queue": queue, "deadline": deadline}
@@ -328,15 +339,18 @@ class Engine:
     def broadcast(
         self, name: Channel[Any] | str, value: object = None, *, correlation: str, key: str | None = None
     ) -> Coroutine[Any, Any, int]:
-        """Send a message to every run that listens for that name and correlation value; the number of runs that have it.
+        """Send a message to every run that listens for that name and correlation value; their number.
 
-        A run listens from its first `ctx.receive(name, correlation=...)` until it ends. Runs are reached a hundred at a time.
-        With a `key`, an interrupted broadcast may be repeated: no run gets it twice.
+        A run listens from its first `ctx.receive(name, correlation=...)` until it ends. Runs are reached a hundred at a
+        time. With a `key`, an interrupted broadcast may be repeated: no run gets it twice.
         """
         return messages.broadcast(self._session, name, snapshot(value), correlation, key)
 
     async def cancel(self, run_id: str, reason: str = "") -> bool:
-        """Ask a run to stop: its workflow gets a `CancelledError` and may clean up. False if it had finished already."""
+        """Ask a run to stop: its workflow gets a `CancelledError` and may clean up.
+
+        False if it had finished already.
+        """
         return await messages.cancel(self._session, run_id, reason)
 
 

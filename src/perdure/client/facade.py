@@ -1,8 +1,9 @@
 """Blocking views of async objects: one generic facade, complete by construction.
 
-`mirror` makes a class with a member for each public member of an async class. A call goes to the async object; a coroutine that it
-returns runs on one background event loop while the caller waits; an async generator becomes a generator; an object of a mirrored
-class becomes its view. Writes on a connection of the caller run on the caller's own thread, where that connection belongs.
+`mirror` makes a class with a member for each public member of an async class. A call goes to the async object; a
+coroutine that it returns runs on one background event loop while the caller waits; an async generator becomes a
+generator; an object of a mirrored class becomes its view. Writes on a connection of the caller run on the caller's own
+thread, where that connection belongs.
 
 Type checkers read `blocking.pyi`, which is generated from the same classes.
 """
@@ -124,7 +125,8 @@ class Portal(ForkAware):
             adapter = adapter_for(connection)
             if adapter.is_async:
                 raise UsageError(
-                    f"a connection of {adapter.library} that is async belongs to its event loop; use the async engine there: "
+                    f"a connection of {adapter.library} that is async belongs to its event loop; use the "
+                    "async engine there: "
                     "`await engine.start(..., connection=connection)`"
                 )
             return drive(coroutine)

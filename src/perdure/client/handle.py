@@ -45,7 +45,10 @@ class Handle(Generic[R_co]):
         return f"<run {self.id}>"
 
     async def result(self, timeout: Duration | None = None) -> R_co:
-        """Wait for the end and return the result. Raises `RunFailed`, `RunCancelled`, or `TimeoutError` after `timeout`."""
+        """Wait for the end and return the result.
+
+        Raises `RunFailed`, `RunCancelled`, or `TimeoutError` after `timeout`.
+        """
         result: R_co = await self._session.results.of(self.id, self._returns, timeout)
         return result
 
@@ -93,7 +96,10 @@ class Handle(Generic[R_co]):
     def send(
         self, name: Channel[Any] | str, value: object = None, *, key: str | None = None, connection: object = None
     ) -> Coroutine[Any, Any, None]:
-        """Send it a message. With a `key`, sending twice is sending once. On a `connection` of yours, it is sent when you commit."""
+        """Send it a message. With a `key`, sending twice is sending once.
+
+        On a `connection` of yours, it is sent when you commit.
+        """
         return messages.send(self._session, self.id, name, snapshot(value), key, connection)
 
     @overload
@@ -134,8 +140,8 @@ class Handle(Generic[R_co]):
     ) -> Coroutine[Any, Any, Any]:
         """Ask its workflow a question, which that receives by `ctx.receive_question`, and wait for the answer.
 
-        With a `key`, asking again gives the answer that there is. Raises `TimeoutError` after `timeout`, `RunFinished` if it
-        ends without an answer, `RunFailed` or `RunCancelled` if it ends badly.
+        With a `key`, asking again gives the answer that there is. Raises `TimeoutError` after `timeout`, `RunFinished`
+        if it ends without an answer, `RunFailed` or `RunCancelled` if it ends badly.
         """
         return messages.ask(
             self._session, self.id, question, snapshot(value), returns=returns, key=key, timeout=timeout
@@ -173,7 +179,8 @@ class Handle(Generic[R_co]):
     ) -> AsyncGenerator[StreamItem[Any]]:
         """Yield what it emits, from the first item or from the one after a position, until it ends.
 
-        Without `follow`, only the items that are there now. To go on after an interruption, pass the last position seen as `after`.
+        Without `follow`, only the items that are there now. To go on after an interruption, pass the last position seen
+        as `after`.
         """
         return outputs.stream(self._session, self.id, name, type, after, follow=follow)
 
@@ -198,15 +205,16 @@ class Handle(Generic[R_co]):
         await Runs(self._session).wake(self.id, at)
 
     async def retry(self, **changes: Unpack[RetryOptions]) -> int:
-        """Let it go again, as its status allows, and return its generation. `Runs.retry` says what happens in each status.
+        """Let it go again, as its status allows, and return its generation.
 
-        Each generation has its own outcome: a parent that was told of a failure is not told again. A run past its deadline needs
-        another one. Raises `RunFinished` if it completed, and `UsageError` if there is nothing to retry.
+        `Runs.retry` says what happens in each status. Each generation has its own outcome: a parent that was told of a
+        failure is not told again. A run past its deadline needs another one. Raises `RunFinished` if it completed, and
+        `UsageError` if there is nothing to retry.
         """
         return await reopen.retry(self._session, self.id, changes)
 
     async def delete(self, reason: str = "", *, purge: bool = False) -> bool:
-        """Hide it from listings once it has finished, or with `purge` delete it for good; False if it was hidden already."""
+        """Hide it from listings once it has finished; False if it was hidden. With `purge`, delete it for good."""
         return await Runs(self._session).delete(self.id, reason, purge=purge)
 
     async def undelete(self) -> bool:
@@ -216,8 +224,8 @@ class Handle(Generic[R_co]):
     async def fork(self, **options: Unpack[ForkOptions]) -> Handle[R_co]:
         """Start a new run that goes on from a step of this one: `fork(from_step="charge#2", results={"quote": 7})`.
 
-        It has the input and, up to that step, the history of this run, with other arguments or results where they are given. No
-        earlier step is executed again. Raises `UsageError` before anything is written.
+        It has the input and, up to that step, the history of this run, with other arguments or results where they are
+        given. No earlier step is executed again. Raises `UsageError` before anything is written.
         """
         return Handle(self._session, await reopen.fork(self._session, self.id, **options), self._returns)
 

@@ -1,7 +1,7 @@
 """Inspection of one run: the sentence that says why it is where it is, and its report.
 
-The row of a run that is tried again as a whole keeps the last error only. Earlier ones come from the audit trail, as long as that
-is kept and was not pruned.
+The row of a run that is tried again as a whole keeps the last error only. Earlier ones come from the audit trail, as
+long as that is kept and was not pruned.
 """
 
 from __future__ import annotations
@@ -101,7 +101,10 @@ def served_elsewhere(types: Iterable[TypeInfo]) -> dict[str, str]:
 
 
 def is_unserved(run: Run, workers: Sequence[WorkerInfo], elsewhere: Mapping[str, str], now: int) -> bool:
-    """Return whether a run is ready and no live worker takes it. Workers in other languages send no heartbeat and count as live."""
+    """Return whether a run is ready and no live worker takes it.
+
+    Workers in other languages send no heartbeat and count as live.
+    """
     return run.status is Status.PENDING and run.type not in elsewhere and not _serving(run, _living(workers, now))
 
 
@@ -149,7 +152,8 @@ def _limited(standing: WaitlistPosition, now: int) -> str:
     if gate.problem:
         kind = "breaker" if gate.name.startswith(PREFIX) else "limit"
         return (
-            f"It has waited for {_span(now - standing.since)}: the {kind} {gate.name.removeprefix(PREFIX)!r} is set aside and lets "
+            f"It has waited for {_span(now - standing.since)}: the {kind} {gate.name.removeprefix(PREFIX)!r} "
+            "is set aside and lets "
             f"nothing pass, because {gate.problem}. Set or clear the limit anew, or reset the breaker."
         )
     if gate.breaker is not None:
@@ -157,7 +161,8 @@ def _limited(standing: WaitlistPosition, now: int) -> str:
     held = f", {gate.held} of which are under way" if gate.bounds.concurrency else ""
     return (
         f"It has waited for {_span(now - standing.since)} to pass the limit {gate.name!r} ({gate.bounds}{held}); "
-        f"{'at least ' * (standing.ahead >= 1000)}{standing.ahead} of its type are before it, {gate.waiting} wait there in all."
+        f"{'at least ' * (standing.ahead >= 1000)}{standing.ahead} of its type are before it, {gate.waiting} "
+        "wait there in all."
     )
 
 
@@ -172,7 +177,10 @@ def _broken(breaker: BreakerInfo, standing: WaitlistPosition, now: int) -> str:
         )
     if breaker.circuit is Circuit.HALF_OPEN:
         needed = breaker.rule.successes - breaker.successes
-        return f"{waited} is half open and lets {breaker.rule.probes} call(s) pass at a time; {needed} more have to succeed."
+        return (
+            f"{waited} is half open and lets {breaker.rule.probes} call(s) pass at a time; "
+            f"{needed} more have to succeed."
+        )
     return f"{waited} is closed again; it passes when a worker has a free slot."
 
 
@@ -223,7 +231,9 @@ def _signs(facts: Facts) -> str:
 def _blocked(run: Run) -> str:
     advice = {
         Reason.DIVERGED: "Its code no longer follows its history. Deploy matching code and restart a worker.",
-        Reason.POISON: "It was set aside because its workers kept dying while they worked on it. Fix the cause, then retry it.",
+        Reason.POISON: (
+            "It was set aside because its workers kept dying while they worked on it. Fix the cause, then retry it."
+        ),
         Reason.UNDECODABLE: "Its stored data does not fit its code. Deploy matching code and restart a worker.",
     }
     known = advice.get(run.reason, "It needs a person.") if run.reason is not None else "It needs a person."

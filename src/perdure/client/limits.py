@@ -21,8 +21,8 @@ class Limits:
     ) -> None:
         """Override a limit from now on, in place of the bounds that code declares.
 
-        `name` is that of a limit, of one of its keys (`tenant/acme`), or of a whole type or queue (`type:billing.charge.v1`,
-        `queue:emails`). Runs that are being worked on go on. Raises `UsageError`.
+        `name` is that of a limit, of one of its keys (`tenant/acme`), or of a whole type or queue
+        (`type:billing.charge.v1`, `queue:emails`). Runs that are being worked on go on. Raises `UsageError`.
         """
         await self._write(name, make_bounds(concurrency=concurrency, rate=rate, burst=burst))
 

@@ -1,7 +1,7 @@
 """Named locks: `engine.lock(name)` for as long as a block lasts, `engine.locks` for everything else.
 
-The database decides who holds a lock, and until when, by its own clock. A holder measures the time besides, from before its request:
-once that is over it does not rely on the lock any more, even if the database cannot be reached.
+The database decides who holds a lock, and until when, by its own clock. A holder measures the time besides, from before
+its request: once that is over it does not rely on the lock any more, even if the database cannot be reached.
 """
 
 from __future__ import annotations
@@ -136,7 +136,10 @@ class KeptLock(Lock):
     """A lock that a task extends for as long as a block lasts."""
 
     async def keep(self, on_lost: Callable[[], object]) -> None:
-        """Extend the lock until it is lost, then call back. If the database was replaced, and may lack it, extend it at once."""
+        """Extend the lock until it is lost, then call back.
+
+        If the database was replaced, and may lack it, extend it at once.
+        """
         system, loop = self._session.system, asyncio.get_running_loop()
         guard = LoopGuard(f"renewal of the lock {self.name!r}", system, LoopHealth(), logger)
         alarm = asyncio.Event()
@@ -167,7 +170,10 @@ class KeptLock(Lock):
         on_lost()
 
     async def end(self, keeping: asyncio.Task[None], *, patient: bool = True) -> bool:
-        """Stop extending and release the lock; True if it had been lost. Without `patient`, a cancellation cuts the wait short."""
+        """Stop extending and release the lock; True if it had been lost.
+
+        Without `patient`, a cancellation cuts the wait short.
+        """
         if not self._is_ours():
             return True
         keeping.cancel()
@@ -192,8 +198,8 @@ class Locks:
     ) -> Lock:
         """Acquire a lock for `ttl`. Wait for it for `wait`, or with None as long as it takes, then raise `Locked`.
 
-        It is not extended automatically: use `engine.lock` for that. `owner` is the holder's name that others see; host and
-        process by default.
+        It is not extended automatically: use `engine.lock` for that. `owner` is the holder's name that others see; host
+        and process by default.
         """
         return await acquire(Lock, self._session, name, ttl, wait, owner)
 
@@ -216,7 +222,10 @@ class Locks:
 
 
 class HeldLock:
-    """A lock for the time of a block: extended automatically; the block is cancelled if it is lost, and `LockLost` raised."""
+    """A lock for the time of a block, extended automatically.
+
+    If it is lost, the block is cancelled and `LockLost` raised.
+    """
 
     def __init__(self, session: Session, name: str, ttl: Duration, wait: Duration | None, owner: str | None) -> None:
         self._session = session
@@ -323,7 +332,8 @@ def checked_ttl(ttl: Duration) -> int:
 def _refused(lock: LockInfo) -> Locked:
     until = moment_of(lock.expires_at)
     return Locked(
-        f"the lock {lock.name!r} is held by {lock.owner} until {until.isoformat()}; wait for it (wait=...), or break it if its "
+        f"the lock {lock.name!r} is held by {lock.owner} until {until.isoformat()}; wait for it (wait=...), "
+        "or break it if its "
         "holder is gone for good",
         name=lock.name,
         owner=lock.owner,

@@ -1,7 +1,7 @@
 """Messages to runs: sending, broadcasting, asking and cancelling.
 
-The answer to a question is stored under the question's key. Asking again with the same key, after a crash of the asking process,
-gives the answer that there is, and the workflow sees one question.
+The answer to a question is stored under the question's key. Asking again with the same key, after a crash of the asking
+process, gives the answer that there is, and the workflow sees one question.
 """
 
 from __future__ import annotations

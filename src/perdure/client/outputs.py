@@ -26,8 +26,8 @@ class StreamItem(Struct, Generic[T], frozen=True):
 
     position: int
     value: T
-    #: Execution of a step that emitted the item: the same for all its items, another one if the step begins anew. Empty for items
-    #: of workflow code.
+    #: Execution of a step that emitted the item: the same for all its items, another one if the step begins anew. Empty
+    #: for items of workflow code.
     source: str = ""
 
 
@@ -50,7 +50,7 @@ async def states(session: Session, run_id: str) -> dict[str, Any]:
 async def stream(
     session: Session, run_id: str, name: str, type: Any, after: int | None, *, follow: bool
 ) -> AsyncGenerator[StreamItem[Any]]:
-    """Yield the items of a stream past a position as they come, until the run ends; without `follow`, those that are there."""
+    """Yield the items of a stream past a position until the run ends; without `follow`, those that are there."""
     check_name(name, "name of a stream")
     last = -1 if after is None else after
     if last < -1:
@@ -77,7 +77,7 @@ async def stream(
 
 
 async def _reached(store: Store, run_id: str, name: str, last: int) -> int:
-    """Return the last position up to `last` that exists: items lost in a failover are emitted anew, in the same places."""
+    """Return the last existing position up to `last`: items lost in a failover are emitted anew, in their places."""
     reached = -1
     while items := await store.outputs(run_id, OutputKind.STREAM, name, reached, CHUNK):
         if items[-1].position >= last:

@@ -30,7 +30,9 @@ _FIRED = 20
 
 
 class Pusher(ForkAware):
-    """A worker that executes only the runs that it is told to. It starts by itself; the engine stops it when it is closed.
+    """A worker that executes only the runs that it is told to.
+
+    It starts by itself; the engine stops it when it is closed.
 
     One pusher serves several event loops, one after the other or at once, with a worker for each.
     """
@@ -91,8 +93,8 @@ class Pusher(ForkAware):
     ) -> ExecutionResult:
         """Work on one run, here and now, until it waits or ends, or the time is up; then give it back.
 
-        A run that is finished, waits or is held by another worker is left alone, and the answer says when to try again. Steps and
-        activities read the `credentials` with `perdure.credentials()`; they are never stored.
+        A run that is finished, waits or is held by another worker is left alone, and the answer says when to try again.
+        Steps and activities read the `credentials` with `perdure.credentials()`; they are never stored.
 
         Raises `RunNotFound`, and `UnknownWorkflow` for a run whose code is not this engine's.
         """
@@ -102,7 +104,9 @@ class Pusher(ForkAware):
             return await worker.executor.execute(check_id(run_id), limit, credentials)
 
     async def fail(self, run_id: str, failure: Failure, limit: str = "") -> Run | None:
-        """Fail a run that is ready; return the run as it is if that is not possible. `limit` names the time limit it passed.
+        """Fail a run that is ready; return the run as it is if that is not possible.
+
+        `limit` names the time limit it passed.
 
         Raises `RunNotFound` and `UnknownWorkflow`, as `execute` does.
         """
@@ -113,8 +117,8 @@ class Pusher(ForkAware):
     async def due(self, *, limit: int = 100, queues: str | Sequence[str] = (DEFAULT_QUEUE,)) -> builtins.list[str]:
         """Return the ids of runs that could be worked on now, longest waiting first.
 
-        Call it now and then from a timer. It also gives back the runs of dead workers, fails runs past their deadline and fires
-        schedules, as workers do, so that a fleet without workers goes on.
+        Call it now and then from a timer. It also gives back the runs of dead workers, fails runs past their deadline
+        and fires schedules, as workers do, so that a fleet without workers goes on.
         """
         if not 1 <= limit <= 10_000:
             raise UsageError(f"limit must be between 1 and 10000, not {limit}")
@@ -135,7 +139,8 @@ class Pusher(ForkAware):
             raise RunNotFound(f"there is no run {run_id!r} in {shown(self._session.url)}") from None
         except UnservedType as type:
             raise UnknownWorkflow(
-                f"run {run_id!r} is a {str(type)!r}, which is none of this engine's workflows; add it to Engine(url, [...]), "
+                f"run {run_id!r} is a {str(type)!r}, which is none of this engine's workflows; add it to "
+                "Engine(url, [...]), "
                 "or send the run where it is known"
             ) from None
 

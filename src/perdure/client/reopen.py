@@ -90,7 +90,8 @@ async def retry(session: Session, run_id: str, changes: RetryOptions) -> int:
         return await requeue(session, run, changes)
     if changed:
         raise UsageError(
-            f"run {run_id!r} is {standing(run)}; only a run that ended, or a dead letter, is retried with {min(changed)}"
+            f"run {run_id!r} is {standing(run)}; only a run that ended, or a dead letter, is retried with "
+            f"{min(changed)}"
         )
     store = await session.opened()
     if run.status is Status.BLOCKED:
@@ -150,7 +151,8 @@ async def requeue(session: Session, run: Run, changes: RetryOptions) -> int:
             raise _expired(run)
         case RequeueOutcome.BEGUN:
             raise UsageError(
-                f"run {run.id!r} has a history, which another input would not fit; fork it with the other input instead: "
+                f"run {run.id!r} has a history, which another input would not fit; fork it with the other "
+                "input instead: "
                 f"fork(input=...)"
             )
 
@@ -245,7 +247,8 @@ async def _try_out(session: Session, source: Run, fork: Fork) -> None:
         await aside(lambda: checkup.replay(as_it_will_be, workflow, fork.records))
     except Diverged as error:
         raise UsageError(
-            f"a fork of run {source.id!r} from {fork.step!r} with these arguments and results does not come to that step: the copied "
+            f"a fork of run {source.id!r} from {fork.step!r} with these arguments and results does not come "
+            "to that step: the copied "
             f"history has {error.expected}, but {error.found}; fork it from an earlier step"
         ) from error
 
@@ -278,7 +281,8 @@ def _edited(session: Session, source: Run, past: Sequence[Record], results: Mapp
     if missing := sorted(results.keys() - there):
         known = ", ".join(sorted(there)) or "none"
         raise UsageError(
-            f"no result of {missing[0]!r} is copied from run {source.id!r}, so it cannot be another; copied are: {known}"
+            f"no result of {missing[0]!r} is copied from run {source.id!r}, so it cannot be another; copied "
+            f"are: {known}"
         )
     edited: list[Record] = []
     for record in past:

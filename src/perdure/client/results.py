@@ -1,7 +1,7 @@
 """Waiting for runs from outside: for their outcomes, for their outputs, and saying why a wait takes long.
 
-All waits of one event loop share one query, made when the database reports a change. Explaining a wait takes a few queries, so
-only some of very many slow waits are explained, as examples.
+All waits of one event loop share one query, made when the database reports a change. Explaining a wait takes a few
+queries, so only some of very many slow waits are explained, as examples.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ T = TypeVar("T")
 #: Runs read in one query.
 CHUNK = 500
 SHORTEST_POLL = 0.005
-#: Pause after a round of queries, with more waiters than one query reads: this many times as long as the round, and at most so long.
+#: Pause after a round of queries, with more waiters than one query reads: this many times as long as the round, and at
+#: most so long.
 PAUSES = 5
 LONGEST_PAUSE = 2.0
 #: Longest poll for outputs, in seconds, so that a reader notices soon that the engine was closed.
@@ -140,7 +141,8 @@ class ResultWatch:
                 if not future.done():
                     future.set_exception(
                         RunNotFound(
-                            f"run {run_id!r} disappeared while its result was waited for: it was deleted, or lost in a failover"
+                            f"run {run_id!r} disappeared while its result was waited for: it was deleted, or "
+                            "lost in a failover"
                         )
                     )
 
@@ -257,7 +259,7 @@ async def within(
 
 
 class OutputWatch:
-    """Waits for changes that may bring outputs: a run published, emitted, answered or ended, in this process or another."""
+    """Waits for changes that may bring outputs: a run published, emitted, answered or ended, in any process."""
 
     def __init__(self, store: Store, system: System) -> None:
         self._store = store
@@ -340,7 +342,10 @@ class WaitExplainer:
         timeout: Duration | None,
         too_late: str,
     ) -> T:
-        """Wait for something of a run. Raises `TimeoutError` after `timeout`, with the reason why the run takes long."""
+        """Wait for something of a run.
+
+        Raises `TimeoutError` after `timeout`, with the reason why the run takes long.
+        """
         explaining: list[asyncio.Task[None]] = []
 
         def explain() -> None:

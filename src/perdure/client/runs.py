@@ -76,7 +76,7 @@ class Runs:
         return await explain(await self._session.opened(), run)
 
     async def unserved(self, runs: Sequence[Run]) -> set[str]:
-        """Return the ids of runs that are ready and that no live worker takes: none serves their type or their queue."""
+        """Return the ids of runs that are ready, but whose type or queue no live worker serves."""
         store = await self._session.opened()
         workers, now = await store.workers(), await store.now()
         elsewhere = served_elsewhere(await store.types())
@@ -118,10 +118,10 @@ class Runs:
     async def retry(self, run_id: str, **changes: Unpack[RetryOptions]) -> int:
         """Let a run go again, as its status allows, and return its generation.
 
-        A failed or cancelled workflow goes on where it failed: successful steps stay, failed ones are done anew, as the next
-        generation. A failed activity begins anew, with all its attempts. A blocked run is unblocked. A run that waits for its
-        next attempt gets all its attempts anew, at once. `deadline`, `queue`, `priority` and the like change a run that ended or
-        is a dead letter; `input` is for an activity, or for a run without a history.
+        A failed or cancelled workflow goes on where it failed: successful steps stay, failed ones are done anew, as the
+        next generation. A failed activity begins anew, with all its attempts. A blocked run is unblocked. A run that
+        waits for its next attempt gets all its attempts anew, at once. `deadline`, `queue`, `priority` and the like
+        change a run that ended or is a dead letter; `input` is for an activity, or for a run without a history.
 
         Raises `RunFinished` if it completed, and `UsageError` if there is nothing to retry.
         """
@@ -130,8 +130,9 @@ class Runs:
     async def delete(self, run_id: str, reason: str = "", *, purge: bool = False) -> bool:
         """Hide a finished run from listings; `undelete` brings it back. False if it was hidden already.
 
-        A dead letter that is blocked is cancelled by that. With `purge`, the run is deleted for good, with its history and its
-        descendants, and its id is free again. Raises `RunNotFound`, and `UsageError` if it has not finished: cancel it first.
+        A dead letter that is blocked is cancelled by that. With `purge`, the run is deleted for good, with its history
+        and its descendants, and its id is free again. Raises `RunNotFound`, and `UsageError` if it has not finished:
+        cancel it first.
         """
         session = self._session
         session.codec.encode(reason, "the reason of a deletion")
@@ -168,9 +169,9 @@ class Runs:
     ) -> PruneReport:
         """Delete finished runs for good, with all that belongs to them, that ended longer ago than that.
 
-        Their ids and keys are free again. With `deleted`, only runs that were deleted, and longer ago than that. Families go
-        together: a run stays while a descendant is unfinished, or while its parent exists and has not completed. The deletion
-        takes many small transactions, not one.
+        Their ids and keys are free again. With `deleted`, only runs that were deleted, and longer ago than that.
+        Families go together: a run stays while a descendant is unfinished, or while its parent exists and has not
+        completed. The deletion takes many small transactions, not one.
         """
         statuses = None if status is None else _finished((status,) if isinstance(status, str) else status)
         now = (await self._session.opened()).clock()

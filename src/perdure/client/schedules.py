@@ -1,7 +1,7 @@
 """Schedules: runs that are started by the clock, with policies for fire times that were missed or overlap.
 
-Everything is checked before anything is written. A change is compared and swapped: if the schedule was changed or fired in the
-meantime, it is read and changed again.
+Everything is checked before anything is written. A change is compared and swapped: if the schedule was changed or fired
+in the meantime, it is read and changed again.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class Schedules:
     async def create(
         self, id: str, call: Call[Any], timing: Timing, *, replace: bool = False, **options: Unpack[ScheduleOptions]
     ) -> Schedule:
-        """Run a call by the clock: `Cron(...)`, `Every(...)` or `At(...)`. An existing schedule that is the same stays as it is.
+        """Run a call by the clock: `Cron(...)`, `Every(...)` or `At(...)`.
+
+        An existing schedule that is the same stays as it is.
 
         Raises `ScheduleExists` if the id belongs to another schedule; with `replace`, that one is changed. Raises
         `InvalidSchedule` and the like before anything is written.
@@ -114,7 +116,10 @@ class Schedules:
         return await self.get(id)
 
     async def pause(self, id: str, reason: str = "") -> bool:
-        """Start no more runs; False if it is paused already. Fire times during the pause are skipped when it is resumed."""
+        """Start no more runs; False if it is paused already.
+
+        Fire times during the pause are skipped when it is resumed.
+        """
         self._session.codec.encode(reason, "the reason of a pause")
 
         def paused(one: Schedule) -> Schedule | None:
@@ -150,8 +155,8 @@ class Schedules:
     async def backfill(self, id: str, start: datetime.datetime, end: datetime.datetime) -> builtins.list[str]:
         """Start the runs of all fire times from `start` on and before `end`, which is not in the future; their ids.
 
-        Fire times that have run are not run again. All are started at once, regardless of the policies. An interrupted backfill
-        may be repeated.
+        Fire times that have run are not run again. All are started at once, regardless of the policies. An interrupted
+        backfill may be repeated.
         """
         schedule, now = await self.get(id), await self._now()
         first, last = instant(start, 0), instant(end, 0)

@@ -1,7 +1,7 @@
 """State that all parts of one engine share: the database and its life, the code, the codec and the clock.
 
-An engine, its namespaces, handles and workers are views of one `Session`. It connects when it is first used. In a forked child it
-connects anew, because connections, workers and waiters belong to the parent.
+An engine, its namespaces, handles and workers are views of one `Session`. It connects when it is first used. In a
+forked child it connects anew, because connections, workers and waiters belong to the parent.
 """
 
 from __future__ import annotations
@@ -47,11 +47,13 @@ WORKER_TIMEOUT = 30.0
 def refuse_in_workflow() -> None:
     """Raise `NotInWorkflow` if the caller is workflow code.
 
-    The loop of a run cannot wait for a database, and replay would repeat the call. So every verb of the client refuses first.
+    The loop of a run cannot wait for a database, and replay would repeat the call. So every verb of the client refuses
+    first.
     """
     if in_workflow():
         raise NotInWorkflow(
-            "workflow code does not call the engine: replay would repeat the call. Start children and send messages through the "
+            "workflow code does not call the engine: replay would repeat the call. Start children and send "
+            "messages through the "
             "context (`ctx.start`, `ctx.send`), or call the engine in a step: `await ctx.step(function, ...)`"
         )
 
@@ -171,7 +173,10 @@ class Session(ForkAware):
             await self.store.close()
 
     def bound_calls(self, timeout: Duration) -> None:
-        """Set how long a call waits for a server that cannot be reached. For tools that are handed a finished engine."""
+        """Set how long a call waits for a server that cannot be reached.
+
+        For tools that are handed a finished engine.
+        """
         self._database_timeout = _checked_timeout(timeout)
         if isinstance(self.store, Retrying):
             self.store.bound = self._database_timeout
@@ -207,7 +212,8 @@ class Session(ForkAware):
         if call.definition is not None and self.workflows and call.type not in self.workflows:
             raise UnknownWorkflow(
                 f"workflow {call.type!r} is not one of this engine's ({', '.join(sorted(self.workflows))}); add it to "
-                f"Engine(url, [...]), or start it by name where another engine serves it: Call.named({call.type!r}, ...)"
+                "Engine(url, [...]), or start it by name where another engine serves it: "
+                f"Call.named({call.type!r}, ...)"
             )
         known = self.known(call)
         return new_run(known, known.encode(self.codec), options, self.system, self.store.clock())

@@ -1,7 +1,7 @@
 """Starting runs: options of a start, the row that follows from them, and its creation.
 
-A run is created in a transaction of the store, or in one that is open on a connection of the caller. There a refused start leaves
-nothing behind, so that the caller may go on with the transaction.
+A run is created in a transaction of the store, or in one that is open on a connection of the caller. There a refused
+start leaves nothing behind, so that the caller may go on with the transaction.
 """
 
 from __future__ import annotations
@@ -179,8 +179,8 @@ async def create_on(
     """Create runs on the caller's connection; none of them if one exists and differs."""
     for tries in range(1, _TRIES + 1):
         try:
-            # The first attempt takes no lock: on MySQL, locks on rows that do not exist yet let two crossing starts deadlock.
-            # Singletons read other rows first, so they have to lock them.
+            # The first attempt takes no lock: on MySQL, locks on rows that do not exist yet let two crossing starts
+            # deadlock. Singletons read other rows first, so they have to lock them.
             locking = tries > 1 or any(is_single(run) for run in runs)
             async with store.borrowed(connection, actor, locking=locking) as tx:
                 created = await create(tx, runs)

@@ -1,8 +1,8 @@
 """Backpressure: starts are refused, or wait, once enough runs are queued.
 
-An engine reads the watermarks every few seconds, and counts each queue or type at most once a second. In between it adds the runs
-that it started itself, so that one producer alone does not overshoot. Children of workflows and runs of schedules are always
-admitted: work that has begun must be able to end.
+An engine reads the watermarks every few seconds, and counts each queue or type at most once a second. In between it
+adds the runs that it started itself, so that one producer alone does not overshoot. Children of workflows and runs of
+schedules are always admitted: work that has begun must be able to end.
 """
 
 from __future__ import annotations

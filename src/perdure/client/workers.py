@@ -80,8 +80,8 @@ class EngineWorker:
     async def connect(self) -> None:
         """Connect to the database, waiting for a server that cannot be reached. Raises `StoreUnavailable`.
 
-        A server that refuses the user or the database is not waited for: `StoreRefused` is raised at once. `start` and `run`
-        connect by themselves.
+        A server that refuses the user or the database is not waited for: `StoreRefused` is raised at once. `start` and
+        `run` connect by themselves.
         """
         refuse_in_workflow()
         system, limit = self._session.system, self._options.wait_for_database

@@ -1,7 +1,7 @@
 """Runs that are executed because a queue, a web hook or a timer says so: messages, their handler, and ways in.
 
-A `Pusher` executes single runs. A `QueueHandler` does so for batches of messages, which come from Redis (`RedisQueue`), over HTTP
-(`PushApp`) or from any broker.
+A `Pusher` executes single runs. A `QueueHandler` does so for batches of messages, which come from Redis (`RedisQueue`),
+over HTTP (`PushApp`) or from any broker.
 """
 
 from perdure.client.pusher import Pusher

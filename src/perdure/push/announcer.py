@@ -1,7 +1,8 @@
 """Enqueueing of runs that this process makes ready, after the commit.
 
-These are new runs, runs that were sent a message, resumed, woken or retried, and the next in line where this process has released a
-permit. `Pusher.due` finds runs that were lost between a commit and the queue. A run that is enqueued twice is worked on once.
+These are new runs, runs that were sent a message, resumed, woken or retried, and the next in line where this process
+has released a permit. `Pusher.due` finds runs that were lost between a commit and the queue. A run that is enqueued
+twice is worked on once.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ logger = logging.getLogger("perdure.push")
 
 #: Kinds of events after which a run may be ready.
 _READY = frozenset({
-    "created", "sent", "cancel_requested", "resumed", "woken", "unblocked", "reopened", "requeued", "recovered", "reclaimed",
-    "forked", NEXT,
+    "created", "sent", "cancel_requested", "resumed", "woken", "unblocked", "reopened", "requeued", "recovered",
+    "reclaimed", "forked", NEXT,
 })  # fmt: skip
 
 
 class Announcer:
-    """Enqueues runs as this process makes them ready. Use it as an async context manager, around `engine.start` and the like."""
+    """Enqueues runs as this process makes them ready.
+
+    Use it as an async context manager, around `engine.start` and the like.
+    """
 
     def __init__(self, engine: Engine, enqueue: Callable[[QueueMessage, float], Awaitable[object]]) -> None:
         self._session = session_of(engine)

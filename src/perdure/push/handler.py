@@ -1,8 +1,8 @@
 """Handling of batches of queue messages, each with a result of its own.
 
-Messages of a batch are processed concurrently up to a limit, and answered one by one; an error concerns its own message only. A
-message is acknowledged after its effect is durable, so a crash in between leads to another delivery, which finds the run where it
-is. Waits for another worker, or for the database, do not count as failed deliveries.
+Messages of a batch are processed concurrently up to a limit, and answered one by one; an error concerns its own message
+only. A message is acknowledged after its effect is durable, so a crash in between leads to another delivery, which
+finds the run where it is. Waits for another worker, or for the database, do not count as failed deliveries.
 """
 
 from __future__ import annotations
@@ -67,12 +67,13 @@ class QueueHandler:
     ) -> None:
         """`enqueue(message, delay)` puts a message into the queue.
 
-        With it, runs that this process makes ready (children, parents, receivers of messages, the next in line) are enqueued, and a
-        run that waits for a time is enqueued for that time. Without it, its message is returned with that delay.
-        `credentials(message)` is called for each execution; steps read its result with `perdure.credentials()`, and it is never
-        stored. `timeout` is how long one execution may take before the run is given back. A message that failed `max_retries`
-        times, or that is older than `stale_after` (None: no bound) while its run waited for it, fails its run. `contention` is the
-        delay after which a run held by another worker is tried again, `longest_delay` the longest that the broker supports.
+        With it, runs that this process makes ready (children, parents, receivers of messages, the next in line) are
+        enqueued, and a run that waits for a time is enqueued for that time. Without it, its message is returned with
+        that delay. `credentials(message)` is called for each execution; steps read its result with
+        `perdure.credentials()`, and it is never stored. `timeout` is how long one execution may take before the run is
+        given back. A message that failed `max_retries` times, or that is older than `stale_after` (None: no bound)
+        while its run waited for it, fails its run. `contention` is the delay after which a run held by another worker
+        is tried again, `longest_delay` the longest that the broker supports.
         """
         if concurrency < 1 or max_retries < 0:
             raise UsageError("concurrency must be 1 or more, max_retries 0 or more")
@@ -117,10 +118,12 @@ class QueueHandler:
         return QueueMessage(run_id=run_id, enqueued_at=due, authorization=authorization)
 
     async def due(self, *, limit: int = 100, queues: str | Sequence[str] = (DEFAULT_QUEUE,)) -> list[str]:
-        """Enqueue the runs that could be worked on now, if there is a queue, and return their ids. Call it once a minute or so.
+        """Enqueue the runs that could be worked on now, if there is a queue, and return their ids.
 
-        It finds runs that were never enqueued: written by processes that know no queue, or lost between a commit and the queue.
-        Like `Pusher.due`, it also does the chores of a fleet.
+        Call it once a minute or so.
+
+        It finds runs that were never enqueued: written by processes that know no queue, or lost between a commit and
+        the queue. Like `Pusher.due`, it also does the chores of a fleet.
         """
         due = await self._pusher.due(limit=limit, queues=queues)
         if self._enqueue is not None:
@@ -243,7 +246,10 @@ class QueueHandler:
     async def _expire(self, message: QueueMessage, run: Run) -> MessageResult | None:
         """Fail a run whose message is too old; None if the run is not ready any more."""
         hours = (self._session.store.clock() / 1000 - message.enqueued_at) / 3_600_000
-        text = f"run {run.id!r} waited in a queue for {hours:.1f} hours, longer than it may; start it again if it is still wanted"
+        text = (
+            f"run {run.id!r} waited in a queue for {hours:.1f} hours, longer than it may; "
+            "start it again if it is still wanted"
+        )
         if await self._pusher.fail(run.id, Failure.of(Expired(text), Codec()), "queue") is not None:
             return None
         logger.warning("message_expired: %s", text)
@@ -266,7 +272,10 @@ class QueueHandler:
     async def _give_up(self, message: QueueMessage, detail: str) -> MessageResult:
         """Fail the run, unless a worker holds it or it waits: then it does not need the message."""
         run_id = message.run_id
-        text = f"run {run_id!r} was given up after {message.retry_count} retries of its queue message; the last time: {detail}"
+        text = (
+            f"run {run_id!r} was given up after {message.retry_count} retries of its queue message; "
+            f"the last time: {detail}"
+        )
         left = await self._pusher.fail(run_id, Failure.of(Undeliverable(text), Codec()))
         if left is not None and left.status is Status.RUNNING:
             return self._again(message, MessageOutcome.HELD, self._contention, status=left.status)

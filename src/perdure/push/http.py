@@ -1,8 +1,9 @@
 """Queue messages over HTTP: an ASGI application.
 
-`POST` one message: the status is 200 if it is done, 503 with `Retry-After` if it is to be sent again, 400 if it is no message. `POST`
-a JSON array of messages: the body has a result for each. `POST` to a path that ends in `/due`, now and then: ready runs are enqueued
-or, without a queue, listed. Bodies are bounded, and a token, if there is one, is compared in constant time.
+`POST` one message: the status is 200 if it is done, 503 with `Retry-After` if it is to be sent again, 400 if it is no
+message. `POST` a JSON array of messages: the body has a result for each. `POST` to a path that ends in `/due`, now and
+then: ready runs are enqueued or, without a queue, listed. Bodies are bounded, and a token, if there is one, is compared
+in constant time.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class PushApp:
     def __init__(
         self, handler: QueueHandler, *, token: str | None, max_body: int = 1024 * 1024, max_batch: int = 1000
     ) -> None:
-        """Accept requests with `Authorization: Bearer` and this `token`; None accepts all, for tests and private networks.
+        """Accept requests with `Authorization: Bearer` and this `token`; None accepts all.
+
+        Use None for tests and private networks only.
 
         Bodies of more than `max_body` bytes, and batches of more than `max_batch` messages, are refused.
         """

@@ -1,8 +1,8 @@
 """Queue messages as they travel, and the results of handling them.
 
-A message is a JSON object: `run_id`, `retry_count`, `enqueued_at` (milliseconds since the epoch) and `authorization`. The names
-`executionId`, `retryCount`, `enqueuedAt` and `stepIndex` of other systems are accepted. A message only names a run: the next step
-follows from the run's history. A body that does not fit is refused as a whole.
+A message is a JSON object: `run_id`, `retry_count`, `enqueued_at` (milliseconds since the epoch) and `authorization`.
+The names `executionId`, `retryCount`, `enqueuedAt` and `stepIndex` of other systems are accepted. A message only names
+a run: the next step follows from the run's history. A body that does not fit is refused as a whole.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _fields = decoder_for(dict[str, Any])
 
 
 class MessageOutcome(StrEnum):
-    """How the handling of a message ended."""
+    """Outcome of handling a message."""
 
     #: Its run has ended, now or before.
     FINISHED = "finished"

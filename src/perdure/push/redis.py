@@ -1,8 +1,9 @@
 """A queue on Redis Streams: a consumer group, and a sorted set for delayed messages.
 
-Delivery is at least once: a message is acknowledged, and its successor added, in one step on the server. Messages of a dead consumer
-are claimed by others when they have been idle for long enough. Delayed messages are kept by run; the earliest wins. Consumers wait
-for a server that goes away. Messages that it had not written to disk are lost, so it needs `appendonly yes` and `appendfsync always`.
+Delivery is at least once: a message is acknowledged, and its successor added, in one step on the server. Messages of a
+dead consumer are claimed by others when they have been idle for long enough. Delayed messages are kept by run; the
+earliest wins. Consumers wait for a server that goes away. Messages that it had not written to disk are lost, so it
+needs `appendonly yes` and `appendfsync always`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ end
 
 _ENQUEUE = f"{_PUT} put(ARGV[1], ARGV[2], tonumber(ARGV[3]))"
 
-#: Acknowledges a message. ARGV: group, id, verdict, body, run or reason, delay. KEYS has the stream of dead messages as its fourth.
+#: Acknowledges a message. ARGV: group, id, verdict, body, run or reason, delay. KEYS has the stream of dead messages as
+#: its fourth.
 _SETTLE = f"""{_PUT}
 if ARGV[3] == 'retry' then put(ARGV[4], ARGV[5], tonumber(ARGV[6])) end
 if ARGV[3] == 'dead' then redis.call('XADD', KEYS[4], '*', 'message', ARGV[4], 'reason', ARGV[5]) end
