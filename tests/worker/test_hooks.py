@@ -174,5 +174,5 @@ async def test_calls_that_find_no_room_are_left_out_and_counted(
 
 
 def test_a_hook_that_is_no_function_is_refused(on_disk: Stage) -> None:
-    with pytest.raises(UsageError, match="on_error=7 is no function"):
+    with pytest.raises(UsageError, match="on_error=7 is not a function"):
         on_disk.engine(fine, on_error=7)

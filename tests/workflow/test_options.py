@@ -85,7 +85,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: an_engine("sqlite://", payload_warn="1M"), "payload_warn='1M': "),
     (lambda: an_engine("sqlite://", migrate="no"), "migrate='no': "),
     (lambda: an_engine("sqlite://", errors=["ValueError"]), "errors has 'ValueError': give exception classes"),
-    (lambda: an_engine("sqlite://", on_error="log"), "on_error='log' is no function"),
+    (lambda: an_engine("sqlite://", on_error="log"), "on_error='log' is not a function"),
     (lambda: an_engine("sqlite://", retention="0s"), "retention: "),
     (lambda: Watermark(high="9", queue="q"), "high='9': give a whole number from 1"),  # type: ignore[arg-type]
     (lambda: Retry(on_timeout="no"), r"Retry\(on_timeout='no'\): give True or False"),  # type: ignore[arg-type]

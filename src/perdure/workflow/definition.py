@@ -168,12 +168,12 @@ class Call(Generic[R_co]):
         needs a name; `limit=[]` removes the declared limits. Keys are computed from the arguments now. A workflow takes
         only `singleton`, `limit` and `fair`. Raises `UsageError`.
         """
-        settings = make_settings(options)
-        limit, fair, breaker = options.get("limit"), options.get("fair"), options.get("breaker")
         if isinstance(self.definition, Workflow) and any(options.get(name) is not None for name in _ACTIVITY_ONLY):
             raise UsageError(
                 f"{self.type} is a workflow; its policy is in its code, and its deadline is given where it is started"
             )
+        settings = make_settings(options)
+        limit, fair, breaker = options.get("limit"), options.get("fair"), options.get("breaker")
         if limit is not None or fair is not None or breaker is not None:
             settings = structs.replace(
                 settings,

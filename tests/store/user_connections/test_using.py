@@ -168,7 +168,7 @@ async def test_what_gives_a_connection_has_to_be_a_function(on_disk: Stage) -> N
     USING[name] = "sqlite://"  # type: ignore[assignment] # wrong on purpose
     async with engine.worker():
         run = await engine.start(once(name))
-        with pytest.raises(RunFailed, match="a function that gives a connection"):
+        with pytest.raises(RunFailed, match="a function that returns a connection"):
             await run.result(timeout=30)
 
 

@@ -209,7 +209,7 @@ def test_a_limit_that_limits_nothing_is_refused() -> None:
         Limit("none", rate="0/s")
     with pytest.raises(UsageError, match="at least 1"):
         Limit("none", concurrency=0)
-    with pytest.raises(UsageError, match="under a rate"):
+    with pytest.raises(UsageError, match="needs a rate"):
         Limit("odd", concurrency=1, burst=2)
     with pytest.raises(InvalidName, match="cannot be a limit"):
         Limit("a/b", concurrency=1)
