@@ -98,22 +98,7 @@ class Worker:
         self.executor = PushExecutor(store, system, self)
         self._claimer = Claimer(store, system, self)
         self.gatekeeper = Gatekeeper(store, system, codec, workflows, options.queues, self._claimer.wake)
-        self._services = Services(
-            system=system,
-            store=store,
-            actor=lambda: self.id,
-            read_clock=self._read_clock,
-            journal=self._journal,
-            results=StepResults(system, self._read_clock, self._journal),
-            emit_buffer=EmitBuffer(codec),
-            threads=self._threads,
-            gatekeeper=self.gatekeeper,
-            codec=codec,
-            errors=errors,
-            options=options,
-            owner=self,
-            credentials=self.executor.credentials,
-        )
+        self._services = self._make_services(codec, errors)
         self._held: dict[str, HeldRun] = {}
         #: Held runs whose outcome is being written.
         self._ending: set[HeldRun] = set()
@@ -124,13 +109,31 @@ class Worker:
         self._sweeper = Sweeper(
             store, system, options.lease, self.scheduler.query_if_stale, self.health, options.retention
         )
-        self._reading: set[asyncio.Task[None]] = set()
-        self._inbox_reader = InboxReader(store, system, self._read, self.health)
+        self._run_tasks: set[asyncio.Task[None]] = set()
+        self._inbox_reader = InboxReader(store, system, self._spawn_for_run, self.health)
         self._rebirth: asyncio.Task[None] | None = None
         #: Whether the database was replaced since this life began.
         self._replaced = False
         self._unsubscribe: Callable[[], None] | None = None
         self._emptied: asyncio.Future[None] | None = None
+
+    def _make_services(self, codec: Codec, errors: ErrorTypes) -> Services:
+        return Services(
+            system=self._system,
+            store=self._store,
+            actor=lambda: self.id,
+            read_clock=self._read_clock,
+            journal=self._journal,
+            results=StepResults(self._system, self._read_clock, self._journal),
+            emit_buffer=EmitBuffer(codec),
+            threads=self._threads,
+            gatekeeper=self.gatekeeper,
+            codec=codec,
+            errors=errors,
+            options=self.options,
+            owner=self,
+            credentials=self.executor.credentials,
+        )
 
     async def __aenter__(self) -> Worker:
         await self.start()
@@ -300,7 +303,7 @@ class Worker:
         await self._sweeper.stop()
         await self._let_finish(self.options.grace if grace is None else grace)
         self._system.crash_point("shutdown.released")
-        for task in list(self._reading):
+        for task in list(self._run_tasks):
             task.cancel()
         if self._heartbeat is not None:
             await self._heartbeat.stop()
@@ -469,7 +472,9 @@ class Worker:
 
     def singletons_started(self, names: Sequence[str]) -> None:
         """Start the next runs of these singletons."""
-        self._read(lambda: start_successors(names, self._store, self.id), f"perdure succession {names[0]}", None)
+        self._spawn_for_run(
+            lambda: start_successors(names, self._store, self.id), f"perdure succession {names[0]}", None
+        )
 
     def unread(self, held: HeldRun) -> None:
         """Read inbox entries that a run has not received."""
@@ -477,13 +482,13 @@ class Worker:
 
     def read_interruptions(self, held: WorkflowRun) -> None:
         """Read which steps an earlier holder did not finish."""
-        self._read(
+        self._spawn_for_run(
             lambda: read_interruptions(held, self._store, self._system), f"perdure interruptions {held.run.id}", held
         )
 
     def read_earlier_attempts(self, held: ActivityRun) -> None:
         """Read the last heartbeat of an earlier attempt at an activity."""
-        self._read(
+        self._spawn_for_run(
             lambda: read_earlier_attempts(held, self._store, self._system),
             f"perdure heartbeat {held.run.id}",
             held,
@@ -492,21 +497,21 @@ class Worker:
     def moving(self, held: HeldRun, leave: Callable[[str | None], None]) -> None:
         """Find another worker for a run."""
         worker_id = self.id
-        self._read(
+        self._spawn_for_run(
             lambda: relocate(held.run, leave, worker_id, self._store, self._system, self._claimer.stand_off),
             f"perdure move {held.run.id}",
             held,
         )
 
-    def _read(self, reading: Callable[[], Coroutine[Any, Any, None]], name: str, held: HeldRun | None) -> None:
-        task = self._system.spawn(self._contain(reading, held), name)
-        self._reading.add(task)
-        task.add_done_callback(self._reading.discard)
+    def _spawn_for_run(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, held: HeldRun | None) -> None:
+        task = self._system.spawn(self._run_contained(work, held), name)
+        self._run_tasks.add(task)
+        task.add_done_callback(self._run_tasks.discard)
 
-    async def _contain(self, reading: Callable[[], Coroutine[Any, Any, None]], held: HeldRun | None) -> None:
+    async def _run_contained(self, work: Callable[[], Coroutine[Any, Any, None]], held: HeldRun | None) -> None:
         """Run a task of a run; an error blocks that run alone."""
         try:
-            await reading()
+            await work()
         except Exception as error:
             self._guard_tasks.failed(error)
             if held is not None and held.stage is not Stage.OVER:
@@ -530,7 +535,7 @@ class Worker:
             self._journal.idle
             and self._claimer.quiet
             and self.scheduler.quiet
-            and not self._reading
+            and not self._run_tasks
             and all(held.idle for held in self._held.values())
         )
 
