@@ -36,8 +36,11 @@ def discover(package: str | ModuleType) -> list[Definition[Any, Any]]:
     found: dict[str, tuple[Definition[Any, Any], str]] = {}
     for module in _modules(package):
         for value in list(vars(module).values()):
-            if isinstance(value, type) and issubclass(value, StateMachine) and value.has_type():
-                value = value.definition()
+            if isinstance(value, type) and issubclass(value, StateMachine):
+                try:
+                    value = value.definition()
+                except UsageError:
+                    continue  # a base of other machines, which has no type
             if not isinstance(value, Definition):
                 continue
             known, where = found.setdefault(value.type, (value, value.__module__))

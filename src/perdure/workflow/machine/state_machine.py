@@ -69,11 +69,6 @@ class StateMachine(Generic[I, O]):
         cls._definition = None if type is None else _workflow(cls, type, retry)
 
     @classmethod
-    def has_type(cls) -> bool:
-        """True if the class is a workflow; False for a base of others, which has no type."""
-        return cls._definition is not None
-
-    @classmethod
     def definition(cls) -> Workflow[[I], O]:
         """The machine as a workflow. Raises `UsageError` for a class without a type."""
         if cls._definition is None:
