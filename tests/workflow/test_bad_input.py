@@ -224,7 +224,8 @@ async def test_a_result_that_cannot_be_stored_fails_the_run(
 
 
 @pytest.mark.parametrize(
-    ("result", "words"), [(object(), "JSON cannot represent"), ("x" * 1_100_000, "1,048,576"), ("seven", "Expected `int`")]
+    ("result", "words"),
+    [(object(), "JSON cannot represent"), ("x" * 1_100_000, "1,048,576"), ("seven", "Expected `int`")],
 )
 async def test_a_step_result_that_cannot_be_stored_fails_the_step_and_keeps_no_payload(
     stage: Stage, result: object, words: str
