@@ -268,8 +268,8 @@ class _Claim:
     @property
     def _takes_all(self) -> bool:
         """Tell whether no ready run stays behind: none is left to another worker, and no timer changed anything."""
-        to_nobody = not self._request.affinity or self._preview.alive == [self._request.worker]
-        return to_nobody and not self._preview.due and not self._preview.early
+        leaves_none = not self._request.affinity or self._preview.alive == [self._request.worker]
+        return leaves_none and not self._preview.due and not self._preview.early
 
     async def _apply_timers(self) -> None:
         """Make due runs ready, and let runs wait that were made ready before their time."""

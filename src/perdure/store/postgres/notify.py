@@ -39,12 +39,12 @@ _LAST_SECONDS = 2.0
 class Notifier:
     """The notifications of one store; without a URL to listen on there are none."""
 
-    def __init__(self, url: PostgresUrl, system: System, hear: Listener) -> None:
+    def __init__(self, url: PostgresUrl, system: System, on_change: Listener) -> None:
         self._dsn = url.listen
         self._guard = LoopGuard("notifications between processes", system, LoopHealth(), _log)
         self._called = session_name(url.called)
         self._system = system
-        self._hear = hear
+        self._on_change = on_change
         # Hashed, because a channel name is limited to 63 bytes and a schema name may use all of them.
         self._channel = f"perdure_{hashlib.sha256(url.tables.encode()).hexdigest()[:20]}"
         #: Identifies our own notifications.
@@ -135,10 +135,10 @@ class Notifier:
 
     async def _exchange(self, connection: PostgresConnection) -> None:
         connection.add_termination_listener(lambda _: self._wake())
-        await connection.add_listener(self._channel, self._on_notice)
+        await connection.add_listener(self._channel, self._on_notification)
         self._failures = 0
         # Notifications may have been missed while this process did not listen.
-        self._hear(Change.ALL)
+        self._on_change(Change.ALL)
         while not connection.is_closed():
             unsent, self._unsent = self._unsent, 0
             if unsent:
@@ -155,7 +155,7 @@ class Notifier:
                 if not self._unsent and not self._ending:
                     await connection.execute(_ALIVE)
 
-    def _on_notice(self, connection: object, pid: int, channel: str, payload: object) -> None:
+    def _on_notification(self, connection: object, pid: int, channel: str, payload: object) -> None:
         change, _, name = str(payload).partition(" ")
         if name != self._name and change.isdecimal():
-            self._hear(Change(int(change) & int(Change.ALL)))
+            self._on_change(Change(int(change) & int(Change.ALL)))

@@ -97,15 +97,15 @@ _LAST = (Park, ContinueAsNew)
 async def commit(tx: SqliteTransaction, turns: Sequence[Turn]) -> list[TurnOutcome]:
     """Write the turns; return one outcome each."""
     outcomes = [TurnOutcome.APPLIED] * len(turns)
-    for wave in split_by_run(turns):
-        await _commit_batch(tx, turns, wave, outcomes)
+    for batch in split_by_run(turns):
+        await _commit_batch(tx, turns, batch, outcomes)
     return outcomes
 
 
 async def _commit_batch(
-    tx: SqliteTransaction, turns: Sequence[Turn], wave: list[int], outcomes: list[TurnOutcome]
+    tx: SqliteTransaction, turns: Sequence[Turn], batch: list[int], outcomes: list[TurnOutcome]
 ) -> None:
-    rows = [_row(turns[index], record) for index in wave for record in turns[index].records]
+    rows = [_row(turns[index], record) for index in batch for record in turns[index].records]
     in_batches = len(rows) - len(rows) % BATCH_ROWS
     written = await tx.execute_many(RECORDS, rows[:in_batches]) + await tx.execute_many(
         RECORD, list(map(_SINGLE, rows[in_batches:]))
@@ -113,16 +113,16 @@ async def _commit_batch(
     incomplete = written != len(rows)
     last: list[tuple[int, Park | ContinueAsNew]] = []
     finished: dict[str, Finish] = {}
-    beyond: list[Turn] = []
-    for index in wave:
+    with_extras: list[Turn] = []
+    for index in batch:
         turn = turns[index]
         if (incomplete if turn.records else _needs_lease_check(turn)) and (
-            standing := await _check_state(tx, turn)
+            state := await _check_state(tx, turn)
         ) is not TurnState.LIVE:
-            if standing is TurnState.OVERTAKEN:
+            if state is TurnState.OVERTAKEN:
                 await tx.execute(_DELETE_RECORDS, (turn.lease.run_id, turn.records[0].seq, turn.lease.token))
                 await _write_next_state(tx, release_instead(turn))
-            outcomes[index] = TurnOutcome.APPLIED if standing is TurnState.DONE else TurnOutcome.LOST
+            outcomes[index] = TurnOutcome.APPLIED if state is TurnState.DONE else TurnOutcome.LOST
             continue
         if turn.read or turn.children or turn.sends:
             await _apply_reads_and_sends(tx, turn)
@@ -140,13 +140,13 @@ async def _commit_batch(
         elif isinstance(turn.next, Finish):
             finished[turn.lease.run_id] = turn.next
         if has_extras(turn):
-            beyond.append(turn)
+            with_extras.append(turn)
     if finished:
         await _tell_parents(tx, finished)
     for index, rest in last:
         outcomes[index] = await _park_or_continue(tx, turns[index], rest)
-    if beyond:
-        await write_extras(tx, beyond)
+    if with_extras:
+        await write_extras(tx, with_extras)
 
 
 def _needs_lease_check(turn: Turn) -> bool:
