@@ -358,6 +358,7 @@ async def test_due_gives_back_what_the_dead_held_fails_the_late_and_fires_schedu
 SCRIPT = """
 import asyncio, sys, threading, time
 from perdure import Context, Engine, workflow
+from perdure.push import Pusher
 
 @workflow("push.serverless.v1")
 async def counting(ctx: Context) -> int:
@@ -366,9 +367,10 @@ async def counting(ctx: Context) -> int:
     return 3
 
 engine = Engine(sys.argv[1], [counting])
+pusher = Pusher(engine)
 
 async def invoked(run_id):
-    return str((await pusher_of(engine).execute(run_id)).state)
+    return str((await pusher.execute(run_id)).state)
 
 async def start():
     return (await engine.start(counting())).id

@@ -26,7 +26,7 @@ def now() -> int:
 
 
 def body(run_id: str, *, age: int = 0, retries: int = 0, **more: object) -> bytes:
-    message = {"executionId": run_id, "retryCount": retries, "enqueuedAt": now() - age, "authorization": "ref"}
+    message = {"run_id": run_id, "retry_count": retries, "enqueued_at": now() - age, "authorization": "ref"}
     return json.dumps({**message, **more}).encode()
 
 
@@ -117,7 +117,7 @@ async def test_every_message_of_a_batch_gets_its_own_right_answer(stage: Stage) 
     async with other.worker(), QueueHandler(engine) as handler:
         await entered.wait()
         batch = {
-            "poisoned": Delivered(b'{"executionId": "fresh", "retryCount": -1}'),
+            "poisoned": Delivered(b'{"run_id": "fresh", "retry_count": -1}'),
             "fresh": Delivered(body(fresh.id)),
             "twice": Delivered(body(twice.id)),
             "duplicate": Delivered(body(twice.id)),
@@ -436,9 +436,9 @@ async def test_a_step_that_fails_is_tried_again_by_its_own_policy(on_disk: Stage
 def test_a_message_travels_as_it_is_described() -> None:
     message = QueueMessage(run_id="r1", retry_count=2, enqueued_at=1_700_000_000_000, authorization="ref")
     assert json.loads(message.encode()) == {
-        "executionId": "r1",
-        "retryCount": 2,
-        "enqueuedAt": 1_700_000_000_000,
+        "run_id": "r1",
+        "retry_count": 2,
+        "enqueued_at": 1_700_000_000_000,
         "authorization": "ref",
     }
     assert QueueMessage.decode(message.encode()) == message
@@ -446,15 +446,21 @@ def test_a_message_travels_as_it_is_described() -> None:
     assert QueueMessage.decode(body("r1", stepIndex=3)).step_index == 3
 
 
+def test_the_names_of_other_systems_are_understood() -> None:
+    theirs = b'{"executionId": "r1", "retryCount": 2, "enqueuedAt": 7, "stepIndex": 3}'
+    assert QueueMessage.decode(theirs) == QueueMessage(run_id="r1", retry_count=2, enqueued_at=7, step_index=3)
+
+
 @pytest.mark.parametrize(
     "text",
     [
-        "", "null", "[]", "17", '"r1"', "{", '{"executionId": "r1"}', '{"executionId": "", "enqueuedAt": 1}',
-        '{"executionId": "r1", "enqueuedAt": "1"}', '{"executionId": "r1", "enqueuedAt": 1.5}',
-        '{"executionId": "r1", "enqueuedAt": -1}', '{"executionId": "r1", "enqueuedAt": 1, "retryCount": -1}',
-        '{"executionId": "r1", "enqueuedAt": 1, "retryCount": true}', '{"executionId": 1, "enqueuedAt": 1}',
-        '{"executionId": "r1", "enqueuedAt": 1, "authorization": {}}', '{"executionId": "r1", "enqueuedAt": 1, "more": 1}',
-        f'{{"executionId": "{"x" * 300}", "enqueuedAt": 1}}', f'{{"executionId": "{"x" * 70_000}", "enqueuedAt": 1}}',
+        "", "null", "[]", "17", '"r1"', "{", '{"run_id": "r1"}', '{"run_id": "", "enqueued_at": 1}',
+        '{"run_id": "r1", "enqueued_at": "1"}', '{"run_id": "r1", "enqueued_at": 1.5}',
+        '{"run_id": "r1", "enqueued_at": -1}', '{"run_id": "r1", "enqueued_at": 1, "retry_count": -1}',
+        '{"run_id": "r1", "enqueued_at": 1, "retry_count": true}', '{"run_id": 1, "enqueued_at": 1}',
+        '{"run_id": "r1", "enqueued_at": 1, "authorization": {}}', '{"run_id": "r1", "enqueued_at": 1, "more": 1}',
+        '{"run_id": "r1", "executionId": "r2", "enqueued_at": 1}',
+        f'{{"run_id": "{"x" * 300}", "enqueued_at": 1}}', f'{{"run_id": "{"x" * 70_000}", "enqueued_at": 1}}',
     ],
     ids=lambda text: text[:60],
 )  # fmt: skip

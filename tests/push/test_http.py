@@ -30,9 +30,9 @@ async def nap(ctx: Context) -> None:
 
 def message(run_id: str, **more: object) -> dict[str, object]:
     return {
-        "executionId": run_id,
-        "retryCount": 0,
-        "enqueuedAt": time.time_ns() // 1_000_000,
+        "run_id": run_id,
+        "retry_count": 0,
+        "enqueued_at": time.time_ns() // 1_000_000,
         "authorization": None,
         **more,
     }
@@ -58,24 +58,24 @@ async def test_a_message_is_answered_by_the_status(engine: Engine, app: PushApp)
     run, sleeping = await engine.start(web("you")), await engine.start(nap())
     async with client_of(app) as client:
         done = await client.post("/", json=message(run.id))
-        assert (done.status_code, done.json()["fate"], done.json()["ack"]) == (200, "finished", True)
+        assert (done.status_code, done.json()["outcome"], done.json()["ack"]) == (200, "finished", True)
         assert await run.result() == "hello you"
         waits = await client.post("/", json=message(sleeping.id))
-        assert (waits.status_code, waits.json()["fate"]) == (503, "waiting")
+        assert (waits.status_code, waits.json()["outcome"]) == (503, "waiting")
         assert 80 <= int(waits.headers["retry-after"]) <= 90
-        assert waits.json()["message"]["executionId"] == sleeping.id
+        assert waits.json()["message"]["run_id"] == sleeping.id
         unknown = await client.post("/", json=message("missing"))
-        assert (unknown.status_code, unknown.json()["fate"]) == (503, "unknown")
+        assert (unknown.status_code, unknown.json()["outcome"]) == (503, "unknown")
         assert int(unknown.headers["retry-after"]) >= 1
 
 
 async def test_each_message_of_a_batch_has_its_answer_in_the_body(engine: Engine, app: PushApp) -> None:
     runs = [await engine.start(web(name)) for name in "ab"]
     async with client_of(app) as client:
-        batch = [message(runs[0].id), {"executionId": 7}, message(runs[1].id), message("missing")]
+        batch = [message(runs[0].id), {"run_id": 7}, message(runs[1].id), message("missing")]
         answered = await client.post("/anywhere", json=batch)
         assert answered.status_code == 200
-        assert [answer["fate"] for answer in answered.json()["answers"]] == [
+        assert [answer["outcome"] for answer in answered.json()["answers"]] == [
             "finished",
             "malformed",
             "finished",
@@ -98,7 +98,7 @@ async def test_what_is_ready_is_listed(engine: Engine, app: PushApp) -> None:
         (b"", 400, "not a queue message"),
         (b"{", 400, "not a queue message"),
         (b"[1, ", 400, "not a JSON array"),
-        (b'{"executionId": "r1"}', 400, "enqueuedAt"),
+        (b'{"run_id": "r1"}', 400, "enqueued_at"),
         (b"x" * 2_000_000, 413, "1048576 bytes"),
         (b"[" + b"1," * 1000 + b"1]", 413, "1000 messages"),
     ],

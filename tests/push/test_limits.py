@@ -90,7 +90,7 @@ async def test_a_rate_says_when_to_come_again_and_is_not_counted_against_the_mes
     assert [answer.ack for answer in answers] == [True, False, False]
     assert 50 < answers[1].delay <= 60
     assert 110 < answers[2].delay <= 120
-    assert b'"retryCount":0' in answers[2].body
+    assert b'"retry_count":0' in answers[2].body
 
 
 async def test_a_singleton_that_waits_for_its_turn_is_not_pushed_past_the_others(stage: Stage) -> None:

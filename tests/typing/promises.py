@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import sqlite3
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Generator
 from dataclasses import dataclass
 from typing import Any, assert_type
 
@@ -33,10 +33,12 @@ from perdure import (
     step,
     workflow,
 )
+from perdure import blocking as blocking_client
 from perdure.admin import Record, Run, RunPage
 from perdure.blocking import Engine as BlockingEngine
 from perdure.blocking import Handle as BlockingHandle
 from perdure.machine import Actions, StateMachine
+from perdure.push import ExecutionResult
 
 
 @dataclass
@@ -294,4 +296,14 @@ def blocking(order: Order) -> None:
         assert_type(run.result(), str)
         assert_type(engine.get("o-42", checkout), BlockingHandle[str])
         assert_type(engine.start_many([ship(order)]), list[BlockingHandle[datetime.date]])
+        assert_type(engine.runs.list(limit=10), RunPage)
+        assert_type(run.retry(deadline="1h"), int)
+        assert_type(run.stream("log", str), Generator[StreamItem[str]])
+        with engine.worker(slots=2) as worker:
+            assert_type(worker, blocking_client.EngineWorker)
+        with engine.lock("nightly") as lock:
+            assert_type(lock, blocking_client.Lock)
+        assert_type(blocking_client.Pusher(engine).execute("o-42"), ExecutionResult)
+        engine.runs.list(limits=10)  # type: ignore[call-arg] # wrong on purpose
+        engine.worker(slot=2)  # type: ignore[call-arg] # wrong on purpose
         engine.start(checkout(order), idd="o")  # type: ignore[call-arg] # wrong on purpose

@@ -55,7 +55,10 @@ class QueueMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise DecodeError(f"a queue message of {len(body)} bytes is longer than any can be ({LONGEST})")
         try:
             fields = _fields.decode(body)
-            message = msgspec.convert({_FOREIGN.get(name, name): value for name, value in fields.items()}, cls)
+            ours = {_FOREIGN.get(name, name): value for name, value in fields.items()}
+            if len(ours) < len(fields):
+                raise UsageError("a field has two names")
+            message = msgspec.convert(ours, cls)
             check_id(message.run_id)
         except (msgspec.DecodeError, UsageError, UnicodeDecodeError) as error:
             raise DecodeError(f"not a queue message: {error}") from error
