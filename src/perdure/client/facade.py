@@ -17,7 +17,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import suppress
 from functools import wraps
-from types import GenericAlias
+from types import GenericAlias, TracebackType
 from typing import Any, ClassVar, TypeVar
 
 from perdure.client.session import refuse_in_workflow
@@ -176,8 +176,10 @@ class Facade:
     def __enter__(self) -> Any:
         return self._portal.settle(self._target.__aenter__())
 
-    def __exit__(self, *problem: object) -> None:
-        self._portal.settle(self._target.__aexit__(*problem))
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._portal.settle(self._target.__aexit__(kind, error, trace))
 
 
 def mirror(target: type, base: type[Facade] = Facade) -> Any:
@@ -189,7 +191,8 @@ def mirror(target: type, base: type[Facade] = Facade) -> Any:
     }
     fields = {name: _property(name, property(doc=f"The `{name}` of the async object.")) for name in _fields(target)}
     text = {"__doc__": base.__doc__ if base is not Facade else f"`{target.__name__}` whose methods block."}
-    cls = type(target.__name__, (base,), {**fields, **members, **text, "__module__": "perdure.blocking"})
+    body = {**fields, **members, **text, "__module__": "perdure.blocking"}
+    cls: Any = type(target.__name__, (base,), body)
     _views[target] = cls
     return cls
 
