@@ -7,7 +7,7 @@ hooks), `perdure.machine` (state machines), `perdure.admin` (types of inspection
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
 from perdure.client.locks import Lock
-from perdure.client.outputs import StreamItem
+from perdure.client.results import StreamItem
 from perdure.core.limits.breaker import Breaker
 from perdure.core.limits.limit import Fair, Limit
 from perdure.core.model.run import Status

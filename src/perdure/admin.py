@@ -1,15 +1,13 @@
 """Types of inspection and administration: namespaces of an `Engine`, and the values that they return."""
 
 from perdure.client.audit import AuditTrail
-from perdure.client.breakers import Breakers
 from perdure.client.dead_letters import BulkResult, DeadLetters
-from perdure.client.limits import Limits
+from perdure.client.limits import Breakers, Limits
 from perdure.client.locks import HeldLock, Locks
-from perdure.client.queues import Queues
 from perdure.client.runs import PruneReport, Runs
 from perdure.client.schedules import Schedules
 from perdure.client.watermarks import Watermarks
-from perdure.client.workers import EngineWorker, Workers
+from perdure.client.workers import EngineWorker, Queues, Workers
 from perdure.core.audit import Audit, Event, EventPage
 from perdure.core.codec.failure import Failure
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice

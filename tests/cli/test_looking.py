@@ -204,7 +204,7 @@ def test_a_blocked_run_goes_on_when_it_is_unblocked(perdure: Perdure) -> None:
     with sqlite3.connect("shop.db") as database:
         database.execute("UPDATE perdure_runs SET status = 'blocked', reason = 'poison', error = '{}' WHERE id = 'o-1'")
     database.close()
-    assert "unblock" in perdure("why", URL, "o-1").out
+    assert "retry it" in perdure("why", URL, "o-1").out
     assert perdure("unblock", URL, "o-1", "--json").json == {"id": "o-1", "unblocked": True}
     work("o-1")
     assert perdure("show", URL, "o-1", "--json").json["run"]["status"] == "completed"

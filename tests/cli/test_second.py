@@ -17,7 +17,7 @@ def test_a_failed_run_is_opened_again(perdure: Perdure) -> None:
     again = perdure("retry", URL, "o-1")
     assert (again.code, again.err) == (
         1,
-        "perdure: run 'o-1' has not failed, it is pending; wait for its end, or cancel it, before you retry it\n",
+        "perdure: there is nothing to retry in run 'o-1', it is pending. It is ready, but no worker is alive; start one.\n",
     )
     work("o-1")
     assert perdure("retry", URL, "o-1", "--deadline", "1h").out == "o-1 goes on, as generation 3.\n"

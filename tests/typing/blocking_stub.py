@@ -20,16 +20,14 @@ STUB = ROOT / "src" / "perdure" / "client" / "blocking.pyi"
 CLASSES = {
     "engine": ["Engine"],
     "handle": ["Handle"],
-    "workers": ["EngineWorker", "Workers"],
+    "workers": ["EngineWorker", "Workers", "Queues"],
     "pusher": ["Pusher"],
     "locks": ["Lock", "Locks", "HeldLock"],
     "runs": ["Runs"],
     "schedules": ["Schedules"],
-    "limits": ["Limits"],
-    "breakers": ["Breakers"],
+    "limits": ["Limits", "Breakers"],
     "dead_letters": ["DeadLetters"],
     "audit": ["AuditTrail"],
-    "queues": ["Queues"],
     "watermarks": ["Watermarks"],
 }
 #: Members that a view leaves out.

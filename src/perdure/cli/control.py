@@ -55,7 +55,9 @@ def pause(names: tuple[str, ...], type_: str | None, queue: str | None, reason: 
 
 async def _pause(target: str, what: dict[str, str], reason: str) -> bool:
     async with engine_at(target) as engine:
-        return await engine.runs.pause(**what, reason=reason)
+        if "run_id" in what:
+            return await engine.runs.pause(what["run_id"], reason)
+        return await engine.queues.pause(queue=what.get("queue"), type=what.get("type"), reason=reason)
 
 
 @click.command("resume")
@@ -74,7 +76,9 @@ def resume(names: tuple[str, ...], type_: str | None, queue: str | None, output:
 
 async def _resume(target: str, what: dict[str, str]) -> bool:
     async with engine_at(target) as engine:
-        return await engine.runs.resume(**what)
+        if "run_id" in what:
+            return await engine.runs.resume(what["run_id"])
+        return await engine.queues.resume(queue=what.get("queue"), type=what.get("type"))
 
 
 @click.command("paused")

@@ -10,14 +10,12 @@ from typing import Any
 
 from perdure.client import (
     audit,
-    breakers,
     dead_letters,
     engine,
     handle,
     limits,
     locks,
     pusher,
-    queues,
     runs,
     schedules,
     watermarks,
@@ -106,12 +104,12 @@ HeldLock = mirror(locks.HeldLock, HeldLockView)
 Runs = mirror(runs.Runs)
 Schedules = mirror(schedules.Schedules)
 Limits = mirror(limits.Limits)
-Breakers = mirror(breakers.Breakers)
+Breakers = mirror(limits.Breakers)
 Locks = mirror(locks.Locks)
 DeadLetters = mirror(dead_letters.DeadLetters)
 AuditTrail = mirror(audit.AuditTrail)
 Workers = mirror(workers.Workers)
-Queues = mirror(queues.Queues)
+Queues = mirror(workers.Queues)
 Watermarks = mirror(watermarks.Watermarks)
 
 

@@ -9,8 +9,8 @@ from typing import Any, Generic, Self, TypeVar, Unpack, overload
 from perdure.client.audit import EventOptions
 from perdure.client.dead_letters import BulkResult, DeadOptions
 from perdure.client.engine import Engine as AsyncEngine
-from perdure.client.outputs import StreamItem
 from perdure.client.reopen import ForkOptions, RetryOptions
+from perdure.client.results import StreamItem
 from perdure.client.runs import PruneReport
 from perdure.client.schedules import ScheduleOptions
 from perdure.client.session import (
@@ -334,6 +334,23 @@ class EngineWorker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
+class Queues:
+    """`Queues` whose methods block."""
+    def pause(self, *, queue: str | None = None, type: str | None = None, reason: str = "") -> bool:
+        """Pause all runs in a queue, or of a type; False if it is paused already.
+
+        Workers claim none of its runs any more. Runs that a worker has go on until they wait for something.
+        """
+    def resume(self, *, queue: str | None = None, type: str | None = None) -> bool:
+        """End the pause of a queue or a type; False if it was not paused."""
+    def paused(self) -> builtins.list[Pause]:
+        """List the queues and types that are paused."""
+    def types(self) -> builtins.list[TypeInfo]:
+        """List the types that workers have registered: kind, runtime, and whether each is enabled.
+
+        A type that is paused is not enabled, in whatever language its workers are written.
+        """
+
 class Pusher:
     """`Pusher` whose methods block."""
     def __init__(
@@ -626,23 +643,6 @@ class AuditTrail:
         """Delete events older than that, oldest first, in small transactions; their number.
 
         Runs are left as they are.
-        """
-
-class Queues:
-    """`Queues` whose methods block."""
-    def pause(self, *, queue: str | None = None, type: str | None = None, reason: str = "") -> bool:
-        """Pause all runs in a queue, or of a type; False if it is paused already.
-
-        Workers claim none of its runs any more. Runs that a worker has go on until they wait for something.
-        """
-    def resume(self, *, queue: str | None = None, type: str | None = None) -> bool:
-        """End the pause of a queue or a type; False if it was not paused."""
-    def paused(self) -> builtins.list[Pause]:
-        """List the queues and types that are paused."""
-    def types(self) -> builtins.list[TypeInfo]:
-        """List the types that workers have registered: kind, runtime, and whether each is enabled.
-
-        A type that is paused is not enabled, in whatever language its workers are written.
         """
 
 class Watermarks:

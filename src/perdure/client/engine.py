@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from perdure.client import deploy, messages
 from perdure.client.audit import AuditTrail
-from perdure.client.breakers import Breakers
 from perdure.client.dead_letters import DeadLetters
 from perdure.client.handle import Handle, get_handle
-from perdure.client.limits import Limits
+from perdure.client.limits import Breakers, Limits
 from perdure.client.locks import HeldLock, Locks
-from perdure.client.queues import Queues
 from perdure.client.runs import Runs
 from perdure.client.schedules import Schedules
 from perdure.client.session import DATABASE_TIMEOUT, Session, SessionOptions, require_workflows
 from perdure.client.start import Moment, StartOptions, create_all, create_on
 from perdure.client.watermarks import ConnectionReader, Watermarks
-from perdure.client.workers import EngineWorker, Workers
+from perdure.client.workers import EngineWorker, Queues, Workers
 from perdure.core.audit import Event
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.snapshot import snapshot

@@ -6,10 +6,10 @@ import builtins
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, Generic, TypeVar, Unpack, overload
 
-from perdure.client import messages, outputs, reopen
+from perdure.client import messages, reopen, results
 from perdure.client.inspect import report
-from perdure.client.outputs import StreamItem
 from perdure.client.reopen import ForkOptions, RetryOptions
+from perdure.client.results import StreamItem
 from perdure.client.runs import Runs
 from perdure.client.session import Session
 from perdure.client.start import Moment
@@ -158,11 +158,11 @@ class Handle(Generic[R_co]):
 
     async def state(self, key: str, type: Any = Any, *, default: Any = None) -> Any:
         """Read the latest value that it published under a key, also after its end; `default` if there is none."""
-        return await outputs.state(self._session, self.id, key, type, default)
+        return await results.state(self._session, self.id, key, type, default)
 
     async def states(self) -> dict[str, Any]:
         """Read everything that it has published, by key."""
-        return await outputs.states(self._session, self.id)
+        return await results.states(self._session, self.id)
 
     @overload
     def stream(
@@ -182,7 +182,7 @@ class Handle(Generic[R_co]):
         Without `follow`, only the items that are there now. To go on after an interruption, pass the last position seen
         as `after`.
         """
-        return outputs.stream(self._session, self.id, name, type, after, follow=follow)
+        return results.stream(self._session, self.id, name, type, after, follow=follow)
 
     async def cancel(self, reason: str = "") -> bool:
         """Ask it to stop: its workflow gets a `CancelledError` and may clean up. False if it had finished already."""

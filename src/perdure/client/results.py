@@ -1,4 +1,4 @@
-"""Waiting for runs from outside: for their outcomes, for their outputs, and saying why a wait takes long.
+"""Results and outputs of runs, read and awaited from outside, and explanations of waits that take long.
 
 All waits of one event loop share one query, made when the database reports a change. Explaining a wait takes a few
 queries, so only some of very many slow waits are explained, as examples.
@@ -8,27 +8,41 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from msgspec import Struct
 
 from perdure.client.inspect import explain
 from perdure.core.background_loops import LoopGuard, LoopHealth
 from perdure.core.codec.failure import Failure
+from perdure.core.ids import check_name
+from perdure.core.model.outputs import Output, OutputKind
 from perdure.core.model.run import Reason, Run, Status
 from perdure.core.system import System
 from perdure.core.time.duration import Duration, seconds
-from perdure.errors import EngineClosed, PerdureError, RunCancelled, RunFailed, RunNotFound, StoreCorrupt, StoreError
+from perdure.errors import (
+    EngineClosed,
+    PerdureError,
+    RunCancelled,
+    RunFailed,
+    RunNotFound,
+    StoreCorrupt,
+    StoreError,
+    UsageError,
+)
 from perdure.store.contract import Change, Store
 
 if TYPE_CHECKING:
     from perdure.client.session import Session
 
+
 logger = logging.getLogger("perdure.client")
 
 T = TypeVar("T")
 
-#: Runs read in one query.
+#: Runs, or items of a stream, read in one query.
 CHUNK = 500
 SHORTEST_POLL = 0.005
 #: Pause after a round of queries, with more waiters than one query reads: this many times as long as the round, and at
@@ -394,3 +408,76 @@ def _level(run: Run) -> int:
     """Warn only of runs that need help: a worker, a person, or the end of a pause."""
     stands = run.status in (Status.PENDING, Status.BLOCKED) or run.reason is Reason.PAUSED
     return logging.WARNING if stands else logging.INFO
+
+
+#: States that a run may have.
+STATES = 10_000
+
+
+class StreamItem(Struct, Generic[T], frozen=True):
+    """An item of a stream and its position, from 0, by which reading goes on after it."""
+
+    position: int
+    value: T
+    #: Execution of a step that emitted the item: the same for all its items, another one if the step begins anew. Empty
+    #: for items of workflow code.
+    source: str = ""
+
+
+async def state(session: Session, run_id: str, key: str, type: Any, default: Any) -> Any:
+    """Return the latest value that a run published under a key, or the default."""
+    await session.find(run_id)
+    store = await session.opened()
+    found = await store.outputs(run_id, OutputKind.STATE, check_name(key, "key of a state"), -1, 1)
+    return _value(session, found[0], type) if found else default
+
+
+async def states(session: Session, run_id: str) -> dict[str, Any]:
+    """Return everything that a run has published, by key."""
+    await session.find(run_id)
+    store = await session.opened()
+    found = await store.outputs(run_id, OutputKind.STATE, None, -1, STATES)
+    return {output.name: _value(session, output, Any) for output in found}
+
+
+async def stream(
+    session: Session, run_id: str, name: str, type: Any, after: int | None, *, follow: bool
+) -> AsyncGenerator[StreamItem[Any]]:
+    """Yield the items of a stream past a position until the run ends; without `follow`, those that are there."""
+    check_name(name, "name of a stream")
+    last = -1 if after is None else after
+    if last < -1:
+        raise UsageError(f"stream(after={after}): positions begin with 0; leave it out to read from the beginning")
+    await session.find(run_id)
+    store = await session.opened()
+    with OutputWatch(store, session.system) as watch:
+        while True:
+            # The run is read before its outputs: all of them are there when it has ended.
+            if watch.replaced():
+                last = await _reached(store, run_id, name, last)
+            ended = not follow or (await session.find(run_id)).status.finished
+            items = await store.outputs(run_id, OutputKind.STREAM, name, last, CHUNK)
+            for item in items:
+                last = item.position
+                yield StreamItem(item.position, _value(session, item, type), item.source)
+            if items:
+                watch.found()
+            if len(items) == CHUNK:
+                continue
+            if ended:
+                return
+            await watch.arrive()
+
+
+async def _reached(store: Store, run_id: str, name: str, last: int) -> int:
+    """Return the last existing position up to `last`: items lost in a failover are emitted anew, in their places."""
+    reached = -1
+    while items := await store.outputs(run_id, OutputKind.STREAM, name, reached, CHUNK):
+        if items[-1].position >= last:
+            return last
+        reached = items[-1].position
+    return reached
+
+
+def _value(session: Session, output: Output, type: Any) -> Any:
+    return session.codec.decode(output.payload, type, f"{output.kind} {output.name!r} of run {output.run_id!r}")

@@ -1,4 +1,4 @@
-"""Workers: one that an engine hands out, and those of the whole fleet."""
+"""Workers: one that an engine hands out, those of the whole fleet, and the queues and types that they serve."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import os
 from collections.abc import Mapping
 
 from perdure.client.session import Session, refuse_in_workflow
+from perdure.core.ids import check_name
+from perdure.core.model.orders import Pause, PauseKind
 from perdure.core.model.worker_info import WorkerInfo
+from perdure.core.routing import TypeInfo
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import StoreRefused, StoreUnavailable, UsageError
 from perdure.worker import Worker, WorkerOptions
@@ -112,3 +115,51 @@ class EngineWorker:
         self._process = os.getpid()
         self._worker = self._session.make_worker(self._options)
         return self._worker
+
+
+class Queues:
+    """Queues and types of an engine's database: `engine.queues`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def pause(self, *, queue: str | None = None, type: str | None = None, reason: str = "") -> bool:
+        """Pause all runs in a queue, or of a type; False if it is paused already.
+
+        Workers claim none of its runs any more. Runs that a worker has go on until they wait for something.
+        """
+        self._session.codec.encode(reason, "the reason of a pause")
+        kind, name = _place(queue, type)
+        store = await self._session.opened()
+        if any((one.kind, one.name) == (kind, name) for one in await store.pauses()):
+            return False
+        await store.pause(Pause(kind=kind, name=name, reason=reason), self._session.actor)
+        return True
+
+    async def resume(self, *, queue: str | None = None, type: str | None = None) -> bool:
+        """End the pause of a queue or a type; False if it was not paused."""
+        kind, name = _place(queue, type)
+        store = await self._session.opened()
+        if not any((one.kind, one.name) == (kind, name) for one in await store.pauses()):
+            return False
+        await store.resume(kind, name, self._session.actor)
+        return True
+
+    async def paused(self) -> builtins.list[Pause]:
+        """List the queues and types that are paused."""
+        return await (await self._session.opened()).pauses()
+
+    async def types(self) -> builtins.list[TypeInfo]:
+        """List the types that workers have registered: kind, runtime, and whether each is enabled.
+
+        A type that is paused is not enabled, in whatever language its workers are written.
+        """
+        return await (await self._session.opened()).types()
+
+
+def _place(queue: str | None, type: str | None) -> tuple[PauseKind, str]:
+    if (queue is None) == (type is None):
+        raise UsageError("name one thing, a queue or a type; such as pause(queue='reports')")
+    if type is not None:
+        return PauseKind.TYPE, check_name(type, "workflow type")
+    return PauseKind.QUEUE, check_name(queue, "queue")
