@@ -30,7 +30,7 @@ def test_every_line_has_its_row() -> None:
 
 
 def test_every_test_that_is_named_exists() -> None:
-    files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "src" / "perdure" / "testing" / "conformance").glob("*.py")]
+    files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "src" / "perdure" / "testing" / "conformance").rglob("*.py")]
     known = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text(encoding="utf-8"))}
     named = {name for row in ROWS for name in re.findall(r"`(test_\w+)`", row[3])}
     assert named - known == set()
