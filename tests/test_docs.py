@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 
 from perdure.cli.app import cli
+from tests.cli.conftest import parse_command
 
 ROOT = Path(__file__).parent.parent
 #: Pages that lead a reader through the source.
@@ -89,11 +89,8 @@ def test_a_command_line_exists(page: str, line: str) -> None:
 
 
 def _check_perdure(words: list[str]) -> None:
-    context = click.Context(cli)
-    command = cli.get_command(context, words[0])
-    assert command is not None, f"there is no `perdure {words[0]}`"
     # Parsing checks options and the number of arguments, and runs nothing.
-    command.make_context(words[0], words[1:], parent=context)
+    parse_command(cli, ["perdure", *words])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

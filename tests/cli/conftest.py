@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from perdure.cli.app import run
+from perdure.cli.console.commands import CommandGroup
 from perdure.cli.console.params import ENVIRONMENT
 from perdure.cli.console.target import load_engine
 
@@ -121,6 +123,17 @@ def perdure(
         return Answer(code, said.out, said.err)
 
     return call
+
+
+def parse_command(command: click.Command, words: list[str], parent: click.Context | None = None) -> None:
+    """Parse a command line down to its command, without running it."""
+    if not isinstance(command, CommandGroup):
+        command.make_context(words[0], words[1:], parent=parent)
+        return
+    context = click.Context(command, parent=parent, info_name=words[0])
+    name, inner, rest = command.resolve_command(context, command.with_default(context, words[1:]))
+    assert inner is not None
+    parse_command(inner, [str(name), *rest], context)
 
 
 def work(*run_ids: str) -> None:

@@ -5,9 +5,9 @@ from tests.cli.conftest import URL, Perdure
 
 def test_breakers_are_listed_opened_closed_and_reset(perdure: Perdure) -> None:
     perdure("migrate", URL)
-    assert perdure("breakers", "list", URL).out == "There is no breaker yet.\n"
+    assert perdure("breakers", "list", URL).err == "There is no breaker yet.\n"
     assert perdure("breakers", "open", URL, "api").out == "api is open until it is closed or reset.\n"
-    assert perdure("breakers", "list", URL).out == "api: open by hand, 0 failures and 0 successes counted\n"
+    assert perdure("breakers", URL).out.split()[5:] == ["api", "open", "by", "hand", "0", "0", "0"]
     assert perdure("breakers", "close", URL, "api", "--json").json == {"name": "api", "circuit": "closed"}
     [breaker] = perdure("breakers", "list", URL, "--json").json
     assert (breaker["name"], breaker["circuit"], breaker["by_hand"]) == ("api", "closed", True)

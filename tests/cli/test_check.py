@@ -29,7 +29,7 @@ def waiting(perdure: Perdure) -> None:
 @pytest.mark.usefixtures("waiting")
 def test_code_that_fits_passes(perdure: Perdure) -> None:
     answer = perdure("check", "shop:engine")
-    assert (answer.code, answer.out) == (0, "1 run checked, all go on with this code.\n")
+    assert (answer.code, answer.out) == (0, "1 run checked, all continue with this code.\n")
 
 
 @pytest.mark.usefixtures("waiting")
@@ -42,7 +42,7 @@ def test_code_that_does_not_fit_fails_with_the_difference_and_a_fix(perdure: Per
         "  - record 0: step 'charge'",
         "  + the code waits for message 'approval'",
         "  fix: " + answer.out.splitlines()[3].removeprefix("  fix: "),
-        "1 run checked, 1 would not go on.",
+        "1 run checked, 1 would diverge.",
     ]
     assert 'await ctx.removed("charge", "step")' in answer.out
     document = perdure("check", "shop:engine", "--json").json

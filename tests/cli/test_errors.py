@@ -2,13 +2,18 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
-from tests.cli.conftest import URL, Perdure
+from perdure.cli.app import cli
+from perdure.cli.console.commands import Command, CommandGroup
+from tests.cli.conftest import URL, Perdure, parse_command
 
 
 def test_the_version_is_told(perdure: Perdure) -> None:
@@ -20,8 +25,56 @@ def test_the_version_is_told(perdure: Perdure) -> None:
 def test_help_names_every_command(perdure: Perdure) -> None:
     text = perdure("--help").out
     for name in ("demo", "worker", "start", "runs", "show", "send", "cancel", "why", "migrate"):
-        assert name in text
-        assert "--json" in perdure(name, "--help").out
+        assert f"  {name} " in text
+    for command in (*("show", "worker", "start", "migrate"), "runs list", "dead-letters retry", "queues pause"):
+        assert "--json" in perdure(*command.split(), "--help").out
+
+
+def commands(group: CommandGroup, path: str = "perdure") -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group, info_name=path)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield f"{path} {name}", command
+        if isinstance(command, CommandGroup):
+            yield from commands(command, f"{path} {name}")
+
+
+@pytest.mark.parametrize(("path", "command"), [pytest.param(*one, id=one[0]) for one in commands(cli)])
+def test_help_is_one_short_sentence_with_an_example_that_parses(path: str, command: click.Command) -> None:
+    assert command.help is not None
+    first = command.help.split("\n\n")[0].rstrip()
+    assert first.endswith(".")
+    assert ". " not in first
+    assert isinstance(command, Command | CommandGroup)
+    words = shlex.split(command.example)
+    assert words[0] == "perdure"
+    assert words[1] == path.split()[1] or words[1] == path.rsplit(maxsplit=1)[-1]
+    # Parsing checks options and the number of arguments, and runs nothing.
+    parse_command(cli, words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("dead", URL), "no such command 'dead'; see `perdure dead-letters`"),
+        (("pause", URL, "a"), "see `perdure runs pause` or `perdure queues pause`"),
+        (("dead-letters", "requeue", URL, "a"), "see `perdure dead-letters retry`"),
+        (("strat", "shop:engine"), "did you mean `perdure start`?"),
+        (("runs", "shwo", URL, "a"), "did you mean `perdure runs show`?"),
+        (("nonsense",), "see `perdure --help`"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_an_old_or_mistyped_command_gets_a_hint(perdure: Perdure, arguments: tuple[str, ...], hint: str) -> None:
+    answer = perdure(*arguments)
+    assert answer.code == 2
+    assert hint in answer.err
+
+
+def test_a_group_lists_when_no_command_is_named(perdure: Perdure) -> None:
+    perdure("start", URL, "checkout", "--id", "o-1")
+    assert perdure("runs", URL, "--json").out == perdure("runs", "list", URL, "--json").out
 
 
 @pytest.mark.parametrize(
@@ -53,13 +106,13 @@ def test_a_misuse_exits_with_two(perdure: Perdure, arguments: tuple[str, ...]) -
 @pytest.mark.parametrize(
     ("target", "complaint"),
     [
-        ("nowhere:engine", "There is no module nowhere"),
-        ("shop.inner:engine", "There is no module shop.inner"),
-        ("shop:motor", "The module shop has no motor; it has shop:engine."),
-        ("shop:not_an_engine", "shop:not_an_engine is a int, not an Engine."),
-        ("broken:engine", "Cannot import broken: ZeroDivisionError"),
-        ("lacking:engine", "Cannot import lacking: No module named 'nowhere_to_be_found'"),
-        ("sqlite:///missing.db", "There is no database"),
+        ("nowhere:engine", "there is no module nowhere"),
+        ("shop.inner:engine", "there is no module shop.inner"),
+        ("shop:motor", "the module shop has no motor; it has shop:engine"),
+        ("shop:not_an_engine", "shop:not_an_engine is of type int, not an Engine"),
+        ("broken:engine", "cannot import broken: ZeroDivisionError"),
+        ("lacking:engine", "cannot import lacking: No module named 'nowhere_to_be_found'"),
+        ("sqlite:///missing.db", "there is no database"),
         ("sqlite://", "is a database in memory"),
         ("oracle://host/db", "is not a database URL that Perdure knows"),
     ],
@@ -108,8 +161,8 @@ def test_a_reader_that_has_seen_enough_is_no_error(perdure: Perdure) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "perdure.cli", "runs", URL]
-    with os.fdopen(writer) as nobody:
-        answer = subprocess.run(command, stdout=nobody, stderr=subprocess.PIPE, text=True, check=False)
+    with os.fdopen(writer) as closed:
+        answer = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
     assert (answer.returncode, answer.stderr) == (1, "")
 
 

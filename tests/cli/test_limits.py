@@ -38,10 +38,10 @@ def test_a_limit_that_limits_nothing_is_refused(perdure: Perdure) -> None:
     assert "needs a concurrency" in refused.err
 
 
-def test_where_there_is_no_limit_that_is_said(perdure: Perdure) -> None:
+def test_a_database_without_limits_lists_none(perdure: Perdure) -> None:
     async def make() -> None:
         async with Engine(URL):
             pass
 
     asyncio.run(make())
-    assert perdure("limits", "list", URL).out == "No run has met a limit, and none was set.\n"
+    assert perdure("limits", "list", URL).err == "No run has met a limit, and none was set.\n"

@@ -42,16 +42,16 @@ def hotel(perdure: Perdure) -> Perdure:
 
 def test_what_a_run_shows_is_printed(hotel: Perdure) -> None:
     hotel("start", "shop:engine", "essay", "--id", "e")
-    assert hotel("states", URL, "e").err == "e has published nothing.\n"
+    assert hotel("runs", "states", URL, "e").err == "e has published nothing.\n"
     work("e")
-    assert hotel("states", URL, "e", "--json").json == {"id": "e", "states": {"phase": "done\u202e"}}
-    assert hotel("states", URL, "e").out.split() == ["KEY", "VALUE", "phase", '"done\\u202e"']
-    assert hotel("stream", URL, "e", "words").out == '"it"\n"lasts"\n'
-    assert hotel("stream", URL, "e", "words", "--after", "0", "--no-follow", "--json").json == {
+    assert hotel("runs", "states", URL, "e", "--json").json == {"id": "e", "states": {"phase": "done\u202e"}}
+    assert hotel("runs", "states", URL, "e").out.split() == ["KEY", "VALUE", "phase", '"done\\u202e"']
+    assert hotel("runs", "stream", URL, "e", "words").out == '"it"\n"lasts"\n'
+    assert hotel("runs", "stream", URL, "e", "words", "--after", "0", "--no-follow", "--json").json == {
         "position": 1,
         "value": "lasts",
     }
-    assert hotel("stream", URL, "nobody", "words").code == 1
+    assert hotel("runs", "stream", URL, "missing", "words").code == 1
 
 
 def test_a_run_is_asked_and_told_with_others(hotel: Perdure) -> None:
@@ -75,7 +75,10 @@ def test_a_run_is_asked_and_told_with_others(hotel: Perdure) -> None:
     assert hotel("ask", URL, "g", "name", "7", "--key", "q", "--json").json["answer"] == {"name": "ann", "room": 7}
     assert json.loads(hotel("ask", URL, "g", "name", "7", "--key", "q").out) == {"name": "ann", "room": 7}
     assert hotel("broadcast", URL, "alarm", '"fire"', "--correlation", "plaza", "--json").json["sent"] == 0
-    assert hotel("broadcast", URL, "alarm", '"fire"', "--correlation", "ritz", "--key", "k").out == "1 run has alarm.\n"
+    assert (
+        hotel("broadcast", URL, "alarm", '"fire"', "--correlation", "ritz", "--key", "k").out
+        == "Sent alarm to 1 run.\n"
+    )
     work("g")
     assert '"fire"' in hotel("show", URL, "g").out
     assert hotel("broadcast", URL, "alarm", '"fire"').code == 2

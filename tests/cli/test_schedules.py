@@ -4,65 +4,65 @@ import pytest
 
 from tests.cli.conftest import URL, Perdure
 
-CREATE = ("schedule", "create", "shop:engine", "nightly", "checkout", "--input", '[{"id": "o", "cents": 1}]')
+CREATE = ("schedules", "create", "shop:engine", "nightly", "checkout", "--input", '[{"id": "o", "cents": 1}]')
 
 
-def test_a_schedule_is_made_looked_at_changed_and_deleted(perdure: Perdure) -> None:
+def test_a_schedule_is_created_shown_changed_and_deleted(perdure: Perdure) -> None:
     made = perdure(*CREATE, "--cron", "30 2 * * *", "--zone", "Europe/Prague", "--misfire", "3", "--json").json
     assert made["when"] == {"cron": "30 2 * * *", "zone": "Europe/Prague"}
     assert (made["misfire"]["limit"], made["overlap"], made["paused"]) == (3, "skip", False)
     assert made["input"] == {"order": {"id": "o", "cents": 1}, "note": ""}
-    assert "30 2 * * * (Europe/Prague)" in perdure("schedule", "list", URL).out
-    [listed] = perdure("schedule", "list", URL, "--json").json["schedules"]
+    assert "30 2 * * * (Europe/Prague)" in perdure("schedules", "list", URL).out
+    [listed] = perdure("schedules", "list", URL, "--json").json["schedules"]
     assert listed == made
-    times = perdure("schedule", "next", URL, "nightly", "--count", "3", "--json").json
+    times = perdure("schedules", "next", URL, "nightly", "--count", "3", "--json").json
     assert [time[11:16] for time in times] == ["02:30"] * 3
-    assert perdure("schedule", "next", URL, "nightly", "--count", "3").out.count("02:30:00+0") == 3
-    changed = perdure("schedule", "change", URL, "nightly", "--every", "15m", "--overlap", "allow", "--json").json
+    assert perdure("schedules", "next", URL, "nightly", "--count", "3").out.count("02:30:00+0") == 3
+    changed = perdure("schedules", "change", URL, "nightly", "--every", "15m", "--overlap", "allow", "--json").json
     assert (changed["when"]["every"], changed["overlap"], changed["misfire"]["limit"]) == (900_000_000, "allow", 3)
-    shown = perdure("schedule", "show", URL, "nightly")
+    shown = perdure("schedules", "show", URL, "nightly")
     assert "every 0:15:00" in shown.out
     assert "schedule_changed" in shown.out
-    events = perdure("schedule", "show", URL, "nightly", "--json").json["events"]
+    events = perdure("schedules", "show", URL, "nightly", "--json").json["events"]
     assert [event["kind"] for event in events] == ["schedule_created", "schedule_changed"]
-    assert perdure("schedule", "delete", URL, "nightly").out == "nightly is deleted.\n"
-    gone = perdure("schedule", "show", URL, "nightly")
+    assert perdure("schedules", "delete", URL, "nightly").out == "nightly is deleted.\n"
+    gone = perdure("schedules", "show", URL, "nightly")
     assert (gone.code, gone.err) == (1, "perdure: there is no schedule 'nightly'\n")
-    assert perdure("schedule", "list", URL).err == "No schedules.\n"
+    assert perdure("schedules", "list", URL).err == "No schedules.\n"
 
 
 def test_a_schedule_is_paused_and_resumed(perdure: Perdure) -> None:
     perdure(*CREATE, "--every", "1h")
-    assert perdure("schedule", "pause", URL, "nightly", "--reason", "holidays").out == "nightly is paused.\n"
-    assert "paused: holidays" in perdure("schedule", "list", URL).out
-    assert perdure("schedule", "pause", URL, "nightly", "--json").json == {"id": "nightly", "paused": False}
-    assert perdure("schedule", "resume", URL, "nightly", "--catch-up").out == "nightly goes on.\n"
-    assert perdure("schedule", "resume", URL, "nightly").out == "nightly was not paused.\n"
+    assert perdure("schedules", "pause", URL, "nightly", "--reason", "holidays").out == "nightly is paused.\n"
+    assert "paused: holidays" in perdure("schedules", "list", URL).out
+    assert perdure("schedules", "pause", URL, "nightly", "--json").json == {"id": "nightly", "paused": False}
+    assert perdure("schedules", "resume", URL, "nightly", "--catch-up").out == "nightly is resumed.\n"
+    assert perdure("schedules", "resume", URL, "nightly").out == "nightly was not paused.\n"
 
 
 def test_runs_are_started_by_hand(perdure: Perdure) -> None:
     perdure(*CREATE, "--every", "1h", "--start", "2026-01-01T00:00Z")
-    run = perdure("schedule", "trigger", URL, "nightly").out.strip()
+    run = perdure("schedules", "trigger", URL, "nightly").out.strip()
     assert perdure("show", URL, run, "--json").json["run"]["type"] == "checkout"
     filled = perdure(
-        "schedule", "backfill", URL, "nightly", "--from", "2026-01-01T00:00Z", "--to", "2026-01-01T03:00Z", "--json"
+        "schedules", "backfill", URL, "nightly", "--from", "2026-01-01T00:00Z", "--to", "2026-01-01T03:00Z", "--json"
     ).json
     assert filled["runs"] == [f"nightly@2026-01-01T0{hour}:00:00Z" for hour in range(3)]
-    again = perdure("schedule", "backfill", URL, "nightly", "--from", "2026-01-01T00:00Z", "--to", "2026-01-01T02:00Z")
-    assert again.out == "2 slots have their runs.\n"
+    again = perdure("schedules", "backfill", URL, "nightly", "--from", "2026-01-01T00:00Z", "--to", "2026-01-01T02:00Z")
+    assert again.out == "Fire times with a run: 2.\n"
 
 
 def test_a_schedule_may_run_once(perdure: Perdure) -> None:
     perdure(*CREATE, "--at", "1h")
-    assert len(perdure("schedule", "next", URL, "nightly").out.splitlines()) == 1
-    assert "at 20" in perdure("schedule", "show", URL, "nightly").out
+    assert len(perdure("schedules", "next", URL, "nightly").out.splitlines()) == 1
+    assert "at 20" in perdure("schedules", "show", URL, "nightly").out
 
 
 @pytest.mark.parametrize(
     ("options", "code", "named"),
     [
-        ((), 2, "Say when"),
-        (("--cron", "@daily", "--every", "1h"), 2, "one way"),
+        ((), 2, "give one of --cron"),
+        (("--cron", "@daily", "--every", "1h"), 2, "give only one of"),
         (("--cron", "61 * * * *"), 1, "bad minute"),
         (("--cron", "@daily", "--zone", "Mars/Olympus"), 1, "Mars/Olympus"),
         (("--every", "soon"), 1, "soon"),
@@ -70,7 +70,7 @@ def test_a_schedule_may_run_once(perdure: Perdure) -> None:
         (("--every", "1h", "--overlap", "maybe"), 2, "maybe"),
     ],
 )
-def test_what_cannot_be_scheduled_is_said(perdure: Perdure, options: tuple[str, ...], code: int, named: str) -> None:
+def test_a_bad_schedule_is_refused(perdure: Perdure, options: tuple[str, ...], code: int, named: str) -> None:
     answer = perdure(*CREATE, *options)
     assert answer.code == code
     assert named in answer.err

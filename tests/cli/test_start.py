@@ -111,7 +111,7 @@ def test_waiting_for_a_run_that_fails_fails(perdure: Perdure) -> None:
     ("arguments", "complaint"),
     [
         (("--input", "{"), "is not JSON"),
-        (("--input", "7"), "must be a JSON object or array"),
+        (("--input", "7"), "give a JSON object or array"),
         (("--input", "[1]", "--arg", "a=1"), "all by name"),
         (("--arg", "nothing"), "is not a NAME=VALUE"),
         (("--arg", "a=1", "--arg", "a=2"), "repeats a name"),
@@ -120,7 +120,7 @@ def test_waiting_for_a_run_that_fails_fails(perdure: Perdure) -> None:
         (("--priority", "high"), "not a valid integer"),
     ],
 )
-def test_what_is_not_said_properly_is_a_misuse(perdure: Perdure, arguments: tuple[str, ...], complaint: str) -> None:
+def test_a_bad_option_is_a_misuse(perdure: Perdure, arguments: tuple[str, ...], complaint: str) -> None:
     answer = perdure("start", URL, "checkout", *arguments)
     assert answer.code == 2
     assert complaint in answer.err

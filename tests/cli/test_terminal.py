@@ -25,7 +25,7 @@ def on_a_terminal(*arguments: str, **environment: str) -> str:
         while part := os.read(leader, 65536):
             said += part
     except OSError:
-        # That is how Linux says that nobody has the other end any more.
+        # Linux reports the closed other end as an error.
         pass
     finally:
         os.close(leader)

@@ -12,13 +12,13 @@ from tests.cli.conftest import URL, Perdure, work
 def test_types_are_listed_with_who_serves_them(perdure: Perdure) -> None:
     run_id = "o"
     perdure("start", "shop:engine", "checkout", "--input", '{"order": {"id": "o", "cents": 5}}', "--id", run_id)
-    assert perdure("types", URL).out == "No worker has registered a type yet.\n"
+    assert perdure("queues", "types", URL).err == "No worker has registered a type yet.\n"
     work(run_id)
-    perdure("pause", URL, "--type", "family")
-    listed = perdure("types", URL).out.splitlines()
-    assert listed[:2] == ["approval (workflow, python)", "checkout (workflow, python)"]
-    assert listed[-1] == "family (workflow, python, disabled)"
-    assert [one["enabled"] for one in perdure("types", URL, "--json").json] == [True, True, True, False]
+    perdure("queues", "pause", URL, "--type", "family")
+    listed = [line.split() for line in perdure("queues", "types", URL).out.splitlines()]
+    assert listed[1:3] == [[name, "workflow", "python", "enabled"] for name in ("approval", "checkout")]
+    assert listed[-1] == ["family", "workflow", "python", "disabled"]
+    assert [one["enabled"] for one in perdure("queues", "types", URL, "--json").json] == [True, True, True, False]
 
 
 def test_a_worker_of_no_type_says_what_there_is(perdure: Perdure) -> None:

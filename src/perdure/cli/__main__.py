@@ -1,8 +1,8 @@
-"""`python -m perdure.cli` is `perdure`."""
+"""Entry point of `python -m perdure.cli`."""
 
 from __future__ import annotations
 
-from perdure.cli import main
+from perdure.cli.app import main
 
 if __name__ == "__main__":
     main()

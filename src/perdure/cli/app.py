@@ -1,12 +1,11 @@
-"""The commands, and what becomes of their errors.
+"""The command line: its commands, and how errors become messages and exit codes.
 
-Exit codes: 0 it was done, 1 it could not be done, 2 it was not said properly, 130 interrupted. An error of Perdure's is one
-line on standard error, with `--json` one JSON object; the traceback is for those who ask for it with `--debug`.
+Exit codes: 0 done, 1 failed, 2 misused, 130 interrupted. An error of Perdure is one line on standard error, or one JSON
+object with `--json`. `--debug` shows the traceback instead.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import io
 import logging
@@ -17,51 +16,64 @@ from types import MappingProxyType
 
 import click
 
+from perdure.cli.console.commands import CommandGroup
 from perdure.cli.console.logs import configure
 from perdure.cli.console.output import dump, harmless
 from perdure.errors import PerdureError
 
-#: Where each command is defined: module and attribute.
+#: Commands by section of the help text, most needed first.
 COMMANDS = MappingProxyType(
     {
-        "demo": "perdure.cli.demo.command:command",
-        "worker": "perdure.cli.workers:worker",
-        "start": "perdure.cli.start:command",
-        "runs": "perdure.cli.runs:list_runs",
-        "show": "perdure.cli.runs:show",
-        "why": "perdure.cli.runs:why",
-        "events": "perdure.cli.audit:command",
-        "states": "perdure.cli.runs:states",
-        "stream": "perdure.cli.runs:stream",
-        "send": "perdure.cli.messages:send",
-        "ask": "perdure.cli.messages:ask",
-        "broadcast": "perdure.cli.messages:broadcast",
-        "cancel": "perdure.cli.control:cancel",
-        "pause": "perdure.cli.control:pause",
-        "resume": "perdure.cli.control:resume",
-        "paused": "perdure.cli.control:list_paused",
-        "workers": "perdure.cli.workers:list_workers",
-        "types": "perdure.cli.workers:list_types",
-        "evict": "perdure.cli.control:evict",
-        "wake": "perdure.cli.control:wake",
-        "unblock": "perdure.cli.retry:unblock",
-        "retry": "perdure.cli.retry:retry",
-        "recover": "perdure.cli.retry:recover",
-        "fork": "perdure.cli.retry:fork",
-        "schedule": "perdure.cli.schedules:command",
-        "due": "perdure.cli.push:list_due",
-        "execute": "perdure.cli.push:execute",
-        "limits": "perdure.cli.limits:command",
-        "locks": "perdure.cli.locks:command",
-        "breakers": "perdure.cli.breakers:command",
-        "dead": "perdure.cli.dead_letters:command",
-        "delete": "perdure.cli.retention:delete",
-        "undelete": "perdure.cli.retention:undelete",
-        "prune": "perdure.cli.retention:prune",
-        "check": "perdure.cli.deploy:command",
-        "migrate": "perdure.cli.database:migrate",
-        "sql": "perdure.cli.database:sql",
-        "stress": "perdure.cli.stress.command:command",
+        "Run workflows": {
+            "demo": "perdure.cli.demo.command:command",
+            "worker": "perdure.cli.workers:worker",
+            "start": "perdure.cli.start:start",
+            "send": "perdure.cli.messages:send",
+            "ask": "perdure.cli.messages:ask",
+            "broadcast": "perdure.cli.messages:broadcast",
+            "cancel": "perdure.cli.control:cancel",
+            "check": "perdure.cli.deploy:check",
+        },
+        "Short for `perdure runs ...`": {
+            "show": "perdure.cli.runs:show",
+            "why": "perdure.cli.runs:why",
+            "retry": "perdure.cli.retry:retry",
+        },
+        "Inspect and operate": {
+            "runs": "perdure.cli.runs:group",
+            "dead-letters": "perdure.cli.dead_letters:group",
+            "schedules": "perdure.cli.schedules:group",
+            "queues": "perdure.cli.queues:group",
+            "workers": "perdure.cli.workers:group",
+            "limits": "perdure.cli.limits:group",
+            "breakers": "perdure.cli.breakers:group",
+            "locks": "perdure.cli.locks:group",
+            "audit": "perdure.cli.audit:group",
+        },
+        "Database": {
+            "migrate": "perdure.cli.database:migrate",
+            "sql": "perdure.cli.database:sql",
+            "stress": "perdure.cli.stress.command:command",
+        },
+    }
+)
+
+#: Earlier names of commands, for the hint that a user of them gets.
+_MOVED = MappingProxyType(
+    {
+        "dead": "dead-letters",
+        "events": "audit",
+        "schedule": "schedules",
+        "types": "queues types",
+        "paused": "queues list",
+        "pause": "runs pause` or `perdure queues pause",
+        "resume": "runs resume` or `perdure queues resume",
+        "recover": "retry",
+        "unblock": "retry",
+        **{
+            name: f"runs {name}"
+            for name in ("fork", "wake", "evict", "delete", "undelete", "prune", "states", "stream", "due", "execute")
+        },
     }
 )
 
@@ -70,53 +82,53 @@ MISUSED = 2
 INTERRUPTED = 130
 
 
-class Commands(click.Group):
-    """Commands that are imported when they are wanted."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order in which people need them."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name."""
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, attribute = COMMANDS[cmd_name].partition(":")
-        command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command)
-        return command
-
-
 def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
         click.echo(f"perdure {importlib.metadata.version('perdure')}")
         ctx.exit()
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version."
-)
-def cli() -> None:
-    """Durable execution for Python.
+cli = CommandGroup(
+    "perdure",
+    COMMANDS,
+    help="""Durable execution for Python.
 
-    A TARGET is either an engine in your code, such as `shop:engine` (module and attribute, looked up from the working
-    directory), or a database, such as `sqlite:///shop.db`, for which no code is needed. Left out, it is taken from the
-    environment variable PERDURE_URL.
-    """
+    A TARGET is either an engine in your code, such as `shop:engine` (module and attribute, found from the working
+    directory), or a database, such as `sqlite:///shop.db`, for which no code is needed. Without a TARGET, a command
+    uses the environment variable PERDURE_URL.
+    """,
+    example="perdure runs sqlite:///shop.db --status failed --since 1h",
+    moved=_MOVED,
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_version,
+            help="Show the version.",
+        )
+    ],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def main() -> None:
+    """Run the command line of this process and exit with its code."""
+    sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command line; its exit code."""
+    """Run a command line and return its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # Stored text may hold what the terminal's encoding lacks; that is no reason to fail.
+            # Stored text may hold characters that the terminal's encoding lacks; printing it must not fail.
             stream.reconfigure(errors="backslashreplace")
     as_json, debug = "--json" in arguments, "--debug" in arguments
     if debug:
         configure("debug", json=as_json)
     else:
-        # Without a handler, warnings meant for a service's log would land among a command's answer.
+        # Without a handler, Python prints log warnings to standard error, between the lines of the command.
         logging.getLogger("perdure").addHandler(logging.NullHandler())
     try:
         code = cli.main(args=list(arguments), prog_name="perdure", standalone_mode=False)
@@ -131,7 +143,7 @@ def run(arguments: Sequence[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has seen enough; the interpreter's own flush at exit must not complain either.
+        # The reader of the output has gone, as `head` does. The interpreter's flush at exit must not fail either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
@@ -144,7 +156,7 @@ def run(arguments: Sequence[str]) -> int:
 def _report(error: Exception, as_json: bool) -> None:
     message = error.format_message() if isinstance(error, click.ClickException) else str(error)
     if not isinstance(error, PerdureError | click.ClickException):
-        message = f"{type(error).__name__}: {message}; --debug shows where"
+        message = f"{type(error).__name__}: {message}; --debug shows the traceback"
     if as_json:
         print(dump({"error": {"type": type(error).__name__, "message": message}}), file=sys.stderr)
     else:

@@ -1,91 +1,75 @@
-"""`perdure events`: what happened, over all runs; `perdure events prune`: forgetting what is old."""
+"""`perdure audit`: the audit trail of all runs."""
 
 from __future__ import annotations
 
 import asyncio
-import datetime
 from typing import Any
 
 import click
 
+from perdure.cli.console.commands import Command, CommandGroup
 from perdure.cli.console.describe import short, when
-from perdure.cli.console.document import event_document
-from perdure.cli.console.output import Output
-from perdure.cli.console.params import Moment, with_output, with_target
-from perdure.cli.console.target import engine_at
+from perdure.cli.console.document import Document, event_document
+from perdure.cli.console.output import Printer
+from perdure.cli.console.params import TimeParam, in_the_past, with_output, with_target
+from perdure.cli.console.target import engine_at, with_engine
 from perdure.core.audit import Event
 from perdure.core.time.duration import microseconds
 
-_COLUMNS = ("id", "time", "event", "run", "by", "data")
+group = CommandGroup(
+    "audit",
+    {"Commands": {"list": "perdure.cli.audit:list_events", "prune": "perdure.cli.audit:prune"}},
+    help="List, follow and prune the events of the audit trail.",
+    example="perdure audit sqlite:///shop.db --kind failed --since 1h",
+)
 
 
-class Listing(click.Group):
-    """A group whose first command needs no name."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line."""
-        named = bool(args) and (args[0] in self.commands or args[0] in ctx.help_option_names)
-        return super().parse_args(ctx, args if named else ["list", *args])
-
-
-@click.group("events", cls=Listing)
-def command() -> None:
-    """List what happened, or forget what is old.
-
-    Without a command it lists: `perdure events shop:engine --kind failed --since 1h`.
-    """
-
-
-@command.command("list")
+@click.command("list", cls=Command, example="perdure audit list sqlite:///shop.db --kind failed --since 1h")
 @with_target
 @click.option("--run", metavar="RUN", help="Of this run.")
 @click.option("--kind", multiple=True, help="Of this kind, such as failed.")
 @click.option("--type", help="Of runs of this type.")
 @click.option("--actor", help="Caused by this worker or client.")
-@click.option("--since", type=Moment(), help="Not before this time, or within this duration.")
-@click.option("--until", type=Moment(), help="Before this time, or longer ago than this.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="At most so many.")
-@click.option("--cursor", type=int, help="Go on where an earlier listing ended.")
-@click.option("--follow", is_flag=True, help="Wait for more; the newest come last then.")
+@click.option("--since", type=TimeParam(), help="Not before this time, or within this duration.")
+@click.option("--until", type=TimeParam(), help="Before this time, or longer ago than this.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="Maximum number of events.")
+@click.option("--cursor", type=int, help="Continue where an earlier list ended.")
+@click.option("--follow", is_flag=True, help="Print oldest first and wait for more.")
 @with_output
-def list_events(target: str, output: Output, limit: int, cursor: int | None, follow: bool, **filters: Any) -> None:
-    """List the audit trail, newest first."""
+def list_events(target: str, output: Printer, limit: int, cursor: int | None, follow: bool, **filters: Any) -> None:
+    """List events of all runs, newest first."""
     for name in ("since", "until"):
-        if isinstance(filters[name], datetime.timedelta):
-            filters[name] = datetime.datetime.now(datetime.UTC) - filters[name]
+        filters[name] = in_the_past(filters[name])
     filters["kind"] = filters["kind"] or None
     asyncio.run(_list(target, output, limit, cursor, follow, filters))
 
 
 async def _list(
-    target: str, output: Output, limit: int, cursor: int | None, follow: bool, filters: dict[str, Any]
+    target: str, output: Printer, limit: int, cursor: int | None, follow: bool, filters: dict[str, Any]
 ) -> None:
     async with engine_at(target) as engine:
         page = await engine.audit.list(limit=limit, cursor=cursor, **filters)
         if follow:
             for event in reversed(page.events):
-                _show_one(output, event)
+                _print_event(output, event)
             last = page.events[0].id if page.events else None
             async for event in engine.audit.follow(after=last, **filters):
-                _show_one(output, event)
+                _print_event(output, event)
         elif output.json:
             output.document({"events": [_document(event) for event in page.events], "cursor": page.cursor})
         elif page.events:
-            output.table(_COLUMNS, [_row(event) for event in page.events])
+            output.table(("id", "time", "event", "run", "by", "data"), [_row(event) for event in page.events])
             if page.cursor is not None:
                 output.hint(f"There are more: --cursor {page.cursor}")
         else:
             output.hint("No events.")
 
 
-def _show_one(output: Output, event: Event) -> None:
-    if output.json:
-        output.document(_document(event))
-    else:
-        output.line("  ".join(_row(event)))
+def _print_event(output: Printer, event: Event) -> None:
+    output.result(_document(event), "  ".join(_row(event)))
 
 
-def _document(event: Event) -> dict[str, object]:
+def _document(event: Event) -> Document:
     return {"run": event.run_id, **event_document(event)}
 
 
@@ -93,20 +77,12 @@ def _row(event: Event) -> tuple[str, ...]:
     return str(event.id), when(event.at), event.kind, event.run_id, event.actor, short(event.data)
 
 
-@command.command("prune")
+@click.command("prune", cls=Command, example="perdure audit prune sqlite:///shop.db --older-than 90d")
 @with_target
-@click.option("--older-than", required=True, help="What is older than this duration, such as 30d.")
+@click.option("--older-than", required=True, metavar="DURATION", help="Older than this, such as 30d.")
 @with_output
-def prune(target: str, older_than: str, output: Output) -> None:
-    """Delete old events. Runs are left as they are."""
+def prune(target: str, older_than: str, output: Printer) -> None:
+    """Delete old events; runs stay as they are."""
     microseconds(older_than)
-    deleted = asyncio.run(_prune(target, older_than))
-    if output.json:
-        output.document({"deleted": deleted})
-    else:
-        output.line(f"{deleted:,} events older than {older_than} deleted")
-
-
-async def _prune(target: str, older_than: str) -> int:
-    async with engine_at(target) as engine:
-        return await engine.audit.prune(older_than)
+    deleted = with_engine(target, lambda engine: engine.audit.prune(older_than))
+    output.result({"deleted": deleted}, f"{deleted:,} events older than {older_than} deleted.")

@@ -1,98 +1,88 @@
-"""`perdure breakers ...`: circuit breakers, where they stand and what people say."""
+"""`perdure breakers`: circuit breakers, their state, and control by hand."""
 
 from __future__ import annotations
-
-import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
 import click
 import msgspec
 
+from perdure.cli.console.commands import Command, CommandGroup
 from perdure.cli.console.describe import when
-from perdure.cli.console.output import Output
+from perdure.cli.console.output import Printer
 from perdure.cli.console.params import with_output, with_target
-from perdure.cli.console.target import engine_at
-from perdure.client.engine import Engine
+from perdure.cli.console.target import with_engine
 from perdure.core.limits.breaker import BreakerInfo, Circuit
 
-T = TypeVar("T")
+group = CommandGroup(
+    "breakers",
+    {
+        "Commands": {
+            "list": "perdure.cli.breakers:list_breakers",
+            "open": "perdure.cli.breakers:open_breaker",
+            "close": "perdure.cli.breakers:close_breaker",
+            "reset": "perdure.cli.breakers:reset",
+        }
+    },
+    help="List, open, close and reset circuit breakers.",
+    example="perdure breakers open sqlite:///shop.db openai",
+)
 
 
-@click.group("breakers")
-def command() -> None:
-    """Circuit breakers: list, open, close and reset them."""
-
-
-@command.command("list")
+@click.command("list", cls=Command, example="perdure breakers list sqlite:///shop.db")
 @with_target
-@click.option("--limit", default=100, show_default=True, help="How many.")
+@click.option("--limit", default=100, show_default=True, help="Maximum number of breakers.")
 @with_output
-def list_(target: str, limit: int, output: Output) -> None:
-    """List the breakers, where they stand, what was counted and who waits."""
-    found = _with(target, lambda engine: engine.breakers.list(limit=limit))
+def list_breakers(target: str, limit: int, output: Printer) -> None:
+    """List the breakers with their state, counts and waiting runs."""
+    found = with_engine(target, lambda engine: engine.breakers.list(limit=limit))
     if output.json:
         output.document([msgspec.to_builtins(one) for one in found])
-        return
-    for one in found:
-        output.line(f"{one.name}: {_describe(one)}")
-    if not found:
-        output.line("There is no breaker yet.")
+    elif found:
+        output.table(("breaker", "state", "failures", "successes", "waiting"), [_row(one) for one in found])
+    else:
+        output.hint("There is no breaker yet.")
 
 
-@command.command("open")
+@click.command("open", cls=Command, example="perdure breakers open sqlite:///shop.db openai")
 @with_target
 @click.argument("name")
 @with_output
-def open_(target: str, name: str, output: Output) -> None:
-    """Let nothing pass until the breaker is closed or reset.
-
-    For example: perdure breakers open sqlite:///shop.db openai
-    """
-    _with(target, lambda engine: engine.breakers.open(name))
-    _done(output, name, Circuit.OPEN, f"{name} is open until it is closed or reset.")
+def open_breaker(target: str, name: str, output: Printer) -> None:
+    """Open a breaker: nothing passes until it is closed or reset."""
+    with_engine(target, lambda engine: engine.breakers.open(name))
+    _print_circuit(output, name, Circuit.OPEN, f"{name} is open until it is closed or reset.")
 
 
-@command.command("close")
+@click.command("close", cls=Command, example="perdure breakers close sqlite:///shop.db openai")
 @with_target
 @click.argument("name")
 @with_output
-def close(target: str, name: str, output: Output) -> None:
-    """Let everything pass, whatever fails, until the breaker is opened or reset."""
-    _with(target, lambda engine: engine.breakers.close(name))
-    _done(output, name, Circuit.CLOSED, f"{name} is closed until it is opened or reset.")
+def close_breaker(target: str, name: str, output: Printer) -> None:
+    """Close a breaker: everything passes, despite failures, until it is opened or reset."""
+    with_engine(target, lambda engine: engine.breakers.close(name))
+    _print_circuit(output, name, Circuit.CLOSED, f"{name} is closed until it is opened or reset.")
 
 
-@command.command("reset")
+@click.command("reset", cls=Command, example="perdure breakers reset sqlite:///shop.db openai")
 @with_target
 @click.argument("name")
 @with_output
-def reset(target: str, name: str, output: Output) -> None:
-    """Close the breaker, forget what was counted, and let it open and close by itself."""
-    _with(target, lambda engine: engine.breakers.reset(name))
-    _done(output, name, Circuit.CLOSED, f"{name} is closed, and opens by itself when too much fails.")
+def reset(target: str, name: str, output: Printer) -> None:
+    """Close a breaker, clear its counts, and let it open by itself again."""
+    with_engine(target, lambda engine: engine.breakers.reset(name))
+    _print_circuit(output, name, Circuit.CLOSED, f"{name} is closed, and opens by itself after too many failures.")
 
 
-def _describe(one: BreakerInfo) -> str:
+def _row(one: BreakerInfo) -> tuple[str, ...]:
+    return one.name, _state(one), str(one.failures), str(one.successes), str(one.waiting)
+
+
+def _state(one: BreakerInfo) -> str:
     if one.problem:
         return f"set aside, {one.problem}"
     by_hand = " by hand" if one.by_hand else ""
     until = f" until {when(one.until)}" if one.until else ""
-    waiting = f", {one.waiting} waiting" if one.waiting else ""
-    counted = f"{one.failures} failures and {one.successes} successes counted"
-    return f"{one.circuit.value.replace('_', ' ')}{by_hand}{until}, {counted}{waiting}"
+    return f"{one.circuit.value.replace('_', ' ')}{by_hand}{until}"
 
 
-def _done(output: Output, name: str, circuit: Circuit, text: str) -> None:
-    if output.json:
-        output.document({"name": name, "circuit": circuit.value})
-    else:
-        output.line(text)
-
-
-def _with(target: str, act: Callable[[Engine], Awaitable[T]]) -> T:
-    async def run() -> T:
-        async with engine_at(target) as engine:
-            return await act(engine)
-
-    return asyncio.run(run())
+def _print_circuit(output: Printer, name: str, circuit: Circuit, text: str) -> None:
+    output.result({"name": name, "circuit": circuit.value}, text)

@@ -1,4 +1,4 @@
-"""Commands about the tables of a database."""
+"""`perdure migrate` and `perdure sql`: tables, and statements for programs in other languages."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import asyncio
 
 import click
 
+from perdure.cli.console.commands import Command
 from perdure.cli.console.describe import when
 from perdure.cli.console.document import moment
-from perdure.cli.console.output import Output
+from perdure.cli.console.output import Printer
 from perdure.cli.console.params import with_output, with_target
 from perdure.cli.console.target import check_exists, is_url, load_engine
 from perdure.client.engine import Engine
@@ -22,16 +23,19 @@ from perdure.store.sqlite.connection import SQLITE
 from perdure.store.url import shown
 
 
-@click.command("migrate")
+@click.command("migrate", cls=Command, example="perdure migrate postgresql://localhost/shop --status")
 @with_target
-@click.option("--print", "mode", flag_value="print", help="Print the SQL that creates the tables, and run nothing.")
-@click.option("--status", "mode", flag_value="status", help="Say what has been applied, and apply nothing.")
+@click.option("--print", "mode", flag_value="print", help="Only print the SQL that creates the tables.")
+@click.option("--status", "mode", flag_value="status", help="Only print the applied migrations.")
 @with_output
-def migrate(target: str, mode: str | None, output: Output) -> None:
-    """Create or update the tables of a database. Safe to repeat, and safe while others do the same."""
+def migrate(target: str, mode: str | None, output: Printer) -> None:
+    """Create or update the tables of a database.
+
+    It may be repeated, and run by several processes at once.
+    """
     url = target if is_url(target) else load_engine(target).url
     if mode == "print":
-        _print(url, output)
+        _print_script(url, output)
         return
     if mode == "status":
         check_exists(url)
@@ -47,7 +51,7 @@ def migrate(target: str, mode: str | None, output: Output) -> None:
         output.hint(f"Applied now: {len(applied)}.")
 
 
-def _print(url: str, output: Output) -> None:
+def _print_script(url: str, output: Printer) -> None:
     script = migration_script(url)
     if output.json:
         output.document({"url": shown(url), "sql": script})
@@ -68,22 +72,20 @@ def _documents(migrations: list[MigrationStatus]) -> list[dict[str, object]]:
 DATABASES = {"sqlite": SQLITE, "postgresql": POSTGRES, "mysql": MYSQL}
 
 
-@click.command("sql")
+@click.command("sql", cls=Command, example="perdure sql claim --database postgresql")
 @click.argument("name", required=False, type=click.Choice(NAMES))
-@click.option("--database", type=click.Choice(list(DATABASES)), default="sqlite", show_default=True)
+@click.option("--database", type=click.Choice(list(DATABASES)), default="sqlite", show_default=True, help="Dialect.")
 @click.option(
     "--tables",
     default=DEFAULT_PREFIX,
     show_default=True,
-    help="How the names of the tables begin, such as ops.perdure_",
+    help="Prefix of the table names, such as ops.perdure_",
 )
 @with_output
-def sql(name: str | None, database: str, tables: str, output: Output) -> None:
-    """Print the statements for producers, and for workers in other languages; all of them, or one.
+def sql(name: str | None, database: str, tables: str, output: Printer) -> None:
+    """Print the SQL statements for producers and workers in other languages.
 
-    Each says what goes in and what comes out.
-
-    For example: perdure sql claim --database postgresql
+    Comments in each statement describe its parameters and its result. Without NAME, print all statements.
     """
     found = [statement(DATABASES[database], one, tables) for one in ((name,) if name else NAMES)]
     if output.json:

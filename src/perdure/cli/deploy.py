@@ -1,4 +1,4 @@
-"""`perdure check`: whether the runs under way can go on with the code that is here."""
+"""`perdure check`: replay of unfinished runs against new code, before a deploy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 
 import click
 
-from perdure.cli.console.output import Output
+from perdure.cli.console.commands import Command
+from perdure.cli.console.output import Printer
 from perdure.cli.console.params import with_output, with_target
 from perdure.cli.console.target import find_engine, is_url
 from perdure.core.model.deploy_report import DeployFinding, DeployReport
@@ -14,24 +15,25 @@ from perdure.core.model.deploy_report import DeployFinding, DeployReport
 FAILED = 1
 
 
-@click.command("check")
+@click.command("check", cls=Command, example="perdure check shop:engine --type checkout")
 @with_target
 @click.option("--type", "types", multiple=True, help="Only runs of this workflow type.")
-@click.option("--own", is_flag=True, help="Only runs of the engine's own types; others are somebody else's.")
-@click.option("--limit", type=click.IntRange(1), help="At most so many runs, newest first.")
+@click.option("--own", is_flag=True, help="Only runs of the engine's own types.")
+@click.option("--limit", type=click.IntRange(1), help="Maximum number of runs, newest first.")
 @with_output
-def command(target: str, types: tuple[str, ...], own: bool, limit: int | None, output: Output) -> int:
-    """Replay every unfinished run against the code in front of it, and say which would not go on. Nothing is written.
+def check(target: str, types: tuple[str, ...], own: bool, limit: int | None, output: Printer) -> int:
+    """Replay all unfinished runs against the current code, and report those that would diverge.
 
-    The gate before a deploy: exits with 1 if a run would diverge. TARGET is an engine, such as shop:engine.
+    Run it before a deploy: it writes nothing and exits with 1 if a run would diverge. TARGET is an engine, such as
+    shop:engine.
     """
     if is_url(target):
-        raise click.UsageError("A check needs code: name an engine, such as shop:engine, not a database.")
+        raise click.UsageError("a check needs code: name an engine such as shop:engine, not a database")
     report = asyncio.run(_check(target, types, own, limit))
     if output.json:
         output.document(_document(report))
     else:
-        _show(output, report)
+        _print_report(output, report)
     return 0 if report.ok else FAILED
 
 
@@ -49,11 +51,11 @@ def _document(report: DeployReport) -> dict[str, object]:
         "ok": report.ok,
         "checked": report.checked,
         "more": report.more,
-        "findings": [_finding(finding) for finding in report.findings],
+        "findings": [_finding_document(finding) for finding in report.findings],
     }
 
 
-def _finding(finding: DeployFinding) -> dict[str, object]:
+def _finding_document(finding: DeployFinding) -> dict[str, object]:
     return {
         "id": finding.run_id,
         "type": finding.type,
@@ -65,7 +67,7 @@ def _finding(finding: DeployFinding) -> dict[str, object]:
     }
 
 
-def _show(output: Output, report: DeployReport) -> None:
+def _print_report(output: Printer, report: DeployReport) -> None:
     for finding in report.findings:
         style = "yellow" if finding.is_warning else "red"
         output.line(f"{finding.run_id} ({finding.type}): {finding.problem.value}", style)
@@ -75,4 +77,4 @@ def _show(output: Output, report: DeployReport) -> None:
     bad = len({finding.run_id for finding in report.findings if not finding.is_warning})
     runs = f"{report.checked} run{'' if report.checked == 1 else 's'} checked"
     rest = "; there are more" if report.more else ""
-    output.line(f"{runs}, {bad} would not go on{rest}." if bad else f"{runs}, all go on with this code{rest}.")
+    output.line(f"{runs}, {bad} would diverge{rest}." if bad else f"{runs}, all continue with this code{rest}.")

@@ -1,108 +1,95 @@
-"""`perdure limits ...`: what holds at which gate, who waits there, and what to change at run time."""
+"""`perdure limits`: limits of concurrency and rate, what waits at them, and overrides at run time."""
 
 from __future__ import annotations
-
-import asyncio
 
 import click
 import msgspec
 
+from perdure.cli.console.commands import Command, CommandGroup
 from perdure.cli.console.describe import when
 from perdure.cli.console.document import Document, moment
-from perdure.cli.console.output import Output
+from perdure.cli.console.output import Printer
 from perdure.cli.console.params import with_output, with_target
-from perdure.cli.console.target import engine_at
+from perdure.cli.console.target import with_engine
 from perdure.core.limits.limit import LimitInfo, make_bounds
 
+group = CommandGroup(
+    "limits",
+    {
+        "Commands": {
+            "list": "perdure.cli.limits:list_limits",
+            "set": "perdure.cli.limits:override",
+            "clear": "perdure.cli.limits:clear",
+        }
+    },
+    help="List limits of concurrency and rate, and override them at run time.",
+    example="perdure limits set sqlite:///shop.db payments --rate 100/m",
+)
 
-@click.group("limits")
-def command() -> None:
-    """Limits of concurrency and rate: list them, and set or clear them at run time."""
 
-
-@command.command("list")
+@click.command("list", cls=Command, example="perdure limits list sqlite:///shop.db")
 @with_target
-@click.option("--limit", default=100, show_default=True, help="How many at the most.")
-@click.option("--after", default="", help="Past this name.")
+@click.option("--limit", default=100, show_default=True, help="Maximum number of limits.")
+@click.option("--after", default="", metavar="NAME", help="After this name.")
 @with_output
-def list_(target: str, limit: int, after: str, output: Output) -> None:
+def list_limits(target: str, limit: int, after: str, output: Printer) -> None:
     """List the limits that runs have met or that were set, by name."""
-    found = asyncio.run(_list(target, limit, after))
+    found = with_engine(target, lambda engine: engine.limits.list(limit=limit, after=after))
     if output.json:
-        output.document([_document(gate) for gate in found])
-        return
-    if not found:
-        output.line("No run has met a limit, and none was set.")
-        return
-    rows = [
-        (
-            gate.name,
-            "nothing: its row cannot be read" if gate.problem else str(gate.bounds),
-            "run time" if gate.override else "code",
-            str(gate.held),
-            str(gate.waiting),
-            when(gate.due_at) if gate.due_at else "",
-        )
-        for gate in found
-    ]
-    output.table(("LIMIT", "LETS PASS", "SET BY", "IN", "WAITING", "LOOKED AT"), rows)
+        output.document([_document(one) for one in found])
+    elif found:
+        output.table(("limit", "admits", "set by", "held", "waiting", "next check"), [_row(one) for one in found])
+    else:
+        output.hint("No run has met a limit, and none was set.")
 
 
-@command.command("set")
+@click.command("set", cls=Command, example="perdure limits set sqlite:///shop.db payments --rate 100/m --burst 10")
 @with_target
 @click.argument("name")
-@click.option("--concurrency", type=int, help="So many at once.")
-@click.option("--rate", help="So many in so much time, such as 100/m.")
-@click.option("--burst", type=int, help="With --rate: so many at once after a pause.")
+@click.option("--concurrency", type=int, metavar="N", help="At most N at once.")
+@click.option("--rate", metavar="N/TIME", help="At most N in a time, such as 100/m.")
+@click.option("--burst", type=int, metavar="N", help="With --rate: at most N at once after a pause.")
 @with_output
-def set_(target: str, name: str, concurrency: int | None, rate: str | None, burst: int | None, output: Output) -> None:
-    """Set what holds from now on, whatever the code says.
+def override(
+    target: str, name: str, concurrency: int | None, rate: str | None, burst: int | None, output: Printer
+) -> None:
+    """Override a limit that the code declares, from now on.
 
     NAME is a limit, one of its keys (tenant/acme), a type (type:billing.charge.v1) or a queue (queue:emails).
     """
     bounds = make_bounds(concurrency=concurrency, rate=rate, burst=burst)
-    asyncio.run(_set(target, name, concurrency, rate, burst))
-    if output.json:
-        output.document({"name": name, "override": msgspec.to_builtins(bounds)})
-    else:
-        output.line(f"{name}: {bounds}.")
+    with_engine(target, lambda engine: engine.limits.set(name, concurrency=concurrency, rate=rate, burst=burst))
+    output.result({"name": name, "override": msgspec.to_builtins(bounds)}, f"{name}: {bounds}.")
 
 
-@command.command("clear")
+@click.command("clear", cls=Command, example="perdure limits clear sqlite:///shop.db payments")
 @with_target
 @click.argument("name")
 @with_output
-def clear(target: str, name: str, output: Output) -> None:
-    """Let hold again what the code says."""
-    asyncio.run(_clear(target, name))
-    if output.json:
-        output.document({"name": name, "override": None})
-    else:
-        output.line(f"{name}: what the code says holds again.")
+def clear(target: str, name: str, output: Printer) -> None:
+    """Remove an override; the limit declared in code applies again."""
+    with_engine(target, lambda engine: engine.limits.clear(name))
+    output.result({"name": name, "override": None}, f"{name}: override removed; the limit declared in code applies.")
 
 
-def _document(gate: LimitInfo) -> Document:
+def _row(limit: LimitInfo) -> tuple[str, ...]:
+    return (
+        limit.name,
+        "nothing: its row cannot be read" if limit.problem else str(limit.bounds),
+        "override" if limit.override else "code",
+        str(limit.held),
+        str(limit.waiting),
+        when(limit.due_at) if limit.due_at else "",
+    )
+
+
+def _document(limit: LimitInfo) -> Document:
     return {
-        "name": gate.name,
-        "bounds": msgspec.to_builtins(gate.bounds),
-        "override": msgspec.to_builtins(gate.override),
-        "held": gate.held,
-        "waiting": gate.waiting,
-        "due_at": moment(gate.due_at),
-        "problem": gate.problem or None,
+        "name": limit.name,
+        "bounds": msgspec.to_builtins(limit.bounds),
+        "override": msgspec.to_builtins(limit.override),
+        "held": limit.held,
+        "waiting": limit.waiting,
+        "due_at": moment(limit.due_at),
+        "problem": limit.problem or None,
     }
-
-
-async def _list(target: str, limit: int, after: str) -> list[LimitInfo]:
-    async with engine_at(target) as engine:
-        return await engine.limits.list(limit=limit, after=after)
-
-
-async def _set(target: str, name: str, concurrency: int | None, rate: str | None, burst: int | None) -> None:
-    async with engine_at(target) as engine:
-        await engine.limits.set(name, concurrency=concurrency, rate=rate, burst=burst)
-
-
-async def _clear(target: str, name: str) -> None:
-    async with engine_at(target) as engine:
-        await engine.limits.clear(name)

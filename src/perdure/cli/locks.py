@@ -1,62 +1,49 @@
-"""`perdure locks ...`: named locks, and who holds them."""
+"""`perdure locks`: named locks and their holders."""
 
 from __future__ import annotations
-
-import asyncio
 
 import click
 import msgspec
 
+from perdure.cli.console.commands import Command, CommandGroup
 from perdure.cli.console.describe import when
-from perdure.cli.console.output import Output
+from perdure.cli.console.output import Printer
 from perdure.cli.console.params import with_output, with_target
-from perdure.cli.console.target import engine_at
-from perdure.core.model.lock import LockInfo
+from perdure.cli.console.target import with_engine
+
+group = CommandGroup(
+    "locks",
+    {"Commands": {"list": "perdure.cli.locks:list_locks", "release": "perdure.cli.locks:release"}},
+    help="List held locks, and release one by force.",
+    example="perdure locks list sqlite:///shop.db",
+)
 
 
-@click.group("locks")
-def command() -> None:
-    """Named locks: list those that somebody holds, or take one from its holder."""
-
-
-@command.command("list")
+@click.command("list", cls=Command, example="perdure locks list sqlite:///shop.db")
 @with_target
-@click.option("--limit", default=100, show_default=True, help="How many at the most.")
-@click.option("--after", default="", help="Past this name.")
+@click.option("--limit", default=100, show_default=True, help="Maximum number of locks.")
+@click.option("--after", default="", metavar="NAME", help="After this name.")
 @with_output
-def list_(target: str, limit: int, after: str, output: Output) -> None:
-    """List the locks that somebody holds, by name."""
-    found = asyncio.run(_list(target, limit, after))
+def list_locks(target: str, limit: int, after: str, output: Printer) -> None:
+    """List held locks by name, with holder and expiry."""
+    found = with_engine(target, lambda engine: engine.locks.list(limit=limit, after=after))
     if output.json:
         output.document([msgspec.to_builtins(lock) for lock in found])
-        return
-    for lock in found:
-        output.line(f"{lock.name}: {lock.owner}, since {when(lock.acquired_at)}, until {when(lock.expires_at)}")
-    if not found:
-        output.line("Nobody holds a lock.")
+    elif found:
+        rows = [(lock.name, lock.owner, when(lock.acquired_at), when(lock.expires_at)) for lock in found]
+        output.table(("lock", "holder", "held since", "expires"), rows)
+    else:
+        output.hint("No lock is held.")
 
 
-@command.command("release")
+@click.command("release", cls=Command, example="perdure locks release sqlite:///shop.db import --force")
 @with_target
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Although its holder may still count on it.")
+@click.option("--force", is_flag=True, help="Confirm that the holder is gone for good.")
 @with_output
-def release(target: str, name: str, force: bool, output: Output) -> None:
-    """Take a lock from whoever holds it, if that is gone for good."""
+def release(target: str, name: str, force: bool, output: Printer) -> None:
+    """Release a lock that its holder cannot release any more."""
     if not force:
-        raise click.UsageError("its holder may still count on it; say --force if that is gone for good")
-    done = asyncio.run(_release(target, name))
-    if output.json:
-        output.document({"name": name, "released": done})
-    else:
-        output.line(f"{name} is free." if done else f"Nobody holds {name}.")
-
-
-async def _list(target: str, limit: int, after: str) -> list[LockInfo]:
-    async with engine_at(target) as engine:
-        return await engine.locks.list(limit=limit, after=after)
-
-
-async def _release(target: str, name: str) -> bool:
-    async with engine_at(target) as engine:
-        return await engine.locks.force_release(name)
+        raise click.UsageError("the holder may still rely on the lock; give --force if it is gone for good")
+    done = with_engine(target, lambda engine: engine.locks.force_release(name))
+    output.result({"name": name, "released": done}, f"{name} is released." if done else f"{name} is not held.")

@@ -1,85 +1,58 @@
-"""Commands that send messages to runs."""
+"""Commands that send messages to runs and ask them questions."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import click
 
-from perdure.cli.console.output import Output, dump
-from perdure.cli.console.params import Json, with_output, with_target
-from perdure.cli.console.target import engine_at
+from perdure.cli.console.commands import Command
+from perdure.cli.console.output import Printer, dump
+from perdure.cli.console.params import JsonParam, with_output, with_target
+from perdure.cli.console.target import with_engine
+from perdure.client.engine import Engine
 
 
-@click.command("send")
+@click.command("send", cls=Command, example="perdure send sqlite:///shop.db order-42 approval true")
 @with_target
 @click.argument("run")
 @click.argument("name")
-@click.argument("value", metavar="JSON", type=Json())
-@click.option("--key", help="With a key, sending twice is sending once.")
+@click.argument("value", metavar="JSON", type=JsonParam())
+@click.option("--key", help="Idempotency key: a message with the same key is sent once.")
 @with_output
-def send(target: str, run: str, name: str, value: Any, key: str | None, output: Output) -> None:
-    """Send a message to a run; it is kept until the run receives it.
-
-    For example: perdure send sqlite:///shop.db order-42 approval true
-    """
-    asyncio.run(_send(target, run, name, value, key))
-    if output.json:
-        output.document({"id": run, "name": name, "sent": True})
-    else:
-        output.line(f"Sent {name} to {run}.")
+def send(target: str, run: str, name: str, value: Any, key: str | None, output: Printer) -> None:
+    """Send a message to a run, which is stored until the run receives it."""
+    with_engine(target, lambda engine: engine.send(run, name, value, key=key))
+    output.result({"id": run, "name": name, "sent": True}, f"Sent {name} to {run}.")
 
 
-async def _send(target: str, run_id: str, name: str, value: Any, key: str | None) -> None:
-    async with engine_at(target) as engine:
-        await engine.send(run_id, name, value, key=key)
-
-
-@click.command("ask")
+@click.command("ask", cls=Command, example="perdure ask sqlite:///shop.db order-42 quote 3")
 @with_target
 @click.argument("run")
 @click.argument("name")
-@click.argument("value", metavar="JSON", type=Json())
-@click.option("--key", help="With a key, asking again gives the answer that there is.")
+@click.argument("value", metavar="JSON", type=JsonParam())
+@click.option("--key", help="Idempotency key: asking again with the same key returns the same answer.")
 @click.option("--timeout", default="1m", help="How long to wait for the answer.", show_default=True)
 @with_output
-def ask(target: str, run: str, name: str, value: Any, key: str | None, timeout: str, output: Output) -> None:
-    """Ask a run something and print what its workflow answers.
+def ask(target: str, run: str, name: str, value: Any, key: str | None, timeout: str, output: Printer) -> None:
+    """Ask a run a question and print the answer of its workflow."""
 
-    For example: perdure ask sqlite:///shop.db order-42 quote 3
-    """
-    answer = asyncio.run(_ask(target, run, name, value, key, timeout))
-    if output.json:
-        output.document({"id": run, "name": name, "answer": answer})
-    else:
-        output.line(dump(answer))
+    async def act(engine: Engine) -> Any:
+        return await (await engine.get(run)).ask(name, value, key=key, timeout=timeout)
+
+    answer = with_engine(target, act)
+    output.result({"id": run, "name": name, "answer": answer}, dump(answer))
 
 
-async def _ask(target: str, run_id: str, name: str, value: Any, key: str | None, timeout: str) -> Any:
-    async with engine_at(target) as engine:
-        return await (await engine.get(run_id)).ask(name, value, key=key, timeout=timeout)
-
-
-@click.command("broadcast")
+@click.command("broadcast", cls=Command, example="perdure broadcast sqlite:///shop.db alarm true --correlation ritz")
 @with_target
 @click.argument("name")
-@click.argument("value", metavar="JSON", type=Json())
+@click.argument("value", metavar="JSON", type=JsonParam())
 @click.option("--correlation", required=True, help="The correlation value that the runs listen for.")
-@click.option("--key", help="With a key, no run gets it twice.")
+@click.option("--key", help="Idempotency key: each run receives the message once.")
 @with_output
-def broadcast(target: str, name: str, value: Any, correlation: str, key: str | None, output: Output) -> None:
-    """Send a message to every run that listens for a name and a correlation value.
-
-    For example: perdure broadcast sqlite:///shop.db alarm '"fire"' --correlation ritz
-    """
-    sent = asyncio.run(_broadcast(target, name, value, correlation, key))
-    if output.json:
-        output.document({"name": name, "correlation": correlation, "sent": sent})
-    else:
-        output.line(f"{sent} {'run has' if sent == 1 else 'runs have'} {name}.")
-
-
-async def _broadcast(target: str, name: str, value: Any, correlation: str, key: str | None) -> int:
-    async with engine_at(target) as engine:
-        return await engine.broadcast(name, value, correlation=correlation, key=key)
+def broadcast(target: str, name: str, value: Any, correlation: str, key: str | None, output: Printer) -> None:
+    """Send a message to all runs that listen for a name and a correlation value."""
+    sent = with_engine(target, lambda engine: engine.broadcast(name, value, correlation=correlation, key=key))
+    text = f"Sent {name} to {sent} {'run' if sent == 1 else 'runs'}."
+    output.result({"name": name, "correlation": correlation, "sent": sent}, text)

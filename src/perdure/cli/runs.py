@@ -1,15 +1,15 @@
-"""Commands that list and show runs."""
+"""`perdure runs`: the group, and its commands that list and inspect runs."""
 
 from __future__ import annotations
 
 import asyncio
-import datetime
 from typing import Any
 
 import click
 from msgspec import Struct
 
 from perdure.cli.console import describe
+from perdure.cli.console.commands import Command, CommandGroup
 from perdure.cli.console.describe import short, span, status, status_style, when
 from perdure.cli.console.document import (
     Document,
@@ -20,71 +20,103 @@ from perdure.cli.console.document import (
     record_document,
     run_document,
 )
-from perdure.cli.console.output import Output, dump, harmless_lines
-from perdure.cli.console.params import Moment, with_output, with_target
-from perdure.cli.console.target import engine_at
+from perdure.cli.console.output import Printer, dump, harmless_lines
+from perdure.cli.console.params import TimeParam, in_the_past, with_output, with_target
+from perdure.cli.console.target import engine_at, with_engine
+from perdure.client.engine import Engine
 from perdure.core.audit import Event
 from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record
 from perdure.core.model.run import Run, RunPage, Status
 from perdure.core.model.run_report import original_records
 
+group = CommandGroup(
+    "runs",
+    {
+        "Inspect": {
+            "list": "perdure.cli.runs:list_runs",
+            "show": "perdure.cli.runs:show",
+            "why": "perdure.cli.runs:why",
+            "states": "perdure.cli.runs:states",
+            "stream": "perdure.cli.runs:stream",
+        },
+        "Control": {
+            "cancel": "perdure.cli.control:cancel",
+            "pause": "perdure.cli.control:pause",
+            "resume": "perdure.cli.control:resume",
+            "wake": "perdure.cli.control:wake",
+            "evict": "perdure.cli.control:evict",
+        },
+        "Run again": {
+            "retry": "perdure.cli.retry:retry",
+            "fork": "perdure.cli.retry:fork",
+        },
+        "Remove": {
+            "delete": "perdure.cli.retention:delete",
+            "undelete": "perdure.cli.retention:undelete",
+            "prune": "perdure.cli.retention:prune",
+        },
+        "Run without a worker": {
+            "due": "perdure.cli.push:list_due",
+            "execute": "perdure.cli.push:execute",
+        },
+    },
+    help="List, inspect and control runs.",
+    moved={"recover": "runs retry", "unblock": "runs retry"},
+    example="perdure runs list sqlite:///shop.db --status failed --since 1h",
+)
 
-@click.command("runs")
+
+@click.command("list", cls=Command, example="perdure runs list sqlite:///shop.db --status failed --since 1h")
 @with_target
 @click.option("--status", multiple=True, type=click.Choice([one.value for one in Status]), help="In this status.")
 @click.option("--type", help="Of this workflow type.")
 @click.option("--queue", help="In this queue.")
 @click.option("--parent", metavar="RUN", help="Children of this run.")
-@click.option("--since", "created_after", type=Moment(), help="Created after this time, or within this duration.")
-@click.option("--until", "created_before", type=Moment(), help="Created before this time, or longer ago than this.")
-@click.option("--deleted", is_flag=True, help="Those that were deleted.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="At most so many.")
-@click.option("--cursor", help="Go on where an earlier listing ended.")
+@click.option("--since", "created_after", type=TimeParam(), help="Created after this time, or within this duration.")
+@click.option("--until", "created_before", type=TimeParam(), help="Created before this time, or longer ago than this.")
+@click.option("--deleted", is_flag=True, help="Deleted runs.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="Maximum number of runs.")
+@click.option("--cursor", help="Continue where an earlier list ended.")
 @with_output
-def list_runs(target: str, output: Output, **filters: Any) -> None:
+def list_runs(target: str, output: Printer, **filters: Any) -> None:
     """List runs, newest first."""
     for name in ("created_after", "created_before"):
-        filters[name] = _in_the_past(filters[name])
+        filters[name] = in_the_past(filters[name])
     filters["status"] = [Status(one) for one in filters["status"]] or None
-    page, unserved = asyncio.run(_list(target, filters))
+
+    async def read(engine: Engine) -> tuple[RunPage, set[str]]:
+        page = await engine.runs.list(**filters)
+        return page, await engine.runs.unserved(page.runs)
+
+    page, unserved = with_engine(target, read)
     if output.json:
         runs = [{**run_document(run), "unserved": run.id in unserved} for run in page.runs]
         output.document({"runs": runs, "cursor": page.cursor})
     else:
-        _show(output, page, unserved)
+        _print_page(output, page, unserved)
 
 
-async def _list(target: str, filters: dict[str, Any]) -> tuple[RunPage, set[str]]:
-    async with engine_at(target) as engine:
-        page = await engine.runs.list(**filters)
-        return page, await engine.runs.unserved(page.runs)
-
-
-def _in_the_past(value: datetime.datetime | datetime.timedelta | None) -> datetime.datetime | None:
-    return datetime.datetime.now(datetime.UTC) - value if isinstance(value, datetime.timedelta) else value
-
-
-def _show(output: Output, page: RunPage, unserved: set[str]) -> None:
+def _print_page(output: Printer, page: RunPage, unserved: set[str]) -> None:
     if not page.runs:
         output.hint("No runs.")
         return
     rows = [
-        (run.id, run.type, stands, run.queue, when(run.created_at), when(run.finished_at))
+        (run.id, run.type, f"{status(run)}{note}", run.queue, when(run.created_at), when(run.finished_at))
         for run in page.runs
-        for stands in (f"{status(run)}: unserved" if run.id in unserved else status(run),)
+        for note in (": unserved" if run.id in unserved else "",)
     ]
     output.table(("id", "type", "status", "queue", "created", "finished"), rows, lambda row: status_style(row[2]))
     if page.cursor is not None:
         output.hint(f"There are more: --cursor {page.cursor}")
 
 
-#: Children shown; `perdure runs --parent` lists them all.
+#: Children shown; `perdure runs list --parent` lists all of them.
 _CHILDREN = 100
 
 
-class Everything(Struct, frozen=True, kw_only=True):
-    """What the database knows of a run."""
+class RunDetails(Struct, frozen=True, kw_only=True):
+    """Everything that the database knows about a run."""
 
     run: Run
     why: str
@@ -95,69 +127,61 @@ class Everything(Struct, frozen=True, kw_only=True):
     children: RunPage
 
 
-@click.command("show")
+@click.command("show", cls=Command, example="perdure show sqlite:///shop.db order-42")
 @with_target
 @click.argument("run")
 @with_output
-def show(target: str, run: str, output: Output) -> None:
-    """Show a run: its state, its history with every attempt, what it has not read, its children and its audit trail."""
-    known = asyncio.run(_look(target, run))
-    if output.json:
-        output.document(_document(known))
-        return
-    _show_run(output, known)
-    _show_history(output, known)
-    _show_interruptions(output, known)
-    _show_inbox(output, known)
-    _show_children(output, known)
-    _show_events(output, known)
+def show(target: str, run: str, output: Printer) -> None:
+    """Show the state, history, unread messages, children and events of a run."""
 
-
-async def _look(target: str, run_id: str) -> Everything:
-    async with engine_at(target) as engine:
-        handle = await engine.get(run_id)
-        return Everything(
+    async def read(engine: Engine) -> RunDetails:
+        handle = await engine.get(run)
+        return RunDetails(
             run=await handle.run(),
             why=await handle.why(),
             history=await handle.history(),
             interruptions=await handle.interruptions(),
             inbox=await handle.inbox(),
             events=await handle.events(),
-            children=await engine.runs.list(parent=run_id, limit=_CHILDREN),
+            children=await engine.runs.list(parent=run, limit=_CHILDREN),
         )
 
+    details = with_engine(target, read)
+    if output.json:
+        output.document(_details_document(details))
+        return
+    _print_run(output, details)
+    _print_history(output, details)
+    _print_interruptions(output, details)
+    _print_inbox(output, details)
+    _print_children(output, details)
+    _print_events(output, details)
 
-def _document(known: Everything) -> Document:
+
+def _details_document(details: RunDetails) -> Document:
     return {
-        "run": run_document(known.run),
-        "why": known.why,
-        "history": [record_document(record) for record in known.history],
-        "interruptions": [interruption_document(one) for one in known.interruptions],
-        "inbox": [message_document(message) for message in known.inbox],
-        "children": [run_document(child) for child in known.children.runs],
-        "events": [event_document(event) for event in known.events],
+        "run": run_document(details.run),
+        "why": details.why,
+        "history": [record_document(record) for record in details.history],
+        "interruptions": [interruption_document(one) for one in details.interruptions],
+        "inbox": [message_document(message) for message in details.inbox],
+        "children": [run_document(child) for child in details.children.runs],
+        "events": [event_document(event) for event in details.events],
     }
 
 
-def _show_run(output: Output, known: Everything) -> None:
-    run = known.run
+def _print_run(output: Printer, details: RunDetails) -> None:
+    run = details.run
     output.line(f"{run.id}  {status(run)}", status_style(run.status.value))
     output.fields(
         [
-            ("why", known.why),
+            ("why", details.why),
             ("type", run.type),
             ("queue", f"{run.queue}, priority {run.priority}"),
             ("input", short(run.input)),
             ("output", short(run.output)),
             ("error", describe.error(run.error)),
-            (
-                "attempt",
-                f"{run.attempt} of {run.max_attempts}"
-                if run.max_attempts
-                else str(run.attempt)
-                if run.attempt > 1
-                else "",
-            ),
+            ("attempt", _attempt(run)),
             ("policy", run.options if run.options != "{}" else ""),
             ("start by", when(run.deadline) if run.close_by else ""),
             ("created", when(run.created_at)),
@@ -173,26 +197,32 @@ def _show_run(output: Output, known: Everything) -> None:
     error = failure(run.error)
     if error is not None:
         for text in (error["traceback"], *error["notes"]):
-            _show_text(output, text)
+            _print_indented(output, text)
         for location, problem in error["not_undone"].items():
-            _show_text(output, f"What {location!r} did was not undone: {problem['type']}: {problem['message']}")
+            _print_indented(output, f"Undoing {location!r} failed: {problem['type']}: {problem['message']}")
 
 
-def _show_text(output: Output, text: str) -> None:
+def _attempt(run: Run) -> str:
+    if run.max_attempts:
+        return f"{run.attempt} of {run.max_attempts}"
+    return str(run.attempt) if run.attempt > 1 else ""
+
+
+def _print_indented(output: Printer, text: str) -> None:
     for line in harmless_lines(text.rstrip("\n")) if text else ():
         output.line(f"    {line}")
 
 
-def _show_history(output: Output, known: Everything) -> None:
+def _print_history(output: Printer, details: RunDetails) -> None:
     output.heading("History")
-    if not known.history:
+    if not details.history:
         output.line("  nothing yet")
         return
-    # A run that waits for its next attempt has not begun that, and one that is in a later attempt began before.
-    begun = min(record.started_at or record.at for record in known.history)
-    if known.run.started_at:
-        begun = min(begun, known.run.started_at)
-    kept = original_records(known.history)
+    # `started_at` of the run is that of its current attempt, which is 0 or later than earlier attempts' records.
+    begun = min(record.started_at or record.at for record in details.history)
+    if details.run.started_at:
+        begun = min(begun, details.run.started_at)
+    kept = original_records(details.history)
     rows = [
         (
             str(record.seq),
@@ -203,104 +233,99 @@ def _show_history(output: Output, known: Everything) -> None:
             describe.outcome(record)
             + (f" (kept from attempt {kept[record.seq].run_attempt})" if record.seq in kept else ""),
         )
-        for record in known.history
+        for record in details.history
     ]
-    failed = {str(record.seq) for record in known.history if record.failed}
+    failed = {str(record.seq) for record in details.history if record.failed}
     output.table(("seq", "at", "kind", "location", "took", "outcome"), rows, lambda row: "red" * (row[0] in failed))
 
 
-def _show_interruptions(output: Output, known: Everything) -> None:
-    if known.interruptions:
+def _print_interruptions(output: Printer, details: RunDetails) -> None:
+    if details.interruptions:
         output.heading("Interruptions")
         rows = [
             (
                 when(one.at),
                 f"worker {one.worker} {one.reason}",
                 f"after record {one.last}" if one.last >= 0 else "before the first record",
-                "whatever was under way" if one.steps is None else ", ".join(one.steps),
+                "all steps under way" if one.steps is None else ", ".join(one.steps),
             )
-            for one in known.interruptions
+            for one in details.interruptions
         ]
         output.table(("at", "why", "when", "interrupted"), rows)
 
 
-def _show_inbox(output: Output, known: Everything) -> None:
-    if known.inbox:
+def _print_inbox(output: Printer, details: RunDetails) -> None:
+    if details.inbox:
         output.heading("Unread messages")
-        rows = [(str(m.seq), when(m.sent_at), m.kind.value, m.name, describe.content(m)) for m in known.inbox]
+        rows = [(str(m.seq), when(m.sent_at), m.kind.value, m.name, describe.content(m)) for m in details.inbox]
         output.table(("seq", "sent", "kind", "name", "value"), rows)
 
 
-def _show_children(output: Output, known: Everything) -> None:
-    if known.children.runs:
+def _print_children(output: Printer, details: RunDetails) -> None:
+    if details.children.runs:
         output.heading("Children")
-        rows = [(child.id, child.type, status(child)) for child in known.children.runs]
+        rows = [(child.id, child.type, status(child)) for child in details.children.runs]
         output.table(("id", "type", "status"), rows, lambda row: status_style(row[2]))
-        if known.children.cursor is not None:
-            output.hint(f"There are more: perdure runs --parent {known.run.id}")
+        if details.children.cursor is not None:
+            output.hint(f"There are more: perdure runs list --parent {details.run.id}")
 
 
-def _show_events(output: Output, known: Everything) -> None:
+def _print_events(output: Printer, details: RunDetails) -> None:
     output.heading("Events")
-    rows = [(when(event.at), event.kind, event.actor, short(event.data)) for event in known.events]
+    rows = [(when(event.at), event.kind, event.actor, short(event.data)) for event in details.events]
     output.table(("at", "kind", "by", "data"), rows)
 
 
-@click.command("why")
+@click.command("why", cls=Command, example="perdure why sqlite:///shop.db order-42")
 @with_target
 @click.argument("run")
 @with_output
-def why(target: str, run: str, output: Output) -> None:
-    """Say in a sentence why a run is where it is."""
-    status, why = asyncio.run(_explain(target, run))
-    if output.json:
-        output.document({"id": run, "status": status.value, "why": why})
-    else:
-        output.line(why)
+def why(target: str, run: str, output: Printer) -> None:
+    """Explain in a sentence why a run is in its status, and what it waits for."""
 
-
-async def _explain(target: str, run_id: str) -> tuple[Status, str]:
-    async with engine_at(target) as engine:
-        handle = await engine.get(run_id)
+    async def read(engine: Engine) -> tuple[Status, str]:
+        handle = await engine.get(run)
         return await handle.status(), await handle.why()
 
+    status, reason = with_engine(target, read)
+    output.result({"id": run, "status": status.value, "why": reason}, reason)
 
-@click.command("states")
+
+@click.command("states", cls=Command, example="perdure runs states sqlite:///shop.db order-42")
 @with_target
 @click.argument("run")
 @with_output
-def states(target: str, run: str, output: Output) -> None:
-    """Show what a run has published, by key."""
-    states = asyncio.run(_states(target, run))
+def states(target: str, run: str, output: Printer) -> None:
+    """Show the values that a run has published, by key."""
+
+    async def read(engine: Engine) -> dict[str, Any]:
+        return await (await engine.get(run)).states()
+
+    published = with_engine(target, read)
     if output.json:
-        output.document({"id": run, "states": states})
-    elif states:
-        output.table(["key", "value"], [[key, dump(value)] for key, value in states.items()])
+        output.document({"id": run, "states": published})
+    elif published:
+        output.table(["key", "value"], [[key, dump(value)] for key, value in published.items()])
     else:
         output.hint(f"{run} has published nothing.")
 
 
-async def _states(target: str, run_id: str) -> dict[str, Any]:
-    async with engine_at(target) as engine:
-        return await (await engine.get(run_id)).states()
-
-
-@click.command("stream")
+@click.command("stream", cls=Command, example="perdure runs stream sqlite:///shop.db order-42 progress")
 @with_target
 @click.argument("run")
 @click.argument("name")
-@click.option("--after", type=click.IntRange(min=0), help="Go on after this position.")
+@click.option("--after", type=click.IntRange(min=0), help="Continue after this position.")
 @click.option("--follow/--no-follow", default=True, help="Wait for more until the run ends.", show_default=True)
 @with_output
-def stream(target: str, run: str, name: str, after: int | None, follow: bool, output: Output) -> None:
-    """Print the items of a stream, one JSON value a line; with --json, each with its position."""
-    asyncio.run(_stream(target, run, name, after, follow, output))
+def stream(target: str, run: str, name: str, after: int | None, follow: bool, output: Printer) -> None:
+    """Print the items of a stream, one JSON value a line.
+
+    With --json, each line also has the item's position.
+    """
+    asyncio.run(_print_stream(target, run, name, after, follow, output))
 
 
-async def _stream(target: str, run_id: str, name: str, after: int | None, follow: bool, output: Output) -> None:
+async def _print_stream(target: str, run: str, name: str, after: int | None, follow: bool, output: Printer) -> None:
     async with engine_at(target) as engine:
-        async for item in (await engine.get(run_id)).stream(name, after=after, follow=follow):
-            if output.json:
-                output.document({"position": item.position, "value": item.value})
-            else:
-                output.line(dump(item.value))
+        async for item in (await engine.get(run)).stream(name, after=after, follow=follow):
+            output.result({"position": item.position, "value": item.value}, dump(item.value))

@@ -1,283 +1,296 @@
-"""`perdure schedule ...`: what runs by the clock."""
+"""`perdure schedules`: runs that start by the clock."""
 
 from __future__ import annotations
 
-import asyncio
 import datetime
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
+from perdure.cli.console.commands import Command, CommandGroup
 from perdure.cli.console.describe import short, span, when
-from perdure.cli.console.document import Document, event_document, schedule_document
-from perdure.cli.console.output import Output
-from perdure.cli.console.params import F, Json, Moment, with_output, with_target
-from perdure.cli.console.target import engine_at
-from perdure.cli.start import make_call, pairs
+from perdure.cli.console.document import event_document, schedule_document
+from perdure.cli.console.output import Printer
+from perdure.cli.console.params import (
+    F,
+    JsonParam,
+    ParamType,
+    TimeParam,
+    in_the_future,
+    in_the_past,
+    with_output,
+    with_target,
+)
+from perdure.cli.console.target import with_engine
+from perdure.cli.start import make_call, named_values
 from perdure.client.engine import Engine
 from perdure.core.time.cron import At, Cron, Every, Timing
 from perdure.core.time.schedule import Overlap, Schedule
 from perdure.errors import InvalidSchedule
 
-T = TypeVar("T")
+_CREATE = "perdure schedules create sqlite:///shop.db nightly report.v1 --cron '30 2 * * *' --zone Europe/Prague"
+
+group = CommandGroup(
+    "schedules",
+    {
+        "Commands": {
+            "create": "perdure.cli.schedules:create",
+            "change": "perdure.cli.schedules:change",
+            "list": "perdure.cli.schedules:list_schedules",
+            "show": "perdure.cli.schedules:show",
+            "next": "perdure.cli.schedules:next_times",
+            "pause": "perdure.cli.schedules:pause",
+            "resume": "perdure.cli.schedules:resume",
+            "trigger": "perdure.cli.schedules:trigger",
+            "backfill": "perdure.cli.schedules:backfill",
+            "delete": "perdure.cli.schedules:delete",
+        }
+    },
+    help="Create, inspect, change, pause and delete schedules.",
+    example=_CREATE,
+)
 
 
-class Misfired(click.ParamType):  # type: ignore[type-arg,unused-ignore] # generic in the newest releases of click only
-    """`skip`, `once`, `all`, or how many."""
+class MisfireParam(ParamType):
+    """Misfire policy: `skip`, `once`, `all`, or a number of fire times."""
 
     name = "policy"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """A number where it is one."""
+        """Convert digits to a number."""
         return int(value) if str(value).isdigit() else value
 
 
-@click.group("schedule")
-def command() -> None:
-    """What runs by the clock: create, list, show, change, pause, trigger and delete schedules."""
-
-
-def _timed(function: F) -> F:
-    """Give a command the options that say when."""
+def _with_timing(function: F) -> F:
+    """Give a command the options of a timing; `_timing` reads them."""
     for option in (
-        click.option("--start", type=Moment(), help="With --every: the first time; one interval from now by default."),
-        click.option("--at", type=Moment(), help="Once: at this time, or this duration from now."),
+        click.option("--start", type=TimeParam(), help="With --every: the first time.  [default: in one interval]"),
+        click.option("--at", type=TimeParam(), help="Once, at this time or this duration from now."),
         click.option("--every", help="At an interval, such as 15m."),
         click.option("--zone", default="UTC", show_default=True, help="With --cron: the time zone."),
-        click.option(
-            "--cron", help="By the calendar: '30 2 * * MON-FRI' (minute, hour, day, month, weekday) or @daily."
-        ),
+        click.option("--cron", help="Calendar: '30 2 * * MON-FRI' (minute, hour, day, month, weekday) or @daily."),
     ):
         function = option(function)
     return function
 
 
 def _with_policies(function: F) -> F:
-    """Give a command the options that say how."""
+    """Give a command the options of the runs and of missed fire times."""
     for option in (
-        click.option("--deadline", help="How long each run may take."),
-        click.option("--priority", type=int, help="Lower goes first; 100 by default."),
-        click.option("--queue", help="The queue; `default` by default."),
+        click.option("--deadline", metavar="DURATION", help="Maximum duration of each run."),
+        click.option("--priority", type=int, help="Priority of each run; lower goes first.  [default: 100]"),
+        click.option("--queue", help="Queue of each run.  [default: default]"),
         click.option(
-            "--overlap", type=click.Choice([one.value for one in Overlap]), help="While the last run goes on."
+            "--overlap",
+            type=click.Choice([one.value for one in Overlap]),
+            help="When a run is due before the last one has finished.",
         ),
-        click.option("--within", help="Missed slots that are older are not made up for."),
-        click.option("--grace", help="How late a slot may be before it is missed; 1m by default."),
-        click.option("--misfire", type=Misfired(), help="Missed slots to make up for: skip, once, all, or how many."),
-        click.option("--jitter", help="Delay each slot by up to this, always by the same."),
+        click.option("--within", metavar="DURATION", help="Do not make up for fire times missed longer ago."),
+        click.option(
+            "--grace",
+            metavar="DURATION",
+            help="How late a run may start before its fire time is missed.  [default: 1m]",
+        ),
+        click.option(
+            "--misfire", type=MisfireParam(), help="Missed fire times to make up for: skip, once, all, or a number."
+        ),
+        click.option(
+            "--jitter", metavar="DURATION", help="Delay each fire time by up to this, always by the same amount."
+        ),
     ):
         function = option(function)
     return function
 
 
 def _with_input(function: F) -> F:
-    function = click.option("--arg", "named", multiple=True, metavar="NAME=VALUE", help="One argument.")(function)
-    return click.option("--input", "given", type=Json(), help="The arguments: a JSON object, or an array.")(function)
+    function = click.option("--arg", "named", multiple=True, metavar="NAME=VALUE", help="One argument by name.")(
+        function
+    )
+    return click.option(
+        "--input", "given", type=JsonParam(), help="Arguments: a JSON object by name, or an array by position."
+    )(function)
 
 
-@command.command("create")
+@click.command("create", cls=Command, example=_CREATE)
 @with_target
 @click.argument("id")
 @click.argument("type")
 @_with_input
-@_timed
+@_with_timing
 @_with_policies
-@click.option("--replace", is_flag=True, help="Change a schedule of that id that is there.")
+@click.option("--replace", is_flag=True, help="Change the schedule if the id exists.")
 @with_output
-def create(target: str, id: str, type: str, given: Any, named: tuple[str, ...], output: Output, **told: Any) -> None:
-    """Run the workflow TYPE by the clock.
-
-    For example: perdure schedule create sqlite:///shop.db nightly report --cron '30 2 * * *' --zone Europe/Prague
-    """
-    timing = _timing(told)
+def create(
+    target: str, id: str, type: str, given: Any, named: tuple[str, ...], output: Printer, **options: Any
+) -> None:
+    """Create a schedule that runs the workflow TYPE."""
+    timing = _timing(options)
     if timing is None:
-        raise click.UsageError("Say when: one of --cron, --every and --at.")
+        raise click.UsageError("give one of --cron, --every and --at")
 
-    async def made(engine: Engine) -> Schedule:
-        call = make_call(engine, type, given, pairs(named))
-        return await engine.schedules.create(id, call, timing, **_given(told))
+    async def act(engine: Engine) -> Schedule:
+        call = make_call(engine, type, given, named_values(named))
+        return await engine.schedules.create(id, call, timing, **_given(options))
 
-    _say(output, _with(target, made, create=True))
+    _print_schedule(output, with_engine(target, act, create=True))
 
 
-@command.command("change")
+@click.command("change", cls=Command, example="perdure schedules change sqlite:///shop.db nightly --every 15m")
 @with_target
 @click.argument("id")
 @click.option("--type", help="Run another workflow, with --input or --arg.")
 @_with_input
-@_timed
+@_with_timing
 @_with_policies
 @with_output
 def change(
-    target: str, id: str, type: str | None, given: Any, named: tuple[str, ...], output: Output, **told: Any
+    target: str, id: str, type: str | None, given: Any, named: tuple[str, ...], output: Printer, **options: Any
 ) -> None:
-    """Change a schedule in what is given."""
-    timing = _timing(told)
+    """Change the given options of a schedule."""
+    timing = _timing(options)
 
-    async def changed(engine: Engine) -> Schedule:
+    async def act(engine: Engine) -> Schedule:
         call = None
         if type is not None or given is not None or named:
-            there = await engine.schedules.get(id)
-            call = make_call(engine, type or there.type, given, pairs(named))
-        return await engine.schedules.change(id, call=call, timing=timing, **_given(told))
+            current = await engine.schedules.get(id)
+            call = make_call(engine, type or current.type, given, named_values(named))
+        return await engine.schedules.change(id, call=call, timing=timing, **_given(options))
 
-    _say(output, _with(target, changed))
+    _print_schedule(output, with_engine(target, act))
 
 
-@command.command("list")
+@click.command("list", cls=Command, example="perdure schedules list sqlite:///shop.db")
 @with_target
-@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="At most so many.")
-@click.option("--after", default="", metavar="ID", help="Past this one.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Maximum number of schedules."
+)
+@click.option("--after", default="", metavar="ID", help="After this id.")
 @with_output
-def list_all(target: str, limit: int, after: str, output: Output) -> None:
+def list_schedules(target: str, limit: int, after: str, output: Printer) -> None:
     """List schedules by id."""
-    found = _with(target, lambda engine: engine.schedules.list(limit=limit, after=after))
+    found = with_engine(target, lambda engine: engine.schedules.list(limit=limit, after=after))
     if output.json:
         output.document({"schedules": [schedule_document(one) for one in found]})
     elif not found:
         output.hint("No schedules.")
     else:
-        rows = [(one.id, one.type, _when(one), _stands(one), when(one.next_slot), one.last_run) for one in found]
+        rows = [(one.id, one.type, _when(one), _status(one), when(one.next_slot), one.last_run) for one in found]
         output.table(("id", "type", "when", "status", "next", "last run"), rows)
 
 
-@command.command("show")
+@click.command("show", cls=Command, example="perdure schedules show sqlite:///shop.db nightly")
 @with_target
 @click.argument("id")
 @with_output
-def show(target: str, id: str, output: Output) -> None:
-    """Show a schedule and what happened to it lately."""
+def show(target: str, id: str, output: Printer) -> None:
+    """Show a schedule and its latest events."""
 
-    async def look(engine: Engine) -> tuple[Schedule, list[Any]]:
+    async def read(engine: Engine) -> tuple[Schedule, list[Any]]:
         return await engine.schedules.get(id), await engine.schedules.events(id)
 
-    one, events = _with(target, look)
+    one, events = with_engine(target, read)
     if output.json:
         output.document({"schedule": schedule_document(one), "events": [event_document(event) for event in events]})
         return
-    _say(output, one)
-    output.heading("events")
-    output.table(("at", "what", "by", ""), [(when(e.at), e.kind, e.actor, short(e.data)) for e in events[-20:]])
+    _print_schedule(output, one)
+    output.heading("Events")
+    output.table(("at", "kind", "by", "data"), [(when(e.at), e.kind, e.actor, short(e.data)) for e in events[-20:]])
 
 
-@command.command("next")
+@click.command("next", cls=Command, example="perdure schedules next sqlite:///shop.db nightly --count 10")
 @with_target
 @click.argument("id")
-@click.option("--count", type=click.IntRange(1, 1000), default=5, show_default=True, help="How many.")
+@click.option("--count", type=click.IntRange(1, 1000), default=5, show_default=True, help="Number of fire times.")
 @with_output
-def next_times(target: str, id: str, count: int, output: Output) -> None:
-    """Show when a schedule runs next."""
-    times = _with(target, lambda engine: engine.schedules.next(id, count))
+def next_times(target: str, id: str, count: int, output: Printer) -> None:
+    """Print the next fire times of a schedule."""
+    times = with_engine(target, lambda engine: engine.schedules.next(id, count))
     if output.json:
         output.document([moment.isoformat() for moment in times])
     for moment in [] if output.json else times:
         output.line(moment.isoformat(sep=" "))
 
 
-@command.command("pause")
+@click.command("pause", cls=Command, example="perdure schedules pause sqlite:///shop.db nightly --reason holidays")
 @with_target
 @click.argument("id")
-@click.option("--reason", default="", help="Why; shown to whoever asks.")
+@click.option("--reason", default="", metavar="TEXT", help="Shown with the schedule.")
 @with_output
-def pause(target: str, id: str, reason: str, output: Output) -> None:
-    """Let a schedule start no more runs."""
-    done = _with(target, lambda engine: engine.schedules.pause(id, reason))
-    _done(output, {"id": id, "paused": done}, f"{id} is paused." if done else f"{id} was paused already.")
+def pause(target: str, id: str, reason: str, output: Printer) -> None:
+    """Pause a schedule: it starts no runs until it is resumed."""
+    done = with_engine(target, lambda engine: engine.schedules.pause(id, reason))
+    output.result({"id": id, "paused": done}, f"{id} is paused." if done else f"{id} was paused already.")
 
 
-@command.command("resume")
+@click.command("resume", cls=Command, example="perdure schedules resume sqlite:///shop.db nightly --catch-up")
 @with_target
 @click.argument("id")
-@click.option("--catch-up", is_flag=True, help="Slots that came meanwhile count as missed, and are not passed over.")
+@click.option("--catch-up", is_flag=True, help="Treat fire times during the pause as missed instead of skipping them.")
 @with_output
-def resume(target: str, id: str, catch_up: bool, output: Output) -> None:
-    """Let a schedule go on."""
-    done = _with(target, lambda engine: engine.schedules.resume(id, catch_up=catch_up))
-    _done(output, {"id": id, "resumed": done}, f"{id} goes on." if done else f"{id} was not paused.")
+def resume(target: str, id: str, catch_up: bool, output: Printer) -> None:
+    """Resume a paused schedule."""
+    done = with_engine(target, lambda engine: engine.schedules.resume(id, catch_up=catch_up))
+    output.result({"id": id, "resumed": done}, f"{id} is resumed." if done else f"{id} was not paused.")
 
 
-@command.command("trigger")
-@with_target
-@click.argument("id")
-@with_output
-def trigger(target: str, id: str, output: Output) -> None:
-    """Start a run of a schedule now."""
-    run = _with(target, lambda engine: engine.schedules.trigger(id))
-    _done(output, {"id": id, "run": run.id}, run.id)
-
-
-@command.command("backfill")
-@with_target
-@click.argument("id")
-@click.option("--from", "start", type=Moment(), required=True, help="From this time, or this duration ago.")
-@click.option("--to", "end", type=Moment(), help="Before this time, or this duration ago; now by default.")
-@with_output
-def backfill(target: str, id: str, start: Any, end: Any, output: Output) -> None:
-    """Start the runs of all slots of a range that have none."""
-
-    async def filled(engine: Engine) -> list[str]:
-        return await engine.schedules.backfill(id, _past(start), _past(end or datetime.timedelta()))
-
-    runs = _with(target, filled)
-    _done(output, {"id": id, "runs": runs}, f"{len(runs)} slots have their runs.")
-
-
-@command.command("delete")
+@click.command("trigger", cls=Command, example="perdure schedules trigger sqlite:///shop.db nightly")
 @with_target
 @click.argument("id")
 @with_output
-def delete(target: str, id: str, output: Output) -> None:
-    """Forget a schedule; runs that it has started go on."""
-    _with(target, lambda engine: engine.schedules.delete(id))
-    _done(output, {"id": id, "deleted": True}, f"{id} is deleted.")
+def trigger(target: str, id: str, output: Printer) -> None:
+    """Start a run of a schedule now and print its id."""
+    run = with_engine(target, lambda engine: engine.schedules.trigger(id))
+    output.result({"id": id, "run": run.id}, run.id)
 
 
-def _with(target: str, ask: Callable[[Engine], Awaitable[T]], *, create: bool = False) -> T:
-    async def asked() -> T:
-        async with engine_at(target, create=create) as engine:
-            return await ask(engine)
+@click.command("backfill", cls=Command, example="perdure schedules backfill sqlite:///shop.db nightly --from 7d")
+@with_target
+@click.argument("id")
+@click.option("--from", "start", type=TimeParam(), required=True, help="From this time, or this duration ago.")
+@click.option("--to", "end", type=TimeParam(), help="Before this time, or this duration ago.  [default: now]")
+@with_output
+def backfill(target: str, id: str, start: Any, end: Any, output: Printer) -> None:
+    """Start the runs of all past fire times in a range that have none."""
 
-    return asyncio.run(asked())
+    async def act(engine: Engine) -> list[str]:
+        return await engine.schedules.backfill(id, in_the_past(start), in_the_past(end or datetime.timedelta()))
+
+    runs = with_engine(target, act)
+    output.result({"id": id, "runs": runs}, f"Fire times with a run: {len(runs)}.")
 
 
-def _timing(told: dict[str, Any]) -> Timing | None:
-    """When, from the options that say so, which are taken out."""
-    cron, zone, every, at, start = (told.pop(name) for name in ("cron", "zone", "every", "at", "start"))
+@click.command("delete", cls=Command, example="perdure schedules delete sqlite:///shop.db nightly")
+@with_target
+@click.argument("id")
+@with_output
+def delete(target: str, id: str, output: Printer) -> None:
+    """Delete a schedule; runs that it has started continue."""
+    with_engine(target, lambda engine: engine.schedules.delete(id))
+    output.result({"id": id, "deleted": True}, f"{id} is deleted.")
+
+
+def _timing(options: dict[str, Any]) -> Timing | None:
+    """Take the options of `_with_timing` out and return their timing; None if none was given."""
+    cron, zone, every, at, start = (options.pop(name) for name in ("cron", "zone", "every", "at", "start"))
     if sum(one is not None for one in (cron, every, at)) > 1:
-        raise click.UsageError("Say when in one way: --cron, --every or --at.")
+        raise click.UsageError("give only one of --cron, --every and --at")
     if cron is not None:
         return Cron(cron, zone)
     if every is not None:
-        return Every(every, None if start is None else _future(start))
-    return None if at is None else At(_future(at))
+        return Every(every, None if start is None else in_the_future(start))
+    return None if at is None else At(in_the_future(at))
 
 
-def _given(told: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in told.items() if value is not None}
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
-def _future(value: datetime.datetime | datetime.timedelta) -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC) + value if isinstance(value, datetime.timedelta) else value
-
-
-def _past(value: datetime.datetime | datetime.timedelta) -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC) - value if isinstance(value, datetime.timedelta) else value
-
-
-def _done(output: Output, document: Document, line: str) -> None:
-    if output.json:
-        output.document(document)
-    else:
-        output.line(line)
-
-
-def _say(output: Output, one: Schedule) -> None:
+def _print_schedule(output: Printer, one: Schedule) -> None:
     if output.json:
         output.document(schedule_document(one))
         return
     limit = one.misfire.limit
-    output.line(f"{one.id}  {_stands(one)}", "bold")
+    output.line(f"{one.id}  {_status(one)}", "bold")
     output.fields(
         [
             ("type", one.type),
@@ -288,19 +301,19 @@ def _say(output: Output, one: Schedule) -> None:
             ("priority", str(one.priority)),
             ("deadline", span(one.deadline) if one.deadline else ""),
             ("jitter", f"up to {span(one.jitter)}" if one.jitter else ""),
-            ("missed", "all are made up for" if limit is None else f"at most {limit} made up for"),
+            ("missed", "made up for" if limit is None else (f"at most {limit} made up for" if limit else "skipped")),
             ("overlap", one.overlap.value),
-            ("waiting", f"{len(one.waiting)} slots" if one.waiting else ""),
+            ("waiting", f"{len(one.waiting)} fire times" if one.waiting else ""),
             ("last run", one.last_run),
             ("error", one.error),
         ]
     )
 
 
-def _stands(one: Schedule) -> str:
+def _status(one: Schedule) -> str:
     if one.paused:
         return f"paused: {one.reason}" if one.reason else "paused"
-    return "active" if when(one.next_slot) or one.waiting else "over"
+    return "active" if when(one.next_slot) or one.waiting else "finished"
 
 
 def _when(one: Schedule) -> str:

@@ -1,4 +1,4 @@
-"""Values as short text for people."""
+"""Short texts for values in tables and fields."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ _LONGEST = 160
 
 
 def status(run: Run) -> str:
-    """Where a run stands, and what for."""
+    """Describe the status of a run and its reason: `waiting: timer`."""
     return run.status.value if run.reason is None else f"{run.status.value}: {run.reason.value}"
 
 
 def status_style(text: str) -> str:
-    """The colour of a status, as `status` gives it."""
+    """Return the colour of a status text that `status` made."""
     return _STYLES.get(Status(text.partition(":")[0]), "")
 
 
 def when(time: int) -> str:
-    """A time, to the second."""
+    """Format a time to the second."""
     text = moment(time)
     return "" if text is None else f"{text[:10]} {text[11:19]}Z"
 
 
 def span(microseconds: int) -> str:
-    """How long something took or will take."""
+    """Format a length of time."""
     if abs(microseconds) < 60_000_000:
         return f"{microseconds / 1e6:.3f}s"
     return str(datetime.timedelta(seconds=round(microseconds / 1e6)))
 
 
 def short(text: str | None) -> str:
-    """A payload, cut to what fits a line."""
+    """Cut a payload to the length of a line."""
     text = text or ""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text):,} characters)"
 
 
 def error(text: str | None) -> str:
-    """A stored error in a line."""
+    """Describe a stored error in a line."""
     stored = failure(text)
     return "" if stored is None else _error(stored)
 
@@ -60,12 +60,12 @@ def _error(stored: Document) -> str:
 
 
 def content(message: Message) -> str:
-    """What an entry of an inbox carries."""
+    """Describe the value or the error of a message."""
     return error(message.payload) if message.failed else short(message.payload)
 
 
 def outcome(record: Record) -> str:
-    """What a line of a history says happened."""
+    """Describe the outcome of a record of a history."""
     if not record.failed:
         tries = f" (attempt {record.attempts})" if record.attempts > 1 else ""
         return f"{short(record.payload)}{tries}"

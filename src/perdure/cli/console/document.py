@@ -1,7 +1,7 @@
-"""Values as JSON documents for programs. Their keys are stable: they are added to, never renamed or removed.
+"""JSON documents of the values that commands print. Keys are stable: they are added, never renamed or removed.
 
-Times are ISO 8601 in UTC, null where there is none. Payloads appear as the JSON that they are. What proves a lease (token,
-nonce) stays inside.
+Times are ISO 8601 in UTC, or null. Payloads appear as the JSON that they are. The proof of a lease (token, nonce) is
+left out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def moment(time: int) -> str | None:
-    """A time; None for "never" and for "not yet"."""
+    """Format a time; None for "never" and for "not yet"."""
     if time <= 0 or time >= FAR:
         return None
     at = _EPOCH + datetime.timedelta(microseconds=time)
@@ -34,7 +34,7 @@ def moment(time: int) -> str | None:
 
 
 def payload(text: str | None) -> Any:
-    """The JSON value that a payload is; its text where somebody else wrote it and it is none."""
+    """Decode a payload; return the text itself if a foreign writer stored text that is not JSON."""
     if text is None:
         return None
     try:
@@ -44,7 +44,7 @@ def payload(text: str | None) -> Any:
 
 
 def failure(text: str | None) -> Document | None:
-    """A stored error."""
+    """Convert a stored error, also one that is not in Perdure's format."""
     if text is None:
         return None
     try:
@@ -66,7 +66,7 @@ def _failure(error: Failure) -> Document:
 
 
 def run_document(run: Run) -> Document:
-    """A run."""
+    """Convert a run."""
     return {
         "id": run.id,
         "type": run.type,
@@ -94,7 +94,7 @@ def run_document(run: Run) -> Document:
 
 
 def record_document(record: Record) -> Document:
-    """A line of a history."""
+    """Convert a record of a history."""
     return {
         "seq": record.seq,
         "kind": record.kind.value,
@@ -111,7 +111,7 @@ def record_document(record: Record) -> Document:
 
 
 def interruption_document(interruption: Interruption) -> Document:
-    """A worker that did not finish what it had begun."""
+    """Convert an interruption: a worker that did not finish the steps that it had begun."""
     return {
         "at": moment(interruption.at),
         "worker": interruption.worker,
@@ -124,7 +124,7 @@ def interruption_document(interruption: Interruption) -> Document:
 
 
 def message_document(message: Message) -> Document:
-    """An entry of an inbox."""
+    """Convert a message of an inbox."""
     return {
         "seq": message.seq,
         "kind": message.kind.value,
@@ -137,7 +137,7 @@ def message_document(message: Message) -> Document:
 
 
 def schedule_document(one: Schedule) -> Document:
-    """A schedule."""
+    """Convert a schedule."""
     return {
         "id": one.id,
         "when": payload(one.spec),
@@ -163,7 +163,7 @@ def schedule_document(one: Schedule) -> Document:
 
 
 def event_document(event: Event) -> Document:
-    """A line of an audit trail."""
+    """Convert an event of the audit trail."""
     return {
         "id": event.id,
         "at": moment(event.at),

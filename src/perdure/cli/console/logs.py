@@ -1,4 +1,4 @@
-"""How a worker's log looks: lines for people, or JSON lines for programs; a message never spans or forges a line."""
+"""Log formats of a worker: text lines or JSON lines. A message never spans or imitates a line."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from perdure.cli.console.output import dump, harmless
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
 
-#: What records about steps, activities and runs carry besides their text.
+#: Extra fields of log records about steps, activities and runs.
 FIELDS = (
     "run_id", "run_type", "scope", "step", "attempt", "retry_count", "duration", "status", "error", "retry_at",
 )  # fmt: skip
 
 
-class Lines(logging.Formatter):
-    """Time, level, logger and message, and below them a traceback where there is one."""
+class TextFormatter(logging.Formatter):
+    """Formatter of time, level, logger and message, followed by the traceback if there is one."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
-        """The line."""
+        """Format the line of a record."""
         at = moment(int(record.created * 1e6)) or ""
         return f"{at[:23]}Z {record.levelname.lower():<7} {record.name}: {harmless(record.message)}"
 
 
-class JsonLines(logging.Formatter):
-    """One object a line."""
+class JsonFormatter(logging.Formatter):
+    """Formatter of one JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Format a record as an object."""
         line: dict[str, object] = {
             "at": moment(int(record.created * 1e6)),
             "level": record.levelname.lower(),
@@ -44,7 +44,7 @@ class JsonLines(logging.Formatter):
 
 
 def configure(level: str, *, json: bool) -> None:
-    """Send the process's log to standard error."""
+    """Send the log of this process to standard error."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if json else Lines())
+    handler.setFormatter(JsonFormatter() if json else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,7 +1,7 @@
-"""What a command prints: JSON for programs, tables with colours on a terminal, plain columns anywhere else.
+"""Output of commands: JSON for programs, coloured tables on a terminal, plain columns anywhere else.
 
-Whatever comes from the database is shown with its control characters escaped, so that stored text cannot move the cursor,
-recolour the screen or pretend to be another line.
+Control characters in stored text are escaped, so that it cannot move the cursor, recolour the screen or imitate
+another line.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: Categories of characters that a terminal acts on, or that it cannot show: controls, invisible formats (which reorder
-#: text), lone surrogates, and separators of lines.
+#: Unicode categories that a terminal acts on or cannot show: controls, invisible formats (which reorder text), lone
+#: surrogates, and line separators.
 _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 Rows = Sequence[Sequence[str]]
@@ -25,28 +25,28 @@ RowStyle = Callable[[Sequence[str]], str]
 
 
 def harmless(text: str) -> str:
-    """The text on one line, with everything that a terminal would act on spelled out."""
+    """Return the text as one line, with all characters that a terminal acts on escaped."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_spelled(one) if unicodedata.category(one) in _UNSAFE else one for one in text)
+    return "".join(_escaped(one) if unicodedata.category(one) in _UNSAFE else one for one in text)
 
 
 def harmless_lines(text: str) -> list[str]:
-    """The same for text of several lines, such as a traceback."""
+    """Split text into lines, such as a traceback, and make each harmless."""
     return [harmless(line.expandtabs()) for line in text.split("\n")]
 
 
-def _spelled(character: str) -> str:
+def _escaped(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def dump(value: object) -> str:
-    """One line of JSON, in ASCII: safe on any terminal, in any encoding."""
+    """Encode a value as one line of ASCII JSON, which every terminal and encoding can show."""
     return json.dumps(value, ensure_ascii=True, allow_nan=False)
 
 
-class Output:
-    """Where a command's answer goes."""
+class Printer:
+    """Standard output and standard error of a command."""
 
     def __init__(self, *, json: bool) -> None:
         self.json = json
@@ -60,28 +60,35 @@ class Output:
         return Console(highlight=False, markup=False, emoji=False)
 
     def document(self, value: object) -> None:
-        """The answer, for programs."""
+        """Print a JSON document."""
         print(dump(value), flush=True)
 
+    def result(self, document: object, text: str) -> None:
+        """Print the result of a command: the document with `--json`, else the text."""
+        if self.json:
+            self.document(document)
+        else:
+            self.line(text)
+
     def line(self, text: str, style: str = "") -> None:
-        """A line for people."""
+        """Print a line of text."""
         if self._console is None:
             print(harmless(text), flush=True)
         else:
             self._console.print(harmless(text), style=style or None, soft_wrap=True)
 
     def hint(self, text: str) -> None:
-        """A remark for people that is no part of the answer."""
+        """Print a remark to standard error, which is not part of the result; nothing with `--json`."""
         if not self.json:
             print(harmless(text), file=sys.stderr, flush=True)
 
     def heading(self, text: str) -> None:
-        """What the next lines are about."""
+        """Print the title of the lines below it."""
         self.line("")
         self.line(text, "bold")
 
     def table(self, columns: Sequence[str], rows: Rows, style: RowStyle | None = None) -> None:
-        """Columns with a heading each; `style` gives the colour of a row."""
+        """Print rows below the names of their columns; `style` returns the colour of a row."""
         safe = [[harmless(cell) for cell in row] for row in rows]
         if self._console is None:
             print("\n".join(_aligned([[column.upper() for column in columns], *safe])), flush=True)
@@ -97,7 +104,7 @@ class Output:
         self._console.print(table)
 
     def fields(self, pairs: Sequence[tuple[str, str]]) -> None:
-        """Names and values, a pair a line; pairs without a value are left out."""
+        """Print names and values, a pair a line; skip pairs without a value."""
         width = max(len(name) for name, _ in pairs)
         for name, value in pairs:
             if value:

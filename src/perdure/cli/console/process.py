@@ -1,6 +1,6 @@
-"""What a process that does nothing but work can do for its speed.
+"""Settings that make a dedicated worker process faster.
 
-Not for a worker inside of somebody's application: the garbage collector and the event loop are that application's own.
+A worker inside an application does not use them: the garbage collector and the event loop belong to the application.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 
-#: A busy worker makes and drops objects by the million, and hardly any of them in cycles: Python's own threshold of 700 has the collector
-#: go through the live runs so often that it takes a tenth of the time.
-_GENERATIONS = (20_000, 20, 50)
+#: Thresholds of the collector. A busy worker creates and drops millions of objects, hardly any of them in cycles. With
+#: Python's threshold of 700 the collector scans the live runs so often that it takes a tenth of the time.
+_THRESHOLDS = (20_000, 20, 50)
 
 
 def tune_collector() -> None:
-    """Let the garbage collector look at new objects less often, and at what was imported never."""
+    """Make the garbage collector scan new objects less often, and imported modules never."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*_GENERATIONS)
+    gc.set_threshold(*_THRESHOLDS)
 
 
 def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The loop of the extra `fast`, where it is installed."""
+    """Return the event loop factory of the extra `fast`; None if it is not installed."""
     if importlib.util.find_spec("uvloop") is None:
         return None
-    # By name, so that the types are the same whether it is installed or not.
+    # Imported by name, so that type checkers see the same types without it.
     factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module("uvloop").new_event_loop
     return factory

@@ -1,7 +1,7 @@
-"""The shop of `perdure demo`: a module such as a user would write, served by `perdure worker perdure.cli.demo.shop:engine`.
+"""Example shop of `perdure demo`, written as a user would; served by `perdure worker perdure.cli.demo.shop:engine`.
 
-Its steps pretend to work for a while. Each leaves a trace in the working directory: a line in `activity.jsonl` when an attempt
-begins, fails or is done, and a line in `effects.log` (step, pid) when it has had its effect on the world.
+Its steps sleep instead of working. Each writes traces to the working directory: a line in `activity.jsonl` when an
+attempt begins, fails or is done, and a line in `effects.log` (step, pid) when it has had its effect.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perdure.workflow.step_info import StepInfo, step_info
 
 @dataclass
 class Order:
-    """What a customer wants."""
+    """Order of a customer."""
 
     id: str
     item: str
@@ -37,7 +37,7 @@ _ACTIVITY = "activity.jsonl"
 
 @step(retry=Retry(attempts=5, initial="300ms", factor=1, jitter=0))
 def charge(order: Order) -> str:
-    """Fail twice, so that there is something to retry."""
+    """Charge the customer; fail twice, to show retries."""
     with _work(0.4) as info:
         if _failures(info) < 2:
             raise ConnectionError("the card network is down")
@@ -45,32 +45,32 @@ def charge(order: Order) -> str:
 
 
 def reserve(item: str) -> str:
-    """Take the item from the shelf."""
+    """Reserve the item."""
     with _work(0.3):
         return f"shelf 7, {item}"
 
 
 def print_label(order: Order) -> str:
-    """Slow enough to be under way when its worker is killed."""
+    """Print the label, slowly enough to be in flight when the worker is killed."""
     with _work(1.5):
         return f"label-{order.id}"
 
 
 def ship(order: Order, label: str) -> str:
-    """Hand the parcel over."""
+    """Ship the parcel."""
     with _work(0.6):
         return f"parcel-{order.id}"
 
 
 def notify(order: Order, parcel: str) -> None:
-    """Write to the customer."""
+    """Notify the customer."""
     with _work(0.3):
         return
 
 
 @workflow("demo.checkout.v1")
 async def checkout(ctx: Context, order: Order) -> str:
-    """An order from payment to delivery."""
+    """Process an order from payment to delivery."""
     _, _, label = await asyncio.gather(
         ctx.step(charge, order), ctx.step(reserve, order.item), ctx.step(print_label, order)
     )
@@ -100,7 +100,7 @@ def _work(seconds: float) -> Generator[StepInfo, None, None]:
 
 
 def _failures(info: StepInfo) -> int:
-    """Attempts at a step that have failed. The number of an attempt also counts those that a kill interrupted."""
+    """Count the failed attempts at a step; `info.attempt` also counts attempts that a kill interrupted."""
     lines = map(json.loads, Path(_ACTIVITY).read_text().splitlines())
     return sum(line["step"] == info.location and line["what"].startswith("fails") for line in lines)
 

@@ -1,4 +1,4 @@
-"""What the demo proved, counted from the traces that the steps left and from the history at the moment of the kill."""
+"""Result of the demo, counted from the traces of the steps and from the history at the moment of the kill."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 
-class Activity(Struct, frozen=True):
-    """A line of `activity.jsonl`: something that an attempt of a step did."""
+class StepTrace(Struct, frozen=True):
+    """A line of `activity.jsonl`: an attempt at a step begins, fails or is done."""
 
     step: str
     attempt: int
@@ -17,15 +17,15 @@ class Activity(Struct, frozen=True):
     what: str
 
 
-class Killed(Struct, frozen=True):
-    """The end of worker A."""
+class KilledWorker(Struct, frozen=True):
+    """Process id of worker A and the signal that ended it."""
 
     pid: int
     signal: str
 
 
-class Step(Struct, frozen=True, kw_only=True):
-    """What became of one step."""
+class StepSummary(Struct, frozen=True, kw_only=True):
+    """Attempts and effects of one step."""
 
     name: str
     attempts_by_a: int
@@ -37,44 +37,48 @@ class Step(Struct, frozen=True, kw_only=True):
 
     @property
     def repeated(self) -> bool:
-        """Whether it ran again although it had finished."""
+        """True if the step ran again although it had finished."""
         if self.finished_before_kill:
             return self.effects != 1 or self.attempts_by_b > 0
         return self.effects != 1 and not self.in_flight_at_kill
 
     @property
     def note(self) -> str:
-        """What is remarkable about it."""
+        """Explanation of the figures."""
         if self.finished_before_kill:
             return "finished before the kill: not run again"
         if self.in_flight_at_kill:
             return "in flight at the kill: run again"
-        return "its attempts still counted" if self.attempts_by_a else ""
+        return "attempts by A still count" if self.attempts_by_a else ""
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """The outcome of the demo."""
+    """Result of the demo."""
 
     ok: bool
     run: str
     status: str
     result: str
-    killed: Killed
+    killed: KilledWorker
     took_over: int
     in_flight: list[str]
-    steps: list[Step]
+    steps: list[StepSummary]
 
 
 def count_steps(
-    activity: Sequence[Activity], effects: Sequence[str], killed: int, finished: Sequence[str], in_flight: Sequence[str]
-) -> list[Step]:
-    """The steps, in the order in which they first began. `effects` are the steps that had one, an entry each time."""
+    activity: Sequence[StepTrace],
+    effects: Sequence[str],
+    killed: int,
+    finished: Sequence[str],
+    in_flight: Sequence[str],
+) -> list[StepSummary]:
+    """Summarize the steps in the order of their first attempts. `effects` names a step once for each effect."""
     begun = [one for one in activity if one.what == "begins"]
     by_a = Counter(one.step for one in begun if one.pid == killed)
     by_b = Counter(one.step for one in begun if one.pid != killed)
     had = Counter(effects)
     return [
-        Step(
+        StepSummary(
             name=name,
             attempts_by_a=by_a[name],
             attempts_by_b=by_b[name],

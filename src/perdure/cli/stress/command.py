@@ -1,4 +1,4 @@
-"""`perdure stress`: how much a database and some workers can do, and what becomes of it when workers are killed."""
+"""`perdure stress`: throughput and latency of a database with worker processes, also when workers are killed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import click
 import msgspec
 
-from perdure.cli.console.output import Output
+from perdure.cli.console.commands import Command
+from perdure.cli.console.output import Printer
 from perdure.cli.console.params import with_output
-from perdure.cli.stress.crew import Workers
-from perdure.cli.stress.load import Load, engine_of
-from perdure.cli.stress.outcome import Outcome, outcome_of
-from perdure.cli.stress.progress import Bar
+from perdure.cli.stress.report import ProgressBar, StressResult, summarize
+from perdure.cli.stress.workers import WorkerProcesses
+from perdure.cli.stress.workload import Workload, make_engine
+from perdure.client.engine import Engine
+from perdure.client.handle import Handle
 from perdure.core.audit import Audit
 from perdure.core.time.duration import seconds
 from perdure.errors import RunFailed
@@ -27,66 +29,82 @@ from perdure.host import Host
 from perdure.store import open_store
 from perdure.workflow.definition import Call
 
-#: How often to look at the workers, in seconds.
-_LOOK = 0.05
+#: Seconds between two checks of the worker processes.
+_POLL = 0.05
 
 
-@click.command("stress")
+@click.command("stress", cls=Command, example="perdure stress --runs 5000 --workers 2 --kill 2s")
+@click.option("--store", help="Database URL.  [default: a temporary SQLite file]")
+@click.option("--runs", type=click.IntRange(1), default=1000, show_default=True, help="Number of runs.")
 @click.option(
-    "--store", help="A database to use; its own tables are made in it and dropped.  [default: a file of its own]"
+    "--concurrent", type=click.IntRange(1), default=100, show_default=True, help="Runs in flight at the same time."
 )
-@click.option("--runs", type=click.IntRange(1), default=1000, show_default=True, help="Runs in all.")
-@click.option("--concurrent", type=click.IntRange(1), default=100, show_default=True, help="Runs under way at once.")
-@click.option("--steps", type=click.IntRange(0), default=3, show_default=True, help="Steps of each run.")
-@click.option("--activities", type=click.IntRange(0), default=0, show_default=True, help="Activities that each awaits.")
-@click.option("--failure-rate", type=click.FloatRange(0, 1), default=0.0, show_default=True, help="Attempts that fail.")
-@click.option("--attempts", type=click.IntRange(1), default=1, show_default=True, help="Attempts at each step.")
-@click.option("--latency", default="0s", show_default=True, help="How long a step takes.")
-@click.option("--payload", type=click.IntRange(0, 500_000), default=16, show_default=True, help="Bytes of each value.")
+@click.option("--steps", type=click.IntRange(0), default=3, show_default=True, help="Steps per run.")
+@click.option("--activities", type=click.IntRange(0), default=0, show_default=True, help="Activities per run.")
+@click.option(
+    "--failure-rate", type=click.FloatRange(0, 1), default=0.0, show_default=True, help="Share of attempts that fail."
+)
+@click.option(
+    "--attempts", type=click.IntRange(1), default=1, show_default=True, help="Maximum of attempts at each step."
+)
+@click.option("--latency", default="0s", show_default=True, help="Duration of a step.")
+@click.option(
+    "--payload", type=click.IntRange(0, 500_000), default=16, show_default=True, help="Bytes of each input and result."
+)
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Worker processes.")
-@click.option("--slots", type=click.IntRange(1), default=300, show_default=True, help="Runs that one works on at once.")
-@click.option("--lease", default="15s", show_default=True, help="Of the workers; shorter where they are killed.")
-@click.option("--kill", help="Kill a worker with SIGKILL so often, such as 2s, and start another.")
-@click.option("--audit", type=click.Choice([level.value for level in Audit]), default="lifecycle", show_default=True)
+@click.option(
+    "--slots", type=click.IntRange(1), default=300, show_default=True, help="Runs that a worker holds at the same time."
+)
+@click.option("--lease", default="15s", show_default=True, help="Lease of the workers; choose a short one with --kill.")
+@click.option(
+    "--kill", metavar="DURATION", help="Kill a worker with SIGKILL at this interval, such as 2s, and start another."
+)
+@click.option(
+    "--audit",
+    type=click.Choice([level.value for level in Audit]),
+    default="lifecycle",
+    show_default=True,
+    help="Detail of the audit trail.",
+)
 @with_output
 def command(
-    store: str | None, workers: int, slots: int, lease: str, kill: str | None, output: Output, **knobs: Any
+    store: str | None, workers: int, slots: int, lease: str, kill: str | None, output: Printer, **knobs: Any
 ) -> None:
-    """Start many runs, work on them in processes of their own, and report how long it took.
+    """Start many runs, execute them in worker processes, and report throughput and latency.
 
-    Without --store, a file that is thrown away; with it, tables of a name of their own, which are dropped in the end.
+    With --store, the test creates tables with a prefix of their own in that database, and drops them at the end.
     """
     knobs["latency"] = seconds(knobs["latency"])
     every = None if kill is None else max(0.05, seconds(kill))
     seconds(lease)
-    # The workers are children of this process: whoever ends it must not leave them behind.
+    # SIGTERM raises KeyboardInterrupt, so that the worker processes are stopped with this one.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with _place(store) as url:
-        load = Load(url=url, **knobs)
-        with Bar(load.runs, quiet=output.json) as bar:
-            outcome = asyncio.run(_stress(load, Workers(load, workers, slots, lease), every, bar))
+    with _isolated_url(store) as url:
+        load = Workload(url=url, **knobs)
+        with ProgressBar(load.runs, quiet=output.json) as bar:
+            result = asyncio.run(_stress(load, WorkerProcesses(load, workers, slots, lease), every, bar))
     if output.json:
-        output.document({**msgspec.to_builtins(outcome), **knobs, "workers": workers})
+        output.document({**msgspec.to_builtins(result), **knobs, "workers": workers})
     else:
-        _show(output, outcome)
+        _print_result(output, result)
 
 
 @contextmanager
-def _place(store: str | None) -> Generator[str]:
-    """A URL whose tables are nobody else's."""
+def _isolated_url(store: str | None) -> Generator[str]:
+    """Return a URL with tables that only this test uses."""
     if store is None:
         with tempfile.TemporaryDirectory(prefix="perdure-stress-") as folder:
             yield f"sqlite:///{folder}/stress.db"
         return
     parts = urlsplit(store)
     options = {**dict(parse_qsl(parts.query, keep_blank_values=True)), "prefix": f"stress_{Host().entropy(4).hex()}_"}
-    # Nothing between the slashes is dropped by this: a relative file has none there.
+    # `urlunsplit` would drop slashes of a SQLite path.
     url = urlunsplit(parts._replace(query=urlencode(options)))
     yield url if not store.startswith("sqlite:///") else f"{store.partition('?')[0]}?{urlencode(options)}"
 
 
 @asynccontextmanager
-async def _removed_in_the_end(url: str) -> AsyncGenerator[None]:
+async def _dropped_at_the_end(url: str) -> AsyncGenerator[None]:
     try:
         yield
     finally:
@@ -99,30 +117,32 @@ async def _removed_in_the_end(url: str) -> AsyncGenerator[None]:
                 await store.close()
 
 
-async def _stress(load: Load, workers: Workers, every: float | None, bar: Bar) -> Outcome:
-    engine = engine_of(load)
-    async with _removed_in_the_end(load.url), engine:
+async def _stress(load: Workload, workers: WorkerProcesses, every: float | None, bar: ProgressBar) -> StressResult:
+    engine = make_engine(load)
+    async with _dropped_at_the_end(load.url), engine:
         try:
             workers.start()
-            # What is measured is the work, and not how long a process takes to start.
+            # The start of the processes is not part of the measurement.
             while len(await engine.workers.list()) < workers.count:
                 workers.check()
-                await asyncio.sleep(_LOOK)
+                await asyncio.sleep(_POLL)
             return await _measure(load, engine, workers, every, bar)
         finally:
             await asyncio.to_thread(workers.stop)
 
 
-async def _measure(load: Load, engine: Any, workers: Workers, every: float | None, bar: Bar) -> Outcome:
+async def _measure(
+    load: Workload, engine: Engine, workers: WorkerProcesses, every: float | None, bar: ProgressBar
+) -> StressResult:
     numbers = iter(range(load.runs))
     latencies: list[float] = []
     failures = 0
 
-    async def one_after_another() -> None:
+    async def run_one_by_one() -> None:
         nonlocal failures
         for _ in numbers:
             begun = time.perf_counter()
-            run = await engine.start(Call("perdure.stress.v1", {"payload": "x" * load.payload}))
+            run: Handle[Any] = await engine.start(Call("perdure.stress.v1", {"payload": "x" * load.payload}))
             try:
                 await run.result()
             except RunFailed:
@@ -133,36 +153,42 @@ async def _measure(load: Load, engine: Any, workers: Workers, every: float | Non
     async def watch() -> None:
         while True:
             workers.check()
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL)
 
     begun = time.perf_counter()
-    tasks = [asyncio.create_task(one_after_another()) for _ in range(min(load.concurrent, load.runs))]
-    beside = [asyncio.create_task(watch())]
+    tasks = [asyncio.create_task(run_one_by_one()) for _ in range(min(load.concurrent, load.runs))]
+    watchers = [asyncio.create_task(watch())]
     if every is not None:
-        beside.append(asyncio.create_task(workers.kill_every(every)))
+        watchers.append(asyncio.create_task(workers.kill_every(every)))
     try:
-        await _first_trouble(asyncio.gather(*tasks), beside)
+        await _wait_for_all(asyncio.gather(*tasks), watchers)
     finally:
-        for task in (*tasks, *beside):
+        for task in (*tasks, *watchers):
             task.cancel()
-        await asyncio.gather(*tasks, *beside, return_exceptions=True)
+        await asyncio.gather(*tasks, *watchers, return_exceptions=True)
     taken = time.perf_counter() - begun
-    return outcome_of(latencies, failures, load.steps + load.activities, taken, workers.kills)
+    return summarize(latencies, failures, load.steps + load.activities, taken, workers.kills)
 
 
-async def _first_trouble(work: asyncio.Future[Any], beside: list[asyncio.Task[None]]) -> None:
-    """Wait for the work; raise what goes wrong beside it."""
-    done, _ = await asyncio.wait([work, *beside], return_when=asyncio.FIRST_COMPLETED)
+async def _wait_for_all(work: asyncio.Future[Any], watchers: list[asyncio.Task[None]]) -> None:
+    """Wait for the work; raise the error of a watcher that ends first."""
+    done, _ = await asyncio.wait([work, *watchers], return_when=asyncio.FIRST_COMPLETED)
     with suppress(asyncio.CancelledError):
         for task in done:
             task.result()
 
 
-def _show(output: Output, outcome: Outcome) -> None:
-    output.fields([
-        ("runs", f"{outcome.runs:,} in {outcome.seconds:.2f} s"),
-        ("throughput", f"{outcome.runs_per_second:,.0f} runs/s, {outcome.steps_per_second:,.0f} steps/s"),
-        ("latency", f"p50 {outcome.p50 * 1000:,.1f} ms, p99 {outcome.p99 * 1000:,.1f} ms, max {outcome.longest * 1000:,.1f} ms"),
-        ("failed", f"{outcome.failed:,} ({outcome.failed_percent:.2f} %)"),
-        ("killed", f"{outcome.kills} workers" if outcome.kills else ""),
-    ])  # fmt: skip
+def _print_result(output: Printer, result: StressResult) -> None:
+    output.fields(
+        [
+            ("runs", f"{result.runs:,} in {result.seconds:.2f} s"),
+            ("throughput", f"{result.runs_per_second:,.0f} runs/s, {result.steps_per_second:,.0f} steps/s"),
+            ("latency", f"p50 {_ms(result.p50)}, p99 {_ms(result.p99)}, max {_ms(result.longest)}"),
+            ("failed", f"{result.failed:,} ({result.failed_percent:.2f} %)"),
+            ("killed", f"{result.kills} workers" if result.kills else ""),
+        ]
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:,.1f} ms"

@@ -1,7 +1,7 @@
-"""The plot: start worker A and an order, kill A in the middle, let worker B finish.
+"""Scenario of the demo: start an order and worker A, kill A in the middle, let worker B finish.
 
-The teller is a third process. It sees what the workers' steps wrote and what the database says, and it is the customer's
-service that approves the order. It kills at a moment when some steps are recorded and another is in flight.
+It runs in a third process, which reads the traces of the steps and the database, prints a timeline, and approves the
+order. It kills A when some steps are recorded and another is in flight.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from perdure.cli.demo.summary import Activity, Killed, Summary, count_steps
-from perdure.cli.demo.timeline import Timeline
+from perdure.cli.console.output import Printer
+from perdure.cli.demo.summary import KilledWorker, StepTrace, Summary, count_steps
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
 from perdure.core.codec.decoders import decoder_for
@@ -27,56 +27,80 @@ from perdure.workflow.definition import Call
 
 RUN = "order-42"
 LEASE = "2s"
-#: Far more than it ever takes; what is over it is broken.
-_LIMIT = 90.0
-_LOOK = 0.04
+#: Seconds after which the demo is broken; it takes about ten.
+_TIMEOUT = 90.0
+#: Seconds between two looks at the database.
+_POLL = 0.04
 
-_activity = decoder_for(Activity)
+_traces = decoder_for(StepTrace)
+
+_LANE_WIDTH = 36
+_LANE_STYLES = ("cyan", "magenta")
 
 
 class DemoFailed(PerdureError):
-    """The demo could not be told to its end."""
+    """The demo could not run to its end."""
 
 
-class Story:
-    """One telling."""
+class Timeline:
+    """Printed lines with the time since the beginning: one lane for each worker. Silent with `--json`."""
+
+    def __init__(self, output: Printer) -> None:
+        self._output = output
+        self._began = time.monotonic()
+
+    def lane(self, worker: int, text: str) -> None:
+        """Print an event of worker A (0) or B (1)."""
+        self._print(f"{' ' * _LANE_WIDTH * worker}{'AB'[worker]}  {text}", _LANE_STYLES[worker])
+
+    def across(self, text: str, style: str = "bold") -> None:
+        """Print an event of the run or of both workers."""
+        self._print(f"-- {text}", style)
+
+    def _print(self, text: str, style: str) -> None:
+        if not self._output.json:
+            self._output.line(f"{time.monotonic() - self._began:6.2f}s  {text}", style)
+
+
+class Scenario:
+    """One execution of the demo in a folder."""
 
     def __init__(self, folder: Path, timeline: Timeline) -> None:
         self._folder = folder
         self._timeline = timeline
         self._workers: list[subprocess.Popen[bytes]] = []
-        self._activity: list[Activity] = []
+        self._traces: list[StepTrace] = []
         self._read = 0
         self._state: tuple[Status, Reason | None] = (Status.PENDING, None)
         self._holders: list[str] = []
-        self._give_up_at = time.monotonic() + _LIMIT
+        self._give_up_at = time.monotonic() + _TIMEOUT
 
-    async def tell(self) -> Summary:
-        """From the start to the summary. Raises `DemoFailed`."""
-        # The workers run in the folder, so that what their steps write lands there.
+    async def run(self) -> Summary:
+        """Run the scenario and return its summary. Raises `DemoFailed`."""
+        # The workers run in the folder, so that their steps write the traces there.
         async with Engine(f"sqlite:///{self._folder.resolve()}/shop.db") as engine:
             try:
-                return await self._tell(engine)
+                return await self._run(engine)
             finally:
                 for worker in self._workers:
-                    _end(worker)
+                    _stop(worker)
 
-    async def _tell(self, engine: Engine) -> Summary:
+    async def _run(self, engine: Engine) -> Summary:
         order = {"id": "42", "item": "a blue vase", "cents": 4200}
         run: Handle[Any] = await engine.start(Call("demo.checkout.v1", {"order": order}), id=RUN)
         self._timeline.across(f"{RUN} is started: charge, reserve and print_label run in parallel")
-        self._hire()
-        await self._until(run, lambda: self._middle(run))
+        self._start_worker()
+        await self._until(run, lambda: self._is_time_to_kill(run))
         killed = self._kill()
-        finished, in_flight = await self._damage(run)
-        self._hire()
+        finished, in_flight = await self._steps_at_kill(run)
+        self._start_worker()
         await self._until(run, lambda: _waits_for_approval(run))
         self._timeline.across("a person approves: perdure send ... approval true")
         await run.send("approval", True)
         await self._until(run, lambda: _is_finished(run))
-        return await self._sum_up(run, killed, finished, in_flight)
+        return await self._summarize(run, killed, finished, in_flight)
 
-    def _hire(self) -> None:
+    def _start_worker(self) -> None:
         command = [sys.executable, "-m", "perdure.cli", "worker", "perdure.cli.demo.shop:engine"]
         command += ["--lease", LEASE, "--log-level", "error", "--stop-at-eof"]
         with (self._folder / f"worker-{'AB'[len(self._workers)]}.log").open("wb") as log:
@@ -86,79 +110,81 @@ class Story:
         self._workers.append(worker)
         self._timeline.lane(len(self._workers) - 1, f"worker process {worker.pid} starts")
 
-    async def _middle(self, run: Handle[Any]) -> bool:
-        """Whether the moment to kill has come: a step is recorded, one has failed once, and one is in flight."""
+    async def _is_time_to_kill(self, run: Handle[Any]) -> bool:
+        """True once a step is recorded, one has failed once, and one is in flight."""
         kinds = {record.kind for record in await run.history()}
-        _, in_flight = await self._damage(run)
+        _, in_flight = await self._steps_at_kill(run)
         return {RecordKind.STEP, RecordKind.ATTEMPT} <= kinds and bool(in_flight)
 
-    async def _damage(self, run: Handle[Any]) -> tuple[list[str], list[str]]:
-        """Which steps are finished, and which have begun an attempt of which the history does not know the end."""
+    async def _steps_at_kill(self, run: Handle[Any]) -> tuple[list[str], list[str]]:
+        """Return the finished steps, and those with an attempt that the history has not recorded."""
         history = await run.history()
-        self._catch_up()
+        self._print_traces()
         finished = [record.location for record in history if record.kind is RecordKind.STEP]
         failed = {(record.location, record.attempts) for record in history if record.kind is RecordKind.ATTEMPT}
-        open_ = {one.step for one in self._activity if (one.step, one.attempt) not in failed} - set(finished)
+        open_ = {one.step for one in self._traces if (one.step, one.attempt) not in failed} - set(finished)
         return finished, sorted(open_)
 
-    def _kill(self) -> Killed:
+    def _kill(self) -> KilledWorker:
         worker = self._workers[0]
         worker.send_signal(signal.SIGKILL)
         code = worker.wait()
         if code != -signal.SIGKILL:
-            raise DemoFailed(f"Worker A (process {worker.pid}) ended with {code} before it could be killed.")
-        self._timeline.across(f"kill -9 {worker.pid}: worker A is dead, with a step in its hands", "bold red")
-        return Killed(worker.pid, signal.Signals(-code).name)
+            raise DemoFailed(f"worker A (process {worker.pid}) ended with {code} before it could be killed")
+        self._timeline.across(f"kill -9 {worker.pid}: worker A is dead, with a step in flight", "bold red")
+        return KilledWorker(worker.pid, signal.Signals(-code).name)
 
     async def _until(self, run: Handle[Any], question: Callable[[], Awaitable[Any]]) -> Any:
-        """Go on telling until there is a truthy answer."""
+        """Print the timeline until the question has a truthy answer, and return that."""
         while True:
             answer = await question()
-            await self._tell_state(run)
+            await self._print_state(run)
             if answer:
                 return answer
             code = self._workers[-1].poll()
             if code is not None or time.monotonic() > self._give_up_at:
-                raise DemoFailed(self._what_went_wrong(code))
-            await asyncio.sleep(_LOOK)
+                raise DemoFailed(self._describe_problem(code))
+            await asyncio.sleep(_POLL)
 
-    def _catch_up(self) -> None:
-        """Tell what the steps have written since the last look."""
+    def _print_traces(self) -> None:
+        """Print the traces that the steps have written since the last call."""
         path = self._folder / "activity.jsonl"
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         for line in lines[self._read :]:
             if not line.endswith(b"\n"):
                 return
             self._read += 1
-            one = _activity.decode(line)
-            self._activity.append(one)
+            one = _traces.decode(line)
+            self._traces.append(one)
             again = f" (attempt {one.attempt})" if one.attempt > 1 else ""
             self._timeline.lane(int(one.pid != self._workers[0].pid), f"{one.step} {one.what}{again}")
 
-    async def _tell_state(self, run: Handle[Any]) -> None:
+    async def _print_state(self, run: Handle[Any]) -> None:
         now = await run.run()
         before, self._state = self._state, (now.status, now.reason)
         if now.worker is not None and now.worker not in self._holders:
             self._holders.append(now.worker)
             if len(self._holders) > 1:
                 self._timeline.lane(1, "takes over: the lease of A has run out")
-        # Read after the state: what led to it is told before it.
-        self._catch_up()
+        # Read after the state, so that its causes are printed before it.
+        self._print_traces()
         if self._state == before:
             return
         if now.status is Status.WAITING and now.reason is Reason.MESSAGE:
-            self._timeline.across("the run waits for an approval; it holds no slot and no thread meanwhile")
+            self._timeline.across("the run waits for an approval; it uses no slot and no thread meanwhile")
         elif now.status is Status.WAITING and now.reason is Reason.TIMER:
             self._timeline.across("the run sleeps for 1.5 s; it could be a month")
         elif now.status.finished:
             self._timeline.across(f"the run is {now.status}", "bold green")
 
-    async def _sum_up(self, run: Handle[Any], killed: Killed, finished: list[str], in_flight: list[str]) -> Summary:
-        taker = self._workers[1]
-        _end(taker)
-        self._catch_up()
+    async def _summarize(
+        self, run: Handle[Any], killed: KilledWorker, finished: list[str], in_flight: list[str]
+    ) -> Summary:
+        second = self._workers[1]
+        _stop(second)
+        self._print_traces()
         effects = [line.split()[0] for line in (self._folder / "effects.log").read_text().splitlines()]
-        steps = count_steps(self._activity, effects, killed.pid, finished, in_flight)
+        steps = count_steps(self._traces, effects, killed.pid, finished, in_flight)
         outcome = await run.run()
         return Summary(
             ok=outcome.status is Status.COMPLETED and not any(step.repeated for step in steps),
@@ -166,16 +192,16 @@ class Story:
             status=outcome.status.value,
             result=str(await run.result()),
             killed=killed,
-            took_over=taker.pid,
+            took_over=second.pid,
             in_flight=in_flight,
             steps=steps,
         )
 
-    def _what_went_wrong(self, code: int | None) -> str:
+    def _describe_problem(self, code: int | None) -> str:
         letter = "AB"[len(self._workers) - 1]
         log = (self._folder / f"worker-{letter}.log").read_text(errors="replace").strip()
-        what = f"took longer than {_LIMIT:g} s" if code is None else f"ended by itself with {code}"
-        return f"The demo cannot go on: worker {letter} {what}. Its log ends: {log[-500:] or '(empty)'}"
+        what = f"took longer than {_TIMEOUT:g} s" if code is None else f"ended by itself with {code}"
+        return f"the demo failed: worker {letter} {what}; its log ends: {log[-500:] or '(empty)'}"
 
 
 async def _waits_for_approval(run: Handle[Any]) -> bool:
@@ -187,7 +213,7 @@ async def _is_finished(run: Handle[Any]) -> bool:
     return (await run.status()).finished
 
 
-def _end(worker: subprocess.Popen[bytes]) -> None:
+def _stop(worker: subprocess.Popen[bytes]) -> None:
     if worker.poll() is None:
         worker.terminate()
         try:

@@ -130,7 +130,7 @@ def test_show_tells_what_could_not_be_undone(perdure: Perdure) -> None:
     known = perdure("show", URL, "sad", "--json").json
     assert known["run"]["error"]["message"] == "no van"
     assert known["run"]["error"]["not_undone"]["charge"]["message"] == "the bank is closed"
-    assert "What 'charge' did was not undone: OSError: the bank is closed" in perdure("show", URL, "sad").out
+    assert "Undoing 'charge' failed: OSError: the bank is closed" in perdure("show", URL, "sad").out
 
 
 def test_show_keeps_what_proves_a_lease_to_itself(perdure: Perdure) -> None:
@@ -199,17 +199,18 @@ def test_cancelling_a_run_keeps_the_reason(perdure: Perdure) -> None:
     assert (again.code, again.out) == (0, "o-1 had finished already.\n")
 
 
-def test_a_blocked_run_goes_on_when_it_is_unblocked(perdure: Perdure) -> None:
+def test_a_blocked_run_continues_when_it_is_retried(perdure: Perdure) -> None:
     start(perdure, "o-1")
     with sqlite3.connect("shop.db") as database:
         database.execute("UPDATE perdure_runs SET status = 'blocked', reason = 'poison', error = '{}' WHERE id = 'o-1'")
     database.close()
-    assert "retry it" in perdure("why", URL, "o-1").out
-    assert perdure("unblock", URL, "o-1", "--json").json == {"id": "o-1", "unblocked": True}
+    assert "retry" in perdure("why", URL, "o-1").out
+    assert perdure("runs", "retry", URL, "o-1", "--json").json == {"id": "o-1", "generation": 1}
     work("o-1")
     assert perdure("show", URL, "o-1", "--json").json["run"]["status"] == "completed"
-    again = perdure("unblock", URL, "o-1")
-    assert (again.code, again.out) == (0, "o-1 is not blocked.\n")
+    again = perdure("retry", URL, "o-1")
+    assert (again.code, again.out) == (1, "")
+    assert "run 'o-1' completed" in again.err
 
 
 def test_what_others_wrote_into_the_tables_is_shown_as_it_is(perdure: Perdure) -> None:
@@ -245,7 +246,7 @@ def test_stored_text_cannot_act_on_the_terminal(perdure: Perdure) -> None:
 
 def test_workers_are_listed_with_the_errors_of_their_loops(perdure: Perdure) -> None:
     start(perdure, "a")
-    assert perdure("workers", URL).out == "No worker is known.\n"
+    assert perdure("workers", URL).err == "No worker is known.\n"
     with closing(sqlite3.connect("shop.db")) as connection, connection:
         connection.execute(
             "INSERT INTO perdure_workers (id, host, pid, slots) VALUES ('w1', 'here', 7, 3), ('w2', 'here', 8, 3)"
@@ -253,11 +254,10 @@ def test_workers_are_listed_with_the_errors_of_their_loops(perdure: Perdure) -> 
         connection.execute(
             "INSERT INTO perdure_health (worker_id, errors, problem) VALUES ('w1', 2, 'claimer: KeyError: x')"
         )
-    assert perdure("workers", URL).out == (
-        "w1 alive on here (7), 3 slots, 2 errors in the background\n"
-        "  claimer: KeyError: x\n"
-        "w2 alive on here (8), 3 slots\n"
-    )
+    assert [line.split() for line in perdure("workers", URL).out.splitlines()[1:]] == [
+        ["w1", "alive", "here", "(7)", "3", "2", "claimer:", "KeyError:", "x"],
+        ["w2", "alive", "here", "(8)", "3"],
+    ]
     assert [one["errors"] for one in perdure("workers", URL, "--json").json] == [2, 0]
 
 
@@ -275,7 +275,7 @@ def test_interruptions_are_shown(perdure: Perdure) -> None:
     database.close()
     shown = perdure("show", URL, "a-1").out
     assert "worker w-1 lost" in shown
-    assert "whatever was under way" in shown
+    assert "all steps under way" in shown
     assert "worker w-2 stopped" in shown
     [_, told] = perdure("show", URL, "a-1", "--json").json["interruptions"]
     assert (told["worker"], told["last"], told["steps"]) == ("w-2", 3, ["charge"])

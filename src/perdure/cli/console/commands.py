@@ -1,0 +1,114 @@
+"""Command classes: groups that import a command on first use, and help texts with an example."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import click
+
+#: Command name -> place of the command, as `module:attribute`.
+Places = Mapping[str, str]
+
+
+class Command(click.Command):
+    """Command whose help ends with an example."""
+
+    def __init__(self, *arguments: Any, example: str = "", **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.example = example
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the example on a line of its own, never wrapped, so that it can be copied."""
+        _write_example(self.example, formatter)
+
+
+class CommandGroup(click.Group):
+    """Group of commands in titled sections, each command imported on first use.
+
+    A group that has the command `list` runs it when no command is named: `perdure runs sqlite:///shop.db`. `moved`
+    maps names of earlier versions to the command that replaces them.
+    """
+
+    command_class = Command
+
+    def __init__(
+        self,
+        name: str,
+        sections: Mapping[str, Places],
+        *,
+        help: str,  # noqa: A002 - the name is click's
+        example: str,
+        moved: Mapping[str, str] = MappingProxyType({}),
+        **options: Any,
+    ) -> None:
+        super().__init__(name, help=help, **options)
+        self._sections = sections
+        self._places = {command: place for places in sections.values() for command, place in places.items()}
+        self._moved = moved
+        self.example = example
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """List the names of the commands in the order of the sections."""
+        return list(self._places)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command of that name; None if there is none."""
+        if cmd_name not in self._places:
+            return None
+        module, _, attribute = self._places[cmd_name].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the options of the group, after `with_default` has named the command."""
+        return super().parse_args(ctx, self.with_default(ctx, args))
+
+    def with_default(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Insert `list` in front of a target or an option where a command is expected."""
+        lists = "list" in self._places and (not args or _starts_listing(args[0], ctx))
+        return ["list", *args] if lists else args
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; raise a usage error with a hint for a name that moved or was mistyped."""
+        command = self.get_command(ctx, args[0])
+        if command is None and not ctx.resilient_parsing:
+            ctx.fail(f"no such command {args[0]!r}; {self._hint(ctx, args[0])}")
+        return args[0], command, args[1:]
+
+    def _hint(self, ctx: click.Context, name: str) -> str:
+        if name in self._moved:
+            return f"see `perdure {self._moved[name]}`"
+        close = difflib.get_close_matches(name, self._places, n=1)
+        return f"did you mean `{ctx.command_path} {close[0]}`?" if close else f"see `{ctx.command_path} --help`"
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write each section with the first sentence of its commands' help."""
+        width = max(map(len, self._places))
+        limit = formatter.width - 6 - width
+        for title, places in self._sections.items():
+            with formatter.section(title):
+                commands = [(name, self.get_command(ctx, name)) for name in places]
+                rows = [(name.ljust(width), one.get_short_help_str(limit)) for name, one in commands if one is not None]
+                formatter.write_dl(rows)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the example below the commands."""
+        _write_example(self.example, formatter)
+
+
+def _starts_listing(word: str, ctx: click.Context) -> bool:
+    """Tell a target or an option from the name of a command; `--help` is about the group."""
+    return ":" in word or (word.startswith("-") and word not in ctx.help_option_names)
+
+
+def _write_example(example: str, formatter: click.HelpFormatter) -> None:
+    if example:
+        with formatter.section("Example"):
+            formatter.write(f"{'':{formatter.current_indent}}{example}\n")

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.conftest import URL, Perdure, work
+
+
+def test_a_run_is_paused_and_resumed(perdure: Perdure) -> None:
+    perdure("start", "shop:engine", "approval", "--id", "a")
+    assert perdure("runs", "pause", URL, "a", "--reason", "not yet", "--json").json == {"run_id": "a", "paused": True}
+    assert perdure("runs", "pause", URL, "a").out == "a was paused already, or has finished.\n"
+    assert "not yet" in perdure("why", URL, "a").out
+    assert perdure("show", URL, "a", "--json").json["run"]["reason"] == "paused"
+    assert perdure("runs", "resume", URL, "a").out == "a is resumed.\n"
+    assert perdure("runs", "resume", URL, "a", "--json").json == {"run_id": "a", "resumed": False}
+
+
+@pytest.mark.parametrize("named", [("--type", "checkout"), ("default",)], ids=["type", "queue"])
+def test_a_type_and_a_queue_are_paused_and_resumed(perdure: Perdure, named: tuple[str, ...]) -> None:
+    kind, name = ("type", named[1]) if len(named) == 2 else ("queue", named[0])
+    perdure("start", "shop:engine", "checkout", "--input", '[{"id": "o", "cents": 1}]', "--id", "o")
+    assert perdure("queues", "list", URL).err == "No queue and no type is paused.\n"
+    assert perdure("queues", "pause", URL, *named, "--reason", "stocktaking").out == f"{name} is paused.\n"
+    assert perdure("queues", "list", URL).out.split()[3:] == [kind, name, "stocktaking"]
+    [pause] = perdure("queues", "list", URL, "--json").json
+    assert (pause["kind"], pause["name"]) == (kind, name)
+    assert "stocktaking" in perdure("why", URL, "o").out
+    assert perdure("queues", "resume", URL, *named).out == f"{name} is resumed.\n"
+    work("o")
+    assert "completed" in perdure("why", URL, "o").out
+
+
+@pytest.mark.parametrize("arguments", [(), (URL, "a", "--type", "b"), ("a", "b", "c")])
+def test_one_queue_or_one_type_is_paused(perdure: Perdure, arguments: tuple[str, ...]) -> None:
+    assert perdure("queues", "pause", *arguments).code == 2
+    assert perdure("queues", "resume", *arguments).code == 2
+
+
+def test_a_run_without_a_worker_cannot_be_evicted(perdure: Perdure) -> None:
+    perdure("start", "shop:engine", "approval", "--id", "a")
+    assert perdure("runs", "evict", URL, "a").out == "a is held by no worker.\n"
+    assert perdure("runs", "evict", URL, "a", "--json").json == {"id": "a", "evicted": False}
+
+
+def test_a_run_for_later_is_woken(perdure: Perdure) -> None:
+    perdure("start", "shop:engine", "approval", "--id", "a", "--at", "10d")
+    assert perdure("runs", "wake", URL, "a", "--at", "1h").out == "a will be woken at that time.\n"
+    assert perdure("runs", "wake", URL, "a", "--json").json == {"id": "a", "woken": True}
+    refused = perdure("runs", "wake", URL, "a")
+    assert refused.code == 1
+    assert "not asleep" in refused.err
