@@ -229,7 +229,9 @@ class Client:
             await until(lambda: self._is(stuck, Status.WAITING, *FINISHED))
             app.note(self._ledger, did="mend")
         await until(lambda: self._is(stuck, Status.WAITING, Status.COMPLETED))
-        await stuck.retry()
+        # Another process may have let it go on, and it may have completed since.
+        with suppress(UsageError, RunFinished):
+            await stuck.retry()
         if await broken.status() is Status.FAILED:
             # Another process may have opened it again since.
             with suppress(UsageError):

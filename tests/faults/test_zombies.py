@@ -44,7 +44,7 @@ OUTSIDE = (
 INSIDE = tuple(f"{verb}.{point}" for verb in VERBS for point in ("begun", "written"))
 
 #: What must have been refused at least once: heartbeats, claims, and turns of each kind.
-TURNS = ("go on", "park", "finish", "again", "block", "release")
+TURNS = ("go on", "park", "finish", "retrylater", "block", "release")
 REFUSED = {"heartbeat", "claim", *TURNS}
 
 

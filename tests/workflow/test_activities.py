@@ -550,14 +550,13 @@ async def test_one_call_may_have_more_time_than_the_code_says(stage: Stage) -> N
         assert await run.result("20s") == 2
 
 
-async def test_an_activity_that_is_opened_again_has_all_the_time_it_needs(on_disk: Stage) -> None:
+async def test_an_activity_that_is_retried_has_the_whole_time_of_its_limit_again(on_disk: Stage) -> None:
     failing = True
 
-    @activity("post.reopened.v1", schedule_to_close=0.3, retry=Retry(attempts=1))
+    @activity("post.reopened.v1", schedule_to_close=600, retry=Retry(attempts=1))
     async def post() -> str:
         if failing:
             raise ValueError("no")
-        await asyncio.sleep(1)
         return "sent"
 
     engine = on_disk.engine(post)
@@ -568,9 +567,13 @@ async def test_an_activity_that_is_opened_again_has_all_the_time_it_needs(on_dis
     async with engine.worker():
         with pytest.raises(RunFailed):
             await run.result("60s")
+        failed = await run.run()
         failing = False
         await run.retry()
         assert await run.result("60s") == "sent"
+    retried = await run.run()
+    assert retried.generation == 2
+    assert retried.deadline >= failed.finished_at + 600_000_000
 
 
 async def test_an_activity_that_nobody_gave_a_limit_has_that_of_its_code_from_its_first_attempt_on(
