@@ -1,11 +1,11 @@
-"""The contract with the database.
+"""Contract with the database.
 
 Every verb is one transaction (reads included), takes and returns frozen values, and may be awaited from any event loop.
-Every mutating verb may be repeated with the same arguments after its answer was lost: it then recognises what it wrote the
-first time and gives the same answer.
+A mutating verb may be repeated with the same arguments after its answer was lost: it recognises its first write and
+returns the same answer.
 
-Any verb may raise `StoreUnavailable` (the database cannot be reached or stayed busy past the bound; whether a write happened
-is then unknown), `StoreReadOnly`, `StoreFull` or `StoreCorrupt`. Others are named where they arise.
+Any verb may raise `StoreUnavailable` (the database cannot be reached or stayed busy past the bound; a write may or may
+not have happened), `StoreReadOnly`, `StoreFull` or `StoreCorrupt`. Other errors are named at the verb that raises them.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ MUTATING_VERBS = (
 
 
 class Change(IntFlag):
-    """What a commit may have changed for somebody who waits."""
+    """Kinds of changes that a commit may announce to waiting code."""
 
     NONE = 0
     #: A run became ready to be claimed.
@@ -106,37 +106,37 @@ class Change(IntFlag):
     #: A run showed something: a state, an item of a stream, a reply.
     OUTPUT = 8
     ALL = 15
-    #: No commit: the database is another one than before, and may lack the last commits of that.
+    #: No commit: another server took the database's place, and may lack its last commits.
     REPLACED = 16
 
 
-#: Called after such a commit of this process, from any thread.
+#: Called after a commit of this process that changed something, from any thread.
 Listener = Callable[[Change], object]
 
-#: Run, time, kind, actor and data of a line of the audit trail.
+#: Run, time, kind, actor and data of an audit event.
 NewEvent = tuple[str, int, str, str, str]
 
-#: Called after a commit of this process with the lines that it had, from any thread.
+#: Called with the audit events of a commit of this process, from any thread.
 EventObserver = Callable[[Sequence[NewEvent]], object]
 
 
 class Store(Protocol):
-    """What can be done with one database."""
+    """Verbs over one database."""
 
-    #: How long, in seconds, whoever waits may go without asking; small where `changed` is nearly free.
+    #: Longest pause between two polls of a waiting task, in seconds; short where `changed` is nearly free.
     poll_interval: float
-    #: How many commits at once serve a busy worker best.
+    #: Best number of concurrent commits for a busy worker.
     lanes: int
-    #: So many entries of one inbox, the oldest, are what `load` and `marked` give at the most.
+    #: Largest number of entries of one inbox that `load` and `marked` return, oldest first.
     inbox_page: int
-    #: Whether a transaction that writes shuts out every other one.
+    #: Whether a writing transaction excludes all others.
     exclusive: bool
-    #: Whether its own connections block whoever uses them, and so belong into a thread.
+    #: Whether its connections block the calling thread, so that they must be used in a thread of their own.
     blocks: bool
 
     @property
     def audit(self) -> Audit:
-        """How much of the audit trail is written; may be set."""
+        """Level of the audit trail that is written; may be set."""
 
     @audit.setter
     def audit(self, level: Audit) -> None: ...
@@ -145,44 +145,50 @@ class Store(Protocol):
         """Connect, check versions and settings, apply migrations if allowed. Raises `SchemaMismatch`."""
 
     async def close(self) -> None:
-        """Let go of every connection; afterwards each verb raises `EngineClosed`."""
+        """Close every connection; afterwards each verb raises `EngineClosed`."""
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Be told of changes made through this object or found by `changed`; the answer ends it. A hint: polling is correct."""
+        """Call the listener after changes made through this object or found by `changed`.
+
+        Returns a function that stops it. This is a hint only: polling is always correct.
+        """
 
     def observe_events(self, observer: EventObserver) -> Callable[[], None]:
-        """Be told of the lines of every commit made through this object; the answer ends it.
+        """Call the observer with the audit events of every commit made through this object.
 
-        Of the whole lifecycle, also if less is written. Not of those on a connection of the caller's, about whose commit nothing is known here.
+        Returns a function that stops it.
+
+        The observer gets the whole lifecycle, even at a lower audit level. Commits on the caller's own connections are
+        not observed, because their outcome is unknown here.
         """
 
     async def changed(self) -> bool:
-        """Whether another connection may have written since anybody last asked; if so, all listeners are told.
+        """True if another connection may have written since the last call; all listeners are then called.
 
-        Nearly free; True where it cannot be known.
+        Nearly free; always True where it cannot be known.
         """
 
     async def now(self) -> int:
         """The database's time."""
 
     def clock(self) -> int:
-        """The database's time as last measured, carried on by the monotonic clock; it never goes back. For durable times."""
+        """The database's time as last measured, advanced by the monotonic clock. Never goes back. For durable times."""
 
     # runs
 
     async def create(
         self, runs: Sequence[NewRun], actor: str, *, all_or_none: bool = False
     ) -> builtins.list[CreatedRun]:
-        """Create runs, in one transaction; one whose id or idempotency key is taken yields the run that is there.
+        """Create runs in one transaction; a run whose id or idempotency key is taken yields the existing run.
 
-        With `all_or_none`, none is created where one is taken, and only those that are taken are answered for.
+        With `all_or_none`, a taken id prevents all of them, and only the runs that are taken are returned.
         """
 
     async def get(self, run_id: str) -> Run | None:
         """One run."""
 
     async def get_many(self, run_ids: Sequence[str]) -> builtins.list[Run]:
-        """Those of the runs that exist, in no particular order."""
+        """The existing ones of these runs, in no particular order."""
 
     async def list(self, filter: RunFilter, limit: int, cursor: str | None) -> RunPage:
         """Runs, newest first. Raises `InvalidCursor`."""
@@ -199,57 +205,69 @@ class Store(Protocol):
     async def events_page(
         self, filter: EventFilter, limit: int, *, before: int | None = None, after: int | None = None
     ) -> builtins.list[Event]:
-        """The audit trail of all runs: before a number, the newest first; or after one, the oldest first."""
+        """Audit events of all runs: before a number, newest first; or after one, oldest first."""
 
     async def outputs(
         self, run_id: str, kind: OutputKind, name: str | None, after: int, limit: int
     ) -> builtins.list[Output]:
-        """What a run shows, past a position (-1: from the first); of all names if None, in the order of names."""
+        """Outputs of a run past a position (-1: from the first).
+
+        Of all names if `name` is None, in the order of names.
+        """
 
     # from outside
 
     async def send(self, messages: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
-        """Put messages into inboxes, wake who waits and mark who runs; one transaction."""
+        """Put messages into inboxes in one transaction; wake waiting runs and mark running ones."""
 
     async def broadcast(
         self, topic: str, payload: str | None, key: str, after: str | None, limit: int, actor: str
     ) -> BroadcastResult:
-        """Send a message, named as the topic, to the next so many runs past a run id that listen to it; one transaction.
+        """Send a message to the next `limit` runs past `after` that subscribe to the topic, in one transaction.
 
-        None of them gets it twice under one key, so that the whole of it may be repeated.
+        A run gets it at most once per key, so that the whole broadcast may be repeated.
         """
 
     async def cancel(self, run_id: str, reason: str, key: str, actor: str) -> SendOutcome:
-        """Ask a run to stop. One that never started, or is blocked, is cancelled at once; others find it in their inbox."""
+        """Request a run's cancellation.
+
+        A blocked run, or one that never started, ends at once; others find the request in their inbox.
+        """
 
     async def control(self, order: RunOrder, actor: str) -> OrderOutcome:
-        """Tell a run to pause, to go on, to move to another worker, or when to wake up."""
+        """Order a run to pause, to resume, to move to another worker, or to wake up at a time."""
 
     async def pause(self, pause: Pause, actor: str) -> None:
-        """Let no worker take runs of a type, or of a queue; a pause that is there stays as it is."""
+        """Stop workers from claiming runs of a type or a queue. An existing pause is left as it is."""
 
     async def resume(self, kind: PauseKind, name: str, actor: str) -> None:
-        """Let them be taken again."""
+        """End the pause of a type or a queue."""
 
     async def pauses(self) -> builtins.list[Pause]:
-        """Every type and queue that is paused."""
+        """Every paused type and queue."""
 
     async def unblock(
         self, run_ids: Sequence[str] | None, types: Sequence[str], reasons: Sequence[str], actor: str
     ) -> int:
-        """Make blocked runs pending again: the named ones, or all of these types; only those blocked for these reasons."""
+        """Make blocked runs pending again: the named ones, or all of these types.
+
+        Only those blocked for these reasons.
+        """
 
     async def reopen(self, run_id: str, generation: int, deadline: int | None, actor: str) -> ReopenOutcome:
-        """Let a run whose `generation` failed or was cancelled go on as the next one, by another deadline if one is given."""
+        """Continue a failed or cancelled run as its next generation.
+
+        `generation` is the one that ended; a `deadline` replaces the old one. A repetition changes nothing.
+        """
 
     async def recover(self, run_id: str, token: int, actor: str) -> bool:
-        """Give a run, last seen with that token, its attempts anew; False if it has used up none, or is being worked on."""
+        """Reset the attempts of a run last seen with that token. False if none were used, or a worker holds it."""
 
     async def delete_events(self, upto: int, before: int, actor: str) -> None:
         """Delete the events up to a number that are older than a time."""
 
     async def fork(self, fork: Fork, actor: str) -> CreatedRun:
-        """Create a run that has a past, unless one of its id is there."""
+        """Create a run with a history, unless its id exists."""
 
     # schedules
 
@@ -257,170 +275,179 @@ class Store(Protocol):
         """One schedule."""
 
     async def schedules(self, after: str, limit: int) -> builtins.list[Schedule]:
-        """Schedules in the order of their ids, past one."""
+        """Schedules in the order of their ids, after one."""
 
     async def save_schedule(
         self, schedule: Schedule, version: int, write_id: str, event: str, actor: str
     ) -> SaveOutcome:
-        """Create a schedule (version 0), or change one that still is of the version at which it was looked at."""
+        """Create a schedule (version 0), or change one that still has the given version."""
 
     async def delete_schedule(self, schedule_id: str, actor: str) -> None:
-        """Forget a schedule; its runs go on."""
+        """Delete a schedule; its runs continue."""
 
     async def trigger(self, schedule_id: str, slots: Sequence[int], key: str, actor: str) -> builtins.list[str] | None:
-        """Start runs of some slots, or, of none, one under a key; their ids. None if there is no such schedule."""
+        """Start the runs of some fire times, or, without any, one run under a key; returns their ids.
+
+        None if there is no such schedule.
+        """
 
     async def fire(self, limit: int, actor: str) -> FiringResult:
-        """Let the slots that are due of so many schedules become runs, each of them once."""
+        """Start one run for each fire time that is due, of up to `limit` schedules."""
 
     # gates
 
     async def look(self, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool = False) -> AdmissionPreview:
-        """Runs of these queues and types that are ready and have yet to pass gates, and when somebody in a line may pass.
+        """Preview of admission: ready runs that need permits, and when the next waiting run may pass.
 
-        Of each queue and type `limit`: the first, or the `newest`.
+        Of each queue and type, `limit` runs: the first, or the `newest`.
         """
 
     async def admit(self, request: AdmissionRequest) -> AdmissionResult:
-        """Let runs pass gates, and claim those that do; the others stand in line."""
+        """Grant permits to runs and claim them; put the others on waitlists."""
 
     async def standing(self, run_id: str) -> WaitlistPosition | None:
-        """Where a run stands in line; None if it does not."""
+        """Position of a run on a waitlist; None if it is on none."""
 
     async def lined(self, types: Sequence[str]) -> set[str]:
-        """Those of the types of which somebody stands in a line."""
+        """The types that have a run on a waitlist."""
 
     async def recheck_gates(self, actor: str) -> None:
-        """Have every gate looked at that waits for room: somebody may have gone without a word."""
+        """Re-examine every gate that waits for room, in case a holder died without releasing its permit."""
 
     async def delete_idle_gates(self, limit: int, actor: str) -> int:
-        """Forget gates of keys that nobody uses any more, so many at the most; how many."""
+        """Delete up to `limit` gates of unused keys; returns how many."""
 
     async def set_bounds(self, gate: str, bounds: LimitBounds | None, actor: str) -> None:
-        """Override what the code says about a gate, at once and for everybody; or, with None, no longer."""
+        """Override the limit declared in code, at once and for all workers; None removes the override."""
 
     async def set_breaker(self, gate: str, circuit: Circuit | None, actor: str) -> None:
-        """Open or close a breaker until somebody says otherwise; or, with None, leave it to its rule, nothing counted."""
+        """Hold a breaker open or closed; None returns it to its rule with empty counters."""
 
     async def gates(self, after: str, limit: int) -> builtins.list[LimitInfo]:
-        """Gates in the order of their names, past one."""
+        """Gates in the order of their names, after one."""
 
     # named locks
 
     async def acquire_lock(self, name: str, owner: str, nonce: str, ttl: int, actor: str) -> LockGrant:
-        """Take a lock that nobody holds, for so many microseconds; it proves itself by the nonce."""
+        """Acquire a free lock for `ttl` microseconds; the nonce identifies the holder."""
 
     async def extend_lock(self, name: str, nonce: str, ttl: int, actor: str) -> LockInfo | None:
-        """Hold a lock for so many microseconds from now on; None if it is not held under that nonce any more."""
+        """Hold a lock for `ttl` microseconds from now; None if it is no longer held under that nonce."""
 
     async def release_lock(self, name: str, token: int, nonce: str | None, actor: str) -> bool:
-        """Give up a lock that is held under that token and nonce; without a nonce, whoever holds it under that token loses it."""
+        """Release a lock held under that token and nonce.
+
+        Without a nonce, take it away from the holder of that token.
+        """
 
     async def succeed(self, names: Sequence[str], actor: str) -> int:
-        """Let those begin whose turn it is, of singletons one of whose runs has ended or was created by a turn; how many."""
+        """Start the next run of each singleton whose current run has ended; returns how many."""
 
     async def locks(self, after: str, limit: int, name: str | None = None) -> builtins.list[LockInfo]:
-        """Locks that somebody holds, in the order of their names, past one; or only the one of a name."""
+        """Held locks in the order of their names, after one; or only the lock of a name."""
 
     async def set_watermark(self, watermark: Watermark, actor: str) -> None:
-        """Set a watermark of a queue or a type, in place of the one that is there."""
+        """Set the watermark of a queue or a type, replacing any earlier one."""
 
     async def remove_watermark(self, kind: str, name: str, actor: str) -> None:
         """Remove the watermark of a queue or a type."""
 
     async def watermarks(self) -> builtins.list[Watermark]:
-        """Every watermark that is set."""
+        """Every watermark."""
 
     async def depth(self, kind: str, name: str, limit: int) -> int:
-        """How many runs are ready and wait, in a queue or of a type, counted up to `limit`."""
+        """Number of ready runs that wait, in a queue or of a type, counted up to `limit`."""
 
     def borrowed(
         self, connection: object, actor: str, *, locking: bool = True
     ) -> AbstractAsyncContextManager[Transaction]:
-        """The transaction that the caller has open on a connection of their own, for `create` and `send` over a `Transaction`.
+        """The transaction that the caller has open on their own connection, for `create` and `send`.
 
-        Without `locking`, rows are only looked at before others are written. Nothing of it is ever repeated here; an open store
-        is not needed. Raises `UsageError` and `SchemaMismatch`.
+        Without `locking`, rows are only read before others are written. Perdure never repeats it, and the store need
+        not be open. Raises `UsageError` and `SchemaMismatch`.
         """
 
     # the dead, and what is old
 
     async def dead(self, filter: DeadLetterFilter, limit: int, cursor: str | None) -> DeadLetterPage:
-        """Dead letters, the latest run first. Raises `InvalidCursor`."""
+        """Dead letters, latest run first. Raises `InvalidCursor`."""
 
     async def letter(self, run_id: str) -> DeadLetter | None:
-        """One dead letter; None if there is no such run, or it is none."""
+        """One dead letter; None if the run does not exist or is not dead."""
 
     async def requeue(self, order: Requeue, actor: str) -> RequeueOutcome:
-        """Let a dead run, or one that was cancelled, go on; a finished one in its next generation."""
+        """Continue a dead or cancelled run; a finished one in its next generation."""
 
     async def delete(self, run_id: str, reason: str, actor: str, *, discard: bool = False) -> DeleteOutcome:
-        """Hide a finished run from listings. With `discard`, only a dead letter; one that is blocked is cancelled by that."""
+        """Hide a finished run from listings. With `discard`, only a dead letter; a blocked one is cancelled first."""
 
     async def undelete(self, run_id: str, actor: str) -> DeleteOutcome:
-        """Bring a deleted run back."""
+        """Restore a deleted run."""
 
     async def prune(self, what: PruneRequest, limit: int, cursor: str | None, actor: str) -> PruneResult:
-        """Delete finished runs for good, with all that belongs to them: one batch, which looks at `limit` runs.
+        """Permanently delete finished runs and all their data, one batch that examines `limit` runs.
 
-        Asked again after its answer was lost, it finds less to do.
+        A repetition after a lost answer finds less to do.
         """
 
     # workers
 
     async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
-        """Begin a life, and have the registry say what is served."""
+        """Register a worker, and record the types that it serves."""
 
     async def heartbeat(self, worker_id: str) -> bool:
-        """Renew the worker's one row. False: it has been declared dead and holds nothing any more."""
+        """Renew the worker's row. False: it was declared dead and holds no runs any more."""
 
     async def report_health(self, worker_id: str, errors: int, problem: str) -> None:
-        """Keep how many errors the worker's background loops have met, and the latest, for `workers`."""
+        """Store the error count and the latest error of the worker's background loops, for `workers`."""
 
     async def retire(self, worker_id: str) -> None:
-        """End a life in order, giving back whatever it still held."""
+        """End a worker's registration and release the runs that it still holds."""
 
     async def sweep(self, limit: int) -> SweepResult:
-        """Declare overdue workers dead, give back their runs (raising the tokens) and fail what is past its deadline."""
+        """Declare overdue workers dead, release their runs (raising the tokens) and fail runs past their deadline."""
 
     async def workers(self) -> builtins.list[WorkerInfo]:
-        """Every worker that is alive or was lately."""
+        """Every worker that is alive or was recently."""
 
     async def types(self) -> builtins.list[TypeInfo]:
-        """Every type that somebody has registered, and whether it is enabled."""
+        """Every registered type, and if it is enabled."""
 
     async def holdings(self, worker_id: str) -> builtins.list[Lease]:
-        """What the worker is said to hold."""
+        """Leases that the database assigns to the worker."""
 
     # the hot path
 
     async def claim(self, request: ClaimRequest) -> ClaimResult:
-        """Wake what is due, then take ready runs. Counts itself on each; sets aside what is poison."""
+        """Wake runs that are due, then claim ready runs. Each claim is counted; a poison run is blocked."""
 
     async def take(self, request: ClaimByIdRequest) -> ClaimByIdResult:
-        """Take one run by its id, if it is ready and nobody has it. Counts itself, and sets aside what is poison, as a claim does."""
+        """Claim one run by its id, if it is ready and free. Counts as a claim, and blocks a poison run."""
 
     async def due(self, types: Sequence[str], queues: Sequence[str], limit: int) -> builtins.list[str]:
-        """So many runs that could be worked on now, those that have waited longest first; nothing that is paused."""
+        """Up to `limit` runs that could be worked on now, longest waiting first, without paused ones."""
 
     async def load(self, run_ids: Sequence[str]) -> builtins.list[LoadedRun]:
-        """Histories and unread inboxes, in one read."""
+        """Histories and unread inboxes of runs, in one read."""
 
     async def unread(self, run_ids: Sequence[str]) -> builtins.list[Message]:
         """Unread inbox entries of these runs, in one read."""
 
     async def marked(self, worker_id: str) -> builtins.list[Message]:
-        """Unread inbox entries of the runs that this worker is running and that were written to from outside."""
+        """Unread inbox entries of the worker's running runs that were written to from outside."""
 
     async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
-        """Make turns durable in one transaction, each accepted or rejected by itself; one verdict a turn, in order."""
+        """Commit turns in one transaction, each accepted or rejected on its own.
+
+        Returns one verdict per turn, in order.
+        """
 
     async def transact(self, step: TransactionStep) -> TurnOutcome:
-        """Run a function of the user's and write the record of its result in one transaction: APPLIED or LOST.
+        """Run a user's function and write the record of its result in one transaction: APPLIED or LOST.
 
-        What the function raises is raised. Raises `Interrupted` if the database failed and nothing is there, and `Doubtful` if
-        that is unknown; then ask `recorded` before trying again.
+        Raises what the function raises; `Interrupted` if the database failed and nothing was written; `Doubtful` if
+        that is unknown: ask `recorded` before trying again.
         """
 
     async def recorded(self, turn: Turn, actor: str) -> TurnOutcome:
-        """What became of the one record of a turn: APPLIED, LOST, or BUSY if it is not there and may be tried again."""
+        """Outcome of a turn with one record: APPLIED, LOST, or BUSY if it is missing and may be tried again."""

@@ -33,9 +33,8 @@ def open_store(
 ) -> SqlStore:
     """The store that a URL names; `await store.open()` connects it. Raises `UsageError`.
 
-    `audit` is the level of the audit trail, instead of the one that the URL names.
-
-    An inline store does its work on the thread of the caller: for simulation, and for tests on a virtual clock; SQLite only.
+    `audit` overrides the audit level of the URL. An inline store works on the caller's thread, for simulation and for
+    tests on a virtual clock; SQLite only.
     """
     store = _made(url, system, migrate=migrate, inline=inline)
     if audit is not None:

@@ -1,9 +1,11 @@
 """The schema, as numbered files that are applied once and never change.
 
-Every file has a checksum, kept in the database with its number. A database whose files are newer than ours, or differ from
-ours, is left alone: `SchemaMismatch`. All missing files are applied in one transaction where the database allows it, so that of
-several processes that start at once one does it and the others find it done. Applying a file to a schema that has it already
-changes nothing, and a file leaves what older versions use as it is, so that their workers go on while it is applied and after.
+The database stores each file's number and checksum. A database with newer or different files is left alone:
+`SchemaMismatch`. All missing files are applied in one transaction where the database allows it, so that of several
+processes that start at once one applies them and the others find them applied.
+
+Applying a file twice changes nothing. A file leaves in place what older versions use, so that their workers keep
+running during and after a migration.
 """
 
 from __future__ import annotations
@@ -50,14 +52,17 @@ SELECT {version}, '{name}', '{checksum}', {time}
 FROM (SELECT 1 AS one) AS once
 WHERE NOT EXISTS (SELECT 1 FROM perdure_migrations WHERE version = {version});
 """
-#: MySQL knows no IF NOT EXISTS for columns and indexes, as MariaDB does. `migrate` passes over the errors; a script has to ask first.
+#: MySQL lacks MariaDB's IF NOT EXISTS for columns and indexes. `migrate` ignores the errors; a script has to check first.
 _ONLY_MARIADB = "/*M! IF NOT EXISTS */"
 _ADDS = re.compile(
     r"CREATE INDEX /\*M! IF NOT EXISTS \*/ (?P<index>\w+) ON (?P<indexed>\w+)"
     r"|ALTER TABLE (?P<altered>\w+)\s+ADD COLUMN /\*M! IF NOT EXISTS \*/ (?P<column>\w+)"
 )
 _UNLESS_THERE = """SET @perdure = IF(
-  EXISTS (SELECT 1 FROM information_schema.{kind} WHERE table_schema = DATABASE() AND table_name = '{table}' AND {column} = '{name}'),
+  EXISTS (
+    SELECT 1 FROM information_schema.{kind}
+    WHERE table_schema = DATABASE() AND table_name = '{table}' AND {column} = '{name}'
+  ),
   'DO 0',
   '{statement}'
 );
@@ -108,7 +113,7 @@ def known(dialect: Dialect) -> list[Migration]:
 
 
 def script(dialect: Dialect, tables: str) -> str:
-    """Everything that `migrate` would do to an empty database, for reading or for running by hand, more than once if need be."""
+    """SQL of all migrations, to read or to run by hand. It may be run more than once."""
     schema = tables.rpartition(".")[0]
     parts = [f"CREATE SCHEMA IF NOT EXISTS {schema};\n"] if schema else []
     parts.append(dialect.render(f"{TABLE.strip()};\n", tables))
@@ -125,7 +130,7 @@ def script(dialect: Dialect, tables: str) -> str:
 
 
 def _repeatable(statement: str) -> str:
-    """A statement that may be run again, also on MySQL: one that adds a column or an index does nothing where that is there."""
+    """A statement that may be run again, also on MySQL, where adding an existing column or index is an error."""
     if _ONLY_MARIADB not in statement:
         return statement
     adds = _ADDS.match(statement)
@@ -139,7 +144,10 @@ def _repeatable(statement: str) -> str:
 async def migrate(
     tx: Transaction, dialect: Dialect, is_done: Callable[[Exception], bool] = lambda error: False
 ) -> list[Migration]:
-    """Apply what is missing; what was applied now. `is_done` tells errors of statements that were run before a crash."""
+    """Apply the missing migrations and return them.
+
+    `is_done` recognises errors of statements that ran before a crash.
+    """
     await tx.execute(TABLE, {})
     missing = _missing(known(dialect), await tx.fetch(_APPLIED, {}))
     for migration in missing:
@@ -155,7 +163,7 @@ async def migrate(
 
 
 async def pending(tx: Transaction, dialect: Dialect, prefix: str) -> list[Migration]:
-    """What is missing, without writing anything. Raises `SchemaMismatch` where the schema is not ours."""
+    """The missing migrations, without writing anything. Raises `SchemaMismatch` if the schema is not ours."""
     return _missing(known(dialect), await _applied(tx, dialect, prefix))
 
 
@@ -182,8 +190,8 @@ def _missing(files: Sequence[Migration], applied: Sequence[tuple[int, str, str, 
     for version, name, checksum, _ in applied:
         if version not in ours:
             raise SchemaMismatch(
-                f"The database has migration {name}, which this version of Perdure does not know. Install the version of "
-                "Perdure that the database was last migrated with, or a newer one."
+                f"The database has migration {name}, which this version of Perdure does not know. Install the version "
+                "of Perdure that the database was last migrated with, or a newer one."
             )
         if ours[version].checksum != checksum:
             raise SchemaMismatch(
@@ -197,7 +205,8 @@ def _missing(files: Sequence[Migration], applied: Sequence[tuple[int, str, str, 
 #: What there is, by name and whether it is a view; views before tables.
 _THERE = {
     "sqlite": """
-SELECT name, type = 'view' FROM sqlite_master WHERE type IN ('view', 'table') AND substr(name, 1, length(:prefix)) = :prefix
+SELECT name, type = 'view' FROM sqlite_master
+WHERE type IN ('view', 'table') AND substr(name, 1, length(:prefix)) = :prefix
 ORDER BY 2 DESC, 1
 """,
     "postgres": """
@@ -214,10 +223,13 @@ ORDER BY 2 DESC, 1
 
 
 async def drop_tables(tx: Transaction, dialect: Dialect, tables: str) -> None:
-    """Drop whatever begins with that prefix. Raises `UsageError` for the usual one, under which other people's runs are."""
+    """Drop every table and view with that prefix.
+
+    Raises `UsageError` for the default prefix, which may hold real runs.
+    """
     schema, _, prefix = tables.rpartition(".")
     if prefix == DEFAULT_PREFIX:
-        raise UsageError(f"tables that begin with {DEFAULT_PREFIX} are not dropped; they may be somebody's")
+        raise UsageError(f"tables that begin with {DEFAULT_PREFIX} are not dropped; they may hold real runs")
     for name, view in await tx.fetch(_THERE[dialect.name], {"schema": schema.strip('"'), "prefix": prefix}):
         place = f"{schema}.{name}" if schema else name
         await tx.execute(f"DROP {'VIEW' if view else 'TABLE'} {place}", {})

@@ -1,7 +1,7 @@
 """A store that repeats a verb while the database is unavailable.
 
-The same call is repeated with the same arguments until it succeeds or the bound is reached. Every verb recognises its own
-repetition, so the caller cannot tell how often it was tried.
+The same call is repeated with the same arguments until it succeeds or the bound is reached. Every verb recognises its
+own repetition, so the caller cannot tell how often it was tried.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def _repeated(verb: Verb) -> Verb:
 class Retrying:
     """The verbs of `Store`, each repeated for up to `bound_seconds` while the database is unavailable.
 
-    A `strict` bound also covers a server that does not answer at all: the caller gets an error, and the server may still
-    complete the verb.
+    A `strict` bound also covers a server that does not answer at all: the caller gets an error, and the server may
+    still complete the verb.
     """
 
     def __init__(self, store: Store, system: System, bound_seconds: float = 30.0, *, strict: bool = False) -> None:
@@ -185,8 +185,8 @@ class Retrying:
             if not limit.expired():
                 raise
             raise StoreUnavailable(
-                f"the database did not answer within {self.bound:g} s; check that it runs and can be reached. The request "
-                "may have been carried out"
+                f"the database did not answer within {self.bound:g} s; check that it runs and can be reached. The "
+                "request may have been carried out"
             ) from error
 
     async def _until_available(self, verb: Callable[[], Awaitable[T]]) -> T:

@@ -37,7 +37,7 @@ _EXAMPLE = (
 
 
 class SqliteUrl(Struct, frozen=True, kw_only=True):
-    """Where an SQLite database is and how to treat it."""
+    """Location and settings of an SQLite database."""
 
     #: None: in memory.
     path: str | None
@@ -49,7 +49,7 @@ class SqliteUrl(Struct, frozen=True, kw_only=True):
 
 
 class PostgresUrl(Struct, frozen=True, kw_only=True):
-    """Where a PostgreSQL database is and which tables in it are ours."""
+    """Location of a PostgreSQL database, and the tables in it that are ours."""
 
     #: What the driver is given.
     dsn: str
@@ -57,7 +57,7 @@ class PostgresUrl(Struct, frozen=True, kw_only=True):
     schema: str | None = None
     prefix: str = DEFAULT_PREFIX
     pool: int = 10
-    #: What the driver is given for a connection that listens; None: nobody does.
+    #: Address of the connection that listens for notifications; None: this process does not listen.
     listen: str | None = None
     #: What the user wants sessions to be called.
     called: str = ""
@@ -65,7 +65,7 @@ class PostgresUrl(Struct, frozen=True, kw_only=True):
 
     @property
     def tables(self) -> str:
-        """How the names of tables begin in statements."""
+        """Prefix of table names in statements, with the schema if any."""
         return self.prefix if self.schema is None else f'"{self.schema}".{self.prefix}'
 
     @property
@@ -76,7 +76,7 @@ class PostgresUrl(Struct, frozen=True, kw_only=True):
 
 
 class MysqlUrl(Struct, frozen=True, kw_only=True):
-    """Where a MySQL or MariaDB database is and which tables in it are ours."""
+    """Location of a MySQL or MariaDB database, and the tables in it that are ours."""
 
     host: str
     port: int
@@ -96,18 +96,18 @@ class MysqlUrl(Struct, frozen=True, kw_only=True):
 
 
 def shown(url: str) -> str:
-    """A URL for people to see: without a password."""
+    """A URL without its password, for messages."""
     return _PASSWORD.sub(lambda found: f"{found[1]}:***@" if found[2] is None else f"{found[2]}=***", url)
 
 
 def is_in_memory(url: str) -> bool:
-    """Whether the database lives in the memory of one process."""
+    """True if the database lives in the memory of one process."""
     where = parse(url)
     return isinstance(where, SqliteUrl) and where.path is None
 
 
 def parse(url: str) -> SqliteUrl | PostgresUrl | MysqlUrl:
-    """What a URL says. Raises `UsageError`."""
+    """Parse a database URL. Raises `UsageError`."""
     match urlsplit(url).scheme:
         case "postgresql" | "postgres":
             return _postgres(url)
@@ -162,7 +162,7 @@ def _mysql(url: str) -> MysqlUrl:
         )
     if "," in parts.netloc.rpartition("@")[2]:
         raise UsageError(
-            f"{shown(url)!r} names several hosts, which is supported on PostgreSQL only; name one, or a proxy that leads to the server "
+            f"{shown(url)!r} names several hosts, which only PostgreSQL supports; name one, or a proxy that leads to the server "
             "that takes writes."
         )
     database = unquote(parts.path.removeprefix("/"))

@@ -1,4 +1,9 @@
-"""What the audit trail says of each thing that happens: the kind and the data of its lines."""
+"""The audit trail: the text of each event, the events that a transaction gathers, and queries over them.
+
+A transaction writes the events that the audit level asks for; observers get them once it has committed. Events are
+numbered when they are written, not when their transaction commits, so an event with a lower number may appear after one
+with a higher. A reader that follows the trail has to look back a little.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,7 @@ from perdure.store.server.clock import ServerClock
 from perdure.store.sql.dialect import Params, Transaction, placeholders
 from perdure.store.sql.rows import EVENT, to_event, to_json, values
 
-#: How much of an error's message, or of a heartbeat's details, goes into the trail, in letters.
+#: Longest error message or heartbeat details that an event keeps, in characters.
 _SHORT = 500
 
 EventText = tuple[str, str]
@@ -26,47 +31,47 @@ _COMPLETED = Status.COMPLETED
 
 
 def created_event(new: NewRun) -> EventText:
-    """Of a run that comes to be."""
+    """Event of a new run."""
     if new.parent_id is None:
         return "created", to_json({"type": new.type})
     return "created", to_json({"type": new.type, "parent": new.parent_id})
 
 
 def claim_event(run: Run, *, starts: bool) -> EventText:
-    """Of a claim, by which an attempt starts, or only goes on."""
+    """Event of a claim, which starts an attempt or continues one."""
     kind = "started" if starts else "claimed"
     return kind, f'{{"token":{run.token},"attempt":{run.attempt}}}'
 
 
 def finish_event(outcome: Finish) -> EventText:
-    """Of an outcome."""
+    """Event of a run's end."""
     if outcome.status is _COMPLETED:
         return "completed", "{}"
     return outcome.status.value, to_json(error_summary(outcome.payload))
 
 
 def park_event(park: Park) -> EventText:
-    """Of a run that waits."""
+    """Event of a run that starts to wait."""
     return "parked", f'{{"for":"{park.reason.value}","until":{park.wake_at}}}'
 
 
 def retry_event(retry: RetryLater, attempt: int, wake_at: int) -> EventText:
-    """Of a run that is to be tried again; the error is that of the attempt before."""
+    """Event of a run's next attempt; the error is that of the previous one."""
     return "retried", to_json({"attempt": attempt, "at": wake_at, **error_summary(retry.error)})
 
 
 def block_event(block: Block) -> EventText:
-    """Of a run that is set aside."""
+    """Event of a run that is blocked."""
     return "blocked", to_json({"reason": block.reason.value, **error_summary(block.error)})
 
 
 def heartbeat_event(details: str) -> EventText:
-    """Of an activity that says how far it has got."""
+    """Event of an activity's heartbeat."""
     return "heartbeat", f'{{"details":{details}}}' if len(details) <= _SHORT else "{}"
 
 
 def error_summary(failure: str | None) -> dict[str, str]:
-    """What the trail keeps of a failure: a run has one error, and its earlier ones are gone."""
+    """Type and message of an error, kept because a run stores only its latest one."""
     try:
         known = msgspec.json.decode(failure or "{}", type=dict[str, Any])
     except msgspec.MsgspecError as broken:
@@ -77,48 +82,48 @@ def error_summary(failure: str | None) -> dict[str, str]:
 
 
 def note_timeout(tx: Transaction, run_id: str, limit: str) -> None:
-    """Say which limit was passed, if one was."""
+    """Note which timeout expired, if any."""
     if limit:
         tx.note(run_id, "timed_out", to_json({"timeout": limit}))
 
 
 def note_finish(tx: Transaction, run_id: str, outcome: Finish) -> None:
-    """Say how a run ended."""
+    """Note how a run ended."""
     if outcome.timeout:
         note_timeout(tx, run_id, outcome.timeout)
     tx.note(run_id, *finish_event(outcome))
 
 
 def note_again(tx: Transaction, run_id: str, retry: RetryLater, attempt: int, wake_at: int) -> None:
-    """Say that a run is to be tried again, and why."""
+    """Note the next attempt of a run, and its cause."""
     note_timeout(tx, run_id, retry.timeout)
     tx.note(run_id, *retry_event(retry, attempt, wake_at))
 
 
 def note_heartbeats(tx: Transaction, turn: Turn) -> None:
-    """Say how far an activity has got."""
+    """Note the heartbeats among a turn's outputs."""
     for output in turn.outputs:
         if output.kind is OutputKind.HEARTBEAT:
             tx.note(turn.lease.run_id, *heartbeat_event(output.payload or "null"))
 
 
 _FULL, _OFF = Audit.FULL, Audit.OFF
-#: What is not written at the highest level, and at the others.
+#: Kinds of events that are never written, and those that the lower levels do not write.
 _SPOKEN = frozenset({NEXT})
 _UNWRITTEN = REPEATED | _SPOKEN
 
 
 class TransactionLog(ABC):
-    """The half of a `Transaction` that needs no database."""
+    """Audit events and changes that a transaction gathers; the half of a `Transaction` that needs no database."""
 
     def __init__(self, actor: str, audit: Audit, *, has_observers: bool) -> None:
         self.actor = actor
         self.audit = audit
-        #: Whether anything is noted at all.
+        #: Whether any event is gathered.
         self.notes = audit is not _OFF or has_observers
-        #: Whether what only repeats is noted, too. To be asked before such a line is made: there may be many.
+        #: Whether repetitive events are gathered, too. Check it before making one: there may be many.
         self.repeats = audit is _FULL
-        #: Lines for those who listen, also if they are not written; None: nobody does.
+        #: Events for observers, including those that are not written; None: there are no observers.
         self.observed: list[NewEvent] | None = [] if has_observers else None
         self._writes = audit is not _OFF
         self._unwritten = _SPOKEN if self.repeats else _UNWRITTEN
@@ -132,11 +137,11 @@ class TransactionLog(ABC):
 
     @property
     def has_observers(self) -> bool:
-        """Whether somebody listens to what is noted, when it is durable."""
+        """True if observers are to be called with the events after the commit."""
         return self.observed is not None
 
     def note(self, run_id: str, kind: str, data: str = "{}") -> None:
-        """Add a line to the audit trail, if it is of the level that is written."""
+        """Add an audit event, if its level is written or observed."""
         # Looked up once a transaction, and not asked of the level for every line.
         if self._writes and kind not in self._unwritten:
             self._lines.append((run_id, self.now, kind, self.actor, data))
@@ -144,14 +149,15 @@ class TransactionLog(ABC):
             self.observed.append((run_id, self.now, kind, self.actor, data))
 
     def observe(self, run_id: str, kind: str, data: str = "{}") -> None:
-        """A line that a statement writes by itself, for those who listen."""
+        """Pass an event to the observers that a statement writes by itself."""
         if self.observed is not None:
             self.observed.append((run_id, self.now, kind, self.actor, data))
 
     def note_claims(self, runs: Iterable[Run], now: int, going_on: Collection[str] = ()) -> None:
-        """Add lines about runs that were claimed at that time: whether an attempt has started with it, or only goes on.
+        """Note claims made at that time, each as the start of an attempt or as its continuation.
 
-        The time of an attempt's start says that. `going_on`: ids of runs of which it is known, where the clock stands.
+        The start time of the attempt tells which. `going_on`: ids of runs known to continue, for a clock that stands
+        still.
         """
         if self.notes:
             for run in runs:
@@ -160,23 +166,23 @@ class TransactionLog(ABC):
                     self.note(run.id, *claim_event(run, starts=starts))
 
     def notify(self, change: Change) -> None:
-        """Say what this changes for somebody who waits."""
+        """Announce a change to waiting code after the commit."""
         # Plain integers: combining flags is a slow thing to do once a run.
         self._changes |= int(change)
 
     @property
     def changes(self) -> Change:
-        """Everything that was said so."""
+        """All announced changes."""
         return Change(self._changes)
 
     def _take_lines(self) -> list[NewEvent]:
-        """The noted lines; whoever takes them writes them."""
+        """Take the gathered events, to write them."""
         lines, self._lines = self._lines, []
         return lines
 
 
 class ServerTransactionLog(TransactionLog):
-    """One whose time is the server's, which has a clock of its own."""
+    """The log of a transaction whose time is the server's."""
 
     def __init__(self, clock: ServerClock, actor: str, audit: Audit, *, has_observers: bool) -> None:
         super().__init__(actor, audit, has_observers=has_observers)
@@ -208,7 +214,7 @@ WHERE id <= :upto AND at < :before
 async def events_page(
     tx: Transaction, filter: EventFilter, limit: int, *, before: int | None, after: int | None
 ) -> list[Event]:
-    """Lines before a number, the newest first; or after one, the oldest first."""
+    """Events before a number, newest first; or after one, oldest first."""
     terms, params = _conditions(filter)
     if before is not None:
         terms.append("e.id < :before")
@@ -223,7 +229,7 @@ async def events_page(
 
 
 async def delete_events(tx: Transaction, upto: int, before: int) -> None:
-    """Delete the lines up to a number that are older than a time."""
+    """Delete the events up to a number that are older than a time."""
     await tx.execute(_FORGET_EVENTS, {"upto": upto, "before": before})
 
 

@@ -1,8 +1,8 @@
-"""What the shared SQL needs to know of a database, and the transaction that it runs in.
+"""Dialect of a database, and the transaction that shared SQL runs in.
 
 Verbs are written once, as coroutines over a `Transaction`, in SQL that every database understands: `:name` parameters,
-tables called `perdure_…`, and `{…}` where databases differ. Rendering fills those gaps and puts the user's own prefix in.
-A transaction of a database without an asynchronous driver never suspends its verb, so a plain thread can drive it.
+tables called `perdure_…`, and `{…}` where databases differ. Rendering fills those gaps and inserts the user's prefix.
+On a database without an asynchronous driver a transaction never suspends its verb, so a plain thread can drive it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _USE = re.compile(r"\{use (\w+)\}")
 _OF_STATE = re.compile(r"\{(\w+) of (pending|waiting)\}")
 _IN_STATE = re.compile(r"\{(pending|waiting) (\w+\.)?(\w+)\}")
 _TABLES = frozenset({
-    "runs", "history", "messages", "events", "outputs", "topics", "pauses", "schedules", "workers", "health", "registry", "migrations",
+    "runs", "history", "messages", "events", "outputs", "topics", "pauses", "schedules", "workers", "health", "registry",
+    "migrations",
     "gates", "lines", "permits", "shares",
     "locks", "singletons", "successors", "watermarks",
     "runs_view", "events_view", "types_view", "workers_view",
@@ -35,20 +36,20 @@ _TABLES = frozenset({
 
 
 class Dialect(Struct, frozen=True, kw_only=True):
-    """A database as a value."""
+    """Differences of one database, as a value."""
 
     name: str
     #: Appended to an INSERT so that a duplicate key is no error and changes nothing.
     or_ignore: str
     #: Appended to a SELECT of rows that are about to be written; empty where the transaction owns the whole database.
     for_update: str
-    #: The same for rows of which those that somebody else has locked are left out.
+    #: The same for a SELECT that skips rows locked by other transactions.
     skip_locked: str
     #: Appended to an INSERT into gates, as `or_ignore` is, where that is no error either.
     keep_gate: str
     #: What makes a SELECT use an index, with its name for `{}`; empty where the planner finds it by itself.
     use_index: str
-    #: Where there are no partial indexes: by state and column, a column that has its value in that state only, and NULL in any other.
+    #: Where there are no partial indexes: by state and column, a column that is NULL in any other state.
     #: Of `{pending queue} = :queue` becomes a comparison with that, or else one of the state and one of the column; of
     #: `{queue of pending}` the name alone.
     only_in: dict[str, str] = {}
@@ -58,7 +59,10 @@ class Dialect(Struct, frozen=True, kw_only=True):
     time: str = ""
 
     def render(self, sql: str, tables: str) -> str:
-        """The statement as this database wants it; `tables` is how the names of tables begin, after their schema if any."""
+        """The statement in this database's spelling.
+
+        `tables` is the prefix of table names, after their schema if any.
+        """
         text = sql.replace("{or_ignore}", self.or_ignore).replace("{for_update}", self.for_update)
         if "{" in text:
             text = text.replace("{skip_locked}", self.skip_locked).replace("{keep_gate}", self.keep_gate)
@@ -80,7 +84,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
 
 
 class Transaction(Protocol):
-    """One open transaction. Events noted in it are written with it; a stir is passed on once it is durable."""
+    """One open transaction. It writes its audit events, and announces its changes once it has committed."""
 
     @property
     def now(self) -> int:
@@ -88,46 +92,46 @@ class Transaction(Protocol):
 
     @property
     def actor(self) -> str:
-        """Who caused it, for the audit trail."""
+        """Cause of the transaction, for the audit trail."""
 
     @property
     def notes(self) -> bool:
-        """Whether anything is noted at all. To be asked before a line is made for each of many."""
+        """True if events are gathered at all. Check it before making many of them."""
 
     @property
     def has_observers(self) -> bool:
-        """Whether somebody listens to what is noted, when it is durable."""
+        """True if observers are to be called with the events after the commit."""
 
     @property
     def repeats(self) -> bool:
-        """Whether the audit trail is told what only repeats."""
+        """True if repetitive events are gathered, too."""
 
     async def execute(self, sql: str, params: Params) -> int:
-        """Run one statement; how many rows it changed."""
+        """Run one statement; returns the number of changed rows."""
 
     async def execute_many(self, sql: str, rows: Sequence[Params]) -> int:
-        """Run one statement once per row of parameters; how many rows were changed in all."""
+        """Run one statement once per row of parameters; returns the number of changed rows."""
 
     async def fetch(self, sql: str, params: Params) -> list[Row]:
         """Run a query."""
 
     def note(self, run_id: str, kind: str, data: str = "{}") -> None:
-        """Add a line to the audit trail, if it is of the level that is written."""
+        """Add an audit event, if its level is written or observed."""
 
     def notify(self, change: Change) -> None:
-        """Say what this changes for somebody who waits."""
+        """Announce a change to waiting code after the commit."""
 
 
 class TransactionNotices(Protocol):
-    """What a transaction has to tell when it is over."""
+    """Announcements of a transaction after its commit."""
 
     @property
     def changes(self) -> Change:
-        """Everything that was said to change."""
+        """All announced changes."""
 
     @property
     def observed(self) -> Sequence[NewEvent] | None:
-        """Lines of the audit trail for those who listen; None: nobody does."""
+        """Events for observers; None: there are none."""
 
 
 #: What a verb does in a transaction.

@@ -13,7 +13,7 @@ from perdure.errors import StoreUnavailable
 from perdure.store.sql.dialect import Row, Transaction
 from perdure.store.sql.rows import to_json, values
 
-#: Locks that nobody has held for so long, in microseconds, are forgotten; a few whenever there is a new one.
+#: Locks not held for this many microseconds are deleted, a few whenever a new one is made.
 FORGOTTEN_AFTER = 7 * 24 * 3600 * 1_000_000
 _AT_ONCE = 5
 
@@ -76,7 +76,7 @@ WHERE name = :name AND expires_at < :before
 
 
 async def acquire(tx: Transaction, name: str, owner: str, nonce: str, ttl: int) -> LockGrant:
-    """Take a lock that nobody holds, for so many microseconds. Said twice under one nonce, it is taken once."""
+    """Acquire a free lock for `ttl` microseconds. Repeated under one nonce, it is acquired once."""
     row = await _locked(tx, name)
     if row is None:
         await _forget_some(tx)
@@ -100,11 +100,11 @@ async def acquire(tx: Transaction, name: str, owner: str, nonce: str, ttl: int) 
 
 
 async def extend(tx: Transaction, name: str, nonce: str, ttl: int) -> LockInfo | None:
-    """Hold a lock for so long from now on; None if it is somebody else's by now, or was released."""
+    """Hold a lock for `ttl` microseconds from now; None if it was released or has another holder."""
     row = await _locked(tx, name)
     if row is None or row[0] != nonce:
         return None
-    # One that ran out and that nobody took meanwhile is still the last holder's: nobody was there in between.
+    # An expired lock without a new holder is still the last holder's: there was none in between.
     lock = replace(_to_lock(row[1:]), expires_at=tx.now + ttl)
     await tx.execute(_CHANGE, {"name": name, "nonce": nonce, "expires_at": lock.expires_at})
     tx.note(TRAIL + name, "lock_extended", to_json({"token": lock.token}))
@@ -112,7 +112,7 @@ async def extend(tx: Transaction, name: str, nonce: str, ttl: int) -> LockInfo |
 
 
 async def release(tx: Transaction, name: str, token: int, nonce: str | None) -> bool:
-    """Give up a lock that is held under that token and nonce, or take it from its holder (None); False if it is not held so."""
+    """Release a lock held under that token and nonce, or take it from its holder (None). False if it is not held so."""
     row = await _locked(tx, name)
     if row is None:
         return False
@@ -127,7 +127,7 @@ async def release(tx: Transaction, name: str, token: int, nonce: str | None) -> 
 
 
 async def locks(tx: Transaction, after: str, limit: int, name: str | None) -> list[LockInfo]:
-    """Locks that somebody holds, in the order of their names, past one; or only the one of a name."""
+    """Held locks in the order of their names, after one; or only the lock of a name."""
     params = {"after": after, "now": tx.now, "limit": limit, "name": name}
     return values(_to_lock, await tx.fetch(_PAGE if name is None else _ONE, params))
 

@@ -11,7 +11,7 @@ from perdure.core.model.orders import Pause, PauseKind
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Transaction
 
-#: Kinds of rows that are no pauses: a claim leaves such types and queues to whoever guards their gates.
+#: Kinds of rows that are no pauses: claims leave these types and queues to the gatekeepers of their limits.
 LIMITED_TYPE, LIMITED_QUEUE = "limited-type", "limited-queue"
 
 _PAUSE = """
@@ -40,7 +40,7 @@ ORDER BY kind, name
 
 
 async def pause(tx: Transaction, pause: Pause) -> None:
-    """Let nobody take runs of it any more; a pause that is there stays as it is."""
+    """Stop workers from claiming runs of a type or queue; an existing pause is left as it is."""
     row = {
         "kind": pause.kind.value,
         "name": pause.name,
@@ -68,7 +68,7 @@ async def pauses(tx: Transaction) -> list[Pause]:
 
 
 def unpaused(request: ClaimRequest, paused: Iterable[tuple[str, str]]) -> ClaimRequest:
-    """A claim without what is paused, or left to whoever guards its gate; both given as pairs of kind and name."""
+    """A claim request without paused or limited types and queues, given as pairs of kind and name."""
     names = set(paused)
     if not names:
         return request

@@ -95,7 +95,7 @@ class SqlStore(ABC):
         self._process = 0
 
     async def open(self) -> None:
-        """Connect, check versions and settings, apply migrations if allowed."""
+        """Connect, check versions and settings, apply migrations if allowed. Raises `SchemaMismatch`."""
         await self._connect()
         try:
             if await self._read("status", self._pending):
@@ -108,15 +108,15 @@ class SqlStore(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of every connection."""
+        """Close every connection; afterwards each verb raises `EngineClosed`."""
 
     @abstractmethod
     async def changed(self) -> bool:
-        """Whether another connection may have written since the last call."""
+        """True if another connection may have written since the last call; all listeners are then called."""
 
     @abstractmethod
     def clock(self) -> int:
-        """The database's time, as far as it is known here."""
+        """The database's time as last measured, advanced by the monotonic clock. Never goes back. For durable times."""
 
     @abstractmethod
     async def now(self) -> int:
@@ -124,11 +124,11 @@ class SqlStore(ABC):
 
     @abstractmethod
     async def claim(self, request: ClaimRequest) -> ClaimResult:
-        """Wake what is due, then take ready runs."""
+        """Wake runs that are due, then claim ready runs. Each claim is counted; a poison run is blocked."""
 
     @abstractmethod
     async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
-        """Make turns durable."""
+        """Commit turns in one transaction, each accepted or rejected on its own."""
 
     @abstractmethod
     async def query(self, sql: str, params: Sequence[object] = ()) -> builtins.list[Row]:
@@ -155,7 +155,7 @@ class SqlStore(ABC):
         """Run a verb that only reads."""
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Be told of changes made through this object."""
+        """Call the listener after changes made through this object or found by `changed`."""
         self._listeners = [*self._listeners, listener]
 
         def unsubscribe() -> None:
@@ -164,7 +164,7 @@ class SqlStore(ABC):
         return unsubscribe
 
     def observe_events(self, observer: EventObserver) -> Callable[[], None]:
-        """Be told of the lines of commits made through this object."""
+        """Call the observer with the audit events of every commit made through this object."""
         self._observers = [*self._observers, observer]
 
         def stop() -> None:
@@ -175,7 +175,7 @@ class SqlStore(ABC):
     async def create(
         self, runs: Sequence[NewRun], actor: str, *, all_or_none: bool = False
     ) -> builtins.list[CreatedRun]:
-        """Create runs; one whose id or idempotency key is taken yields the run that is there."""
+        """Create runs in one transaction; a run whose id or idempotency key is taken yields the existing run."""
         return await self._write("create", actor, lambda tx: create(tx, runs, all_or_none=all_or_none))
 
     async def get(self, run_id: str) -> Run | None:
@@ -183,45 +183,45 @@ class SqlStore(ABC):
         return await self._read("get", lambda tx: reads.get(tx, run_id))
 
     async def get_many(self, run_ids: Sequence[str]) -> builtins.list[Run]:
-        """Those of the runs that exist."""
+        """The existing ones of these runs, in no particular order."""
         return await self._read("get_many", lambda tx: reads.get_many(tx, run_ids))
 
     async def list(self, filter: RunFilter, limit: int, cursor: str | None) -> RunPage:
-        """Runs, newest first."""
+        """Runs, newest first. Raises `InvalidCursor`."""
         return await self._read("list", lambda tx: reads.list_runs(tx, filter, limit, cursor))
 
     async def history(self, run_id: str) -> builtins.list[Record]:
-        """Every record of a run."""
+        """Every record of a run, in order."""
         return await self._read("history", lambda tx: reads.history(tx, run_id))
 
     async def inbox(self, run_id: str, after: int, limit: int = 0) -> builtins.list[Message]:
-        """The unread inbox entries of a run past `after`."""
+        """The unread inbox entries of a run past `after`, in order; at most `limit`, or all of them."""
         return await self._read("inbox", lambda tx: reads.inbox(tx, run_id, after, limit))
 
     async def events(self, run_id: str) -> builtins.list[Event]:
-        """The audit trail of a run."""
+        """The audit trail of a run, in order."""
         return await self._read("events", lambda tx: reads.events(tx, run_id))
 
     async def events_page(
         self, filter: EventFilter, limit: int, *, before: int | None = None, after: int | None = None
     ) -> builtins.list[Event]:
-        """The audit trail of all runs, past a number."""
+        """Audit events of all runs: before a number, newest first; or after one, oldest first."""
         return await self._read("events_page", lambda tx: events_page(tx, filter, limit, before=before, after=after))
 
     async def outputs(
         self, run_id: str, kind: OutputKind, name: str | None, after: int, limit: int
     ) -> builtins.list[Output]:
-        """What a run shows, past a position."""
+        """Outputs of a run past a position (-1: from the first)."""
         return await self._read("outputs", lambda tx: outputs(tx, run_id, kind, name, after, limit))
 
     async def send(self, messages: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
-        """Put messages into inboxes, wake who waits and mark who runs."""
+        """Put messages into inboxes in one transaction; wake waiting runs and mark running ones."""
         return await self._write("send", actor, lambda tx: send(tx, messages))
 
     async def broadcast(
         self, topic: str, payload: str | None, key: str, after: str | None, limit: int, actor: str
     ) -> BroadcastResult:
-        """Send a message to the next so many runs that listen to a topic."""
+        """Send a message to the next `limit` runs past `after` that subscribe to the topic, in one transaction."""
 
         async def body(tx: Transaction) -> BroadcastResult:
             return await broadcast(tx, topic, payload, key, after, limit, lambda messages: send(tx, messages))
@@ -229,51 +229,51 @@ class SqlStore(ABC):
         return await self._write("broadcast", actor, body)
 
     async def cancel(self, run_id: str, reason: str, key: str, actor: str) -> SendOutcome:
-        """Ask a run to stop."""
+        """Request a run's cancellation."""
         return await self._write("cancel", actor, lambda tx: cancel(tx, run_id, reason, key))
 
     def borrowed(
         self, connection: object, actor: str, *, locking: bool = True
     ) -> AbstractAsyncContextManager[Transaction]:
-        """The transaction that the caller has open on a connection of their own."""
+        """The transaction that the caller has open on their own connection, for `create` and `send`."""
         return join_transaction(connection, self._home, actor, locking=locking)
 
     async def control(self, order: RunOrder, actor: str) -> OrderOutcome:
-        """Tell a run to pause, to go on, to move, or when to wake up."""
+        """Order a run to pause, to resume, to move to another worker, or to wake up at a time."""
         return await self._write("control", actor, lambda tx: control(tx, order))
 
     async def pause(self, pause: Pause, actor: str) -> None:
-        """Let no worker take runs of a type, or of a queue."""
+        """Stop workers from claiming runs of a type or a queue. An existing pause is left as it is."""
         await self._write("pause", actor, lambda tx: pauses.pause(tx, pause))
 
     async def resume(self, kind: PauseKind, name: str, actor: str) -> None:
-        """Let them be taken again."""
+        """End the pause of a type or a queue."""
         await self._write("resume", actor, lambda tx: pauses.resume(tx, kind, name))
 
     async def pauses(self) -> builtins.list[Pause]:
-        """Every type and queue that is paused."""
+        """Every paused type and queue."""
         return await self._read("pauses", pauses.pauses)
 
     async def unblock(
         self, run_ids: Sequence[str] | None, types: Sequence[str], reasons: Sequence[str], actor: str
     ) -> int:
-        """Make blocked runs pending again."""
+        """Make blocked runs pending again: the named ones, or all of these types."""
         return await self._write("unblock", actor, lambda tx: unblock(tx, run_ids, types, reasons))
 
     async def reopen(self, run_id: str, generation: int, deadline: int | None, actor: str) -> ReopenOutcome:
-        """Let a run that failed or was cancelled go on."""
+        """Continue a failed or cancelled run as its next generation."""
         return await self._write("reopen", actor, lambda tx: reopen(tx, run_id, generation, deadline))
 
     async def recover(self, run_id: str, token: int, actor: str) -> bool:
-        """Give a run its attempts anew."""
+        """Reset the attempts of a run last seen with that token. False if none were used, or a worker holds it."""
         return await self._write("recover", actor, lambda tx: recover(tx, run_id, token))
 
     async def delete_events(self, upto: int, before: int, actor: str) -> None:
-        """Delete old events."""
+        """Delete the events up to a number that are older than a time."""
         await self._write("delete_events", actor, lambda tx: delete_events(tx, upto, before))
 
     async def fork(self, fork: Fork, actor: str) -> CreatedRun:
-        """Create a run that has a past."""
+        """Create a run with a history, unless its id exists."""
         return await self._write("fork", actor, lambda tx: fork_run(tx, fork))
 
     async def schedule(self, schedule_id: str) -> Schedule | None:
@@ -281,35 +281,35 @@ class SqlStore(ABC):
         return await self._read("schedule", lambda tx: schedules.schedule(tx, schedule_id))
 
     async def schedules(self, after: str, limit: int) -> builtins.list[Schedule]:
-        """Schedules in the order of their ids."""
+        """Schedules in the order of their ids, after one."""
         return await self._read("schedules", lambda tx: schedules.schedules(tx, after, limit))
 
     async def save_schedule(
         self, schedule: Schedule, version: int, write_id: str, event: str, actor: str
     ) -> SaveOutcome:
-        """Create a schedule, or change one that still is of that version."""
+        """Create a schedule (version 0), or change one that still has the given version."""
         return await self._write(
             "save_schedule", actor, lambda tx: schedules.save(tx, schedule, version, write_id, event)
         )
 
     async def delete_schedule(self, schedule_id: str, actor: str) -> None:
-        """Forget a schedule."""
+        """Delete a schedule; its runs continue."""
         await self._write("delete_schedule", actor, lambda tx: schedules.delete(tx, schedule_id))
 
     async def trigger(self, schedule_id: str, slots: Sequence[int], key: str, actor: str) -> builtins.list[str] | None:
-        """Start runs of some slots, or one under a key."""
+        """Start the runs of some fire times, or, without any, one run under a key; returns their ids."""
         return await self._write("trigger", actor, lambda tx: schedules.trigger(tx, schedule_id, slots, key))
 
     async def fire(self, limit: int, actor: str) -> FiringResult:
-        """Let the slots that are due become runs."""
+        """Start one run for each fire time that is due, of up to `limit` schedules."""
         return await self._write("fire", actor, lambda tx: schedules.fire(tx, limit))
 
     async def look(self, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool = False) -> AdmissionPreview:
-        """Runs that are ready and have yet to pass gates."""
+        """Preview of admission: ready runs that need permits, and when the next waiting run may pass."""
         return await self._read("look", lambda tx: waitlist.look(tx, pairs, limit, newest=newest))
 
     async def admit(self, request: AdmissionRequest) -> AdmissionResult:
-        """Let runs pass gates, and claim them; gates that are not there are made in transactions of their own."""
+        """Grant permits to runs and claim them; put the others on waitlists."""
         asking = [*(one.gating for one in request.arrivals), *(one.gating for one in request.steps)]
         wanted = {one.gate: one.bounds for gating in asking for one in gating.passes}
         if wanted:
@@ -325,61 +325,61 @@ class SqlStore(ABC):
             await self._write("make_gates", "", partial(gates.make_gates, wanted=missing))
 
     async def standing(self, run_id: str) -> WaitlistPosition | None:
-        """Where a run stands in line."""
+        """Position of a run on a waitlist; None if it is on none."""
         return await self._read("standing", lambda tx: waitlist.standing(tx, run_id))
 
     async def lined(self, types: Sequence[str]) -> set[str]:
-        """Those of the types of which somebody stands in a line."""
+        """The types that have a run on a waitlist."""
         return await self._read("lined", lambda tx: gates.lined(tx, types))
 
     async def recheck_gates(self, actor: str) -> None:
-        """Have every gate looked at that waits for room."""
+        """Re-examine every gate that waits for room, in case a holder died without releasing its permit."""
         await self._write("recheck_gates", actor, gates.recheck_gates)
 
     async def delete_idle_gates(self, limit: int, actor: str) -> int:
-        """Forget gates of keys that nobody uses any more; how many."""
+        """Delete up to `limit` gates of unused keys; returns how many."""
         return await self._write("delete_idle_gates", actor, lambda tx: gates.delete_idle_gates(tx, limit))
 
     async def set_bounds(self, gate: str, bounds: LimitBounds | None, actor: str) -> None:
-        """Override what the code says about a gate, or no longer."""
+        """Override the limit declared in code, at once and for all workers; None removes the override."""
         await self._write("set_bounds", actor, lambda tx: gates.set_bounds(tx, gate, bounds))
 
     async def set_breaker(self, gate: str, circuit: Circuit | None, actor: str) -> None:
-        """Open or close a breaker, or leave it to its rule."""
+        """Hold a breaker open or closed; None returns it to its rule with empty counters."""
         await self._write("set_breaker", actor, lambda tx: breakers.set_breaker(tx, gate, circuit))
 
     async def gates(self, after: str, limit: int) -> builtins.list[LimitInfo]:
-        """Gates in the order of their names, past one."""
+        """Gates in the order of their names, after one."""
         return await self._read("gates", lambda tx: gates.gates(tx, after, limit))
 
     async def acquire_lock(self, name: str, owner: str, nonce: str, ttl: int, actor: str) -> LockGrant:
-        """Take a lock that nobody holds, by the database's clock as it is now."""
+        """Acquire a free lock for `ttl` microseconds; the nonce identifies the holder."""
         await self.now()
         return await self._write("acquire_lock", actor, lambda tx: locks.acquire(tx, name, owner, nonce, ttl))
 
     async def extend_lock(self, name: str, nonce: str, ttl: int, actor: str) -> LockInfo | None:
-        """Hold a lock for longer."""
+        """Hold a lock for `ttl` microseconds from now; None if it is no longer held under that nonce."""
         await self.now()
         return await self._write("extend_lock", actor, lambda tx: locks.extend(tx, name, nonce, ttl))
 
     async def release_lock(self, name: str, token: int, nonce: str | None, actor: str) -> bool:
-        """Give up a lock."""
+        """Release a lock held under that token and nonce."""
         return await self._write("release_lock", actor, lambda tx: locks.release(tx, name, token, nonce))
 
     async def succeed(self, names: Sequence[str], actor: str) -> int:
-        """Let the next of these singletons begin."""
+        """Start the next run of each singleton whose current run has ended; returns how many."""
         return await self._write("succeed", actor, lambda tx: singletons.succeed(tx, names))
 
     async def locks(self, after: str, limit: int, name: str | None = None) -> builtins.list[LockInfo]:
-        """Locks that somebody holds."""
+        """Held locks in the order of their names, after one; or only the lock of a name."""
         return await self._read("locks", lambda tx: locks.locks(tx, after, limit, name))
 
     async def set_watermark(self, watermark: Watermark, actor: str) -> None:
-        """Set a watermark."""
+        """Set the watermark of a queue or a type, replacing any earlier one."""
         await self._write("set_watermark", actor, lambda tx: watermarks.set_watermark(tx, watermark))
 
     async def remove_watermark(self, kind: str, name: str, actor: str) -> None:
-        """Remove a watermark."""
+        """Remove the watermark of a queue or a type."""
         await self._write("remove_watermark", actor, lambda tx: watermarks.remove_watermark(tx, kind, name))
 
     async def watermarks(self) -> builtins.list[Watermark]:
@@ -387,43 +387,43 @@ class SqlStore(ABC):
         return await self._read("watermarks", watermarks.watermarks)
 
     async def depth(self, kind: str, name: str, limit: int) -> int:
-        """How many runs are ready and wait."""
+        """Number of ready runs that wait, in a queue or of a type, counted up to `limit`."""
         return await self._read("depth", lambda tx: watermarks.depth(tx, kind, name, limit))
 
     async def dead(self, filter: DeadLetterFilter, limit: int, cursor: str | None) -> DeadLetterPage:
-        """Dead letters, the latest run first."""
+        """Dead letters, latest run first. Raises `InvalidCursor`."""
         return await self._read("dead", lambda tx: dead_letters.dead(tx, filter, limit, cursor))
 
     async def letter(self, run_id: str) -> DeadLetter | None:
-        """One dead letter."""
+        """One dead letter; None if the run does not exist or is not dead."""
         return await self._read("letter", lambda tx: dead_letters.letter(tx, run_id))
 
     async def requeue(self, order: Requeue, actor: str) -> RequeueOutcome:
-        """Let a dead run go on."""
+        """Continue a dead or cancelled run; a finished one in its next generation."""
         return await self._write("requeue", actor, lambda tx: dead_letters.requeue(tx, order))
 
     async def delete(self, run_id: str, reason: str, actor: str, *, discard: bool = False) -> DeleteOutcome:
-        """Hide a finished run, or a dead letter."""
+        """Hide a finished run from listings. With `discard`, only a dead letter; a blocked one is cancelled first."""
         return await self._write("delete", actor, lambda tx: dead_letters.delete(tx, run_id, reason, discard=discard))
 
     async def undelete(self, run_id: str, actor: str) -> DeleteOutcome:
-        """Bring a deleted run back."""
+        """Restore a deleted run."""
         return await self._write("undelete", actor, lambda tx: dead_letters.undelete(tx, run_id))
 
     async def prune(self, what: PruneRequest, limit: int, cursor: str | None, actor: str) -> PruneResult:
-        """Delete finished runs for good, one batch."""
+        """Permanently delete finished runs and all their data, one batch that examines `limit` runs."""
         return await self._write("prune", actor, lambda tx: prune(tx, what, limit, cursor))
 
     async def take(self, request: ClaimByIdRequest) -> ClaimByIdResult:
-        """Take one run."""
+        """Claim one run by its id, if it is ready and free. Counts as a claim, and blocks a poison run."""
         return await self._write("take", request.worker, lambda tx: claim_by_id(tx, request, self._system.entropy))
 
     async def due(self, types: Sequence[str], queues: Sequence[str], limit: int) -> builtins.list[str]:
-        """Runs that could be worked on now."""
+        """Up to `limit` runs that could be worked on now, longest waiting first, without paused ones."""
         return await self._read("due", lambda tx: due(tx, types, queues, limit))
 
     async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
-        """Begin a life, and have the registry say what is served."""
+        """Register a worker, and record the types that it serves."""
 
         async def body(tx: Transaction) -> None:
             await workers.enlist(tx, serves)
@@ -432,47 +432,47 @@ class SqlStore(ABC):
         await self._write("register", worker.id, body)
 
     async def heartbeat(self, worker_id: str) -> bool:
-        """Renew the worker's one row."""
+        """Renew the worker's row. False: it was declared dead and holds no runs any more."""
         return await self._write("heartbeat", worker_id, lambda tx: workers.heartbeat(tx, worker_id))
 
     async def report_health(self, worker_id: str, errors: int, problem: str) -> None:
-        """Keep how many errors the worker's background loops have met, and the latest."""
+        """Store the error count and the latest error of the worker's background loops, for `workers`."""
         await self._write("report_health", worker_id, lambda tx: workers.report_health(tx, worker_id, errors, problem))
 
     async def retire(self, worker_id: str) -> None:
-        """End a life in order."""
+        """End a worker's registration and release the runs that it still holds."""
         await self._write("retire", worker_id, lambda tx: workers.retire(tx, worker_id))
 
     async def sweep(self, limit: int) -> SweepResult:
-        """Declare overdue workers dead, give back their runs and fail what is past its deadline."""
+        """Declare overdue workers dead, release their runs (raising the tokens) and fail runs past their deadline."""
         return await self._write("sweep", "sweep", lambda tx: workers.sweep(tx, limit))
 
     async def workers(self) -> builtins.list[WorkerInfo]:
-        """Every worker that is alive or was lately."""
+        """Every worker that is alive or was recently."""
         return await self._read("workers", workers.workers)
 
     async def types(self) -> builtins.list[TypeInfo]:
-        """Every type that somebody has registered."""
+        """Every registered type, and if it is enabled."""
         return await self._read("types", workers.types)
 
     async def holdings(self, worker_id: str) -> builtins.list[Lease]:
-        """What the worker is said to hold."""
+        """Leases that the database assigns to the worker."""
         return await self._read("holdings", lambda tx: workers.holdings(tx, worker_id))
 
     async def load(self, run_ids: Sequence[str]) -> builtins.list[LoadedRun]:
-        """Histories and unread inboxes."""
+        """Histories and unread inboxes of runs, in one read."""
         return await self._read("load", lambda tx: reads.load(tx, run_ids, self.inbox_page))
 
     async def unread(self, run_ids: Sequence[str]) -> builtins.list[Message]:
-        """Unread inbox entries of some runs."""
+        """Unread inbox entries of these runs, in one read."""
         return await self._read("unread", lambda tx: reads.unread(tx, run_ids, self.inbox_page))
 
     async def marked(self, worker_id: str) -> builtins.list[Message]:
-        """Unread inbox entries of the runs that this worker is running."""
+        """Unread inbox entries of the worker's running runs that were written to from outside."""
         return await self._read("marked", lambda tx: reads.marked(tx, worker_id, self.inbox_page))
 
     async def transact(self, step: TransactionStep) -> TurnOutcome:
-        """Run a function of the user's and write the record of its result in one transaction."""
+        """Run a user's function and write the record of its result in one transaction: APPLIED or LOST."""
         self._check_open()
         return await run_transaction_step(step, self._home, self.lend, self._system.crash_point, self._limit())
 
@@ -481,7 +481,7 @@ class SqlStore(ABC):
         return ""
 
     async def recorded(self, turn: Turn, actor: str) -> TurnOutcome:
-        """What became of the one record of a turn."""
+        """Outcome of a turn with one record: APPLIED, LOST, or BUSY if it is missing and may be tried again."""
         return await self._write("recorded", actor, lambda tx: recorded(tx, turn))
 
     async def migrations(self) -> builtins.list[MigrationStatus]:

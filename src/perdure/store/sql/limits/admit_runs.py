@@ -1,8 +1,9 @@
-"""Letting runs pass gates: one transaction for all that a worker has room for.
+"""Admission of runs: one transaction grants permits to as many runs as a worker has room for.
 
-Gates are locked first (see `locked`), then runs, skipping those that somebody else has locked; so nobody waits in a circle. What
-has arrived joins the line of the gate that keeps it, or passes. Then those in lines that are due pass, one gate after the other in turns, until the
-worker is full or nobody may pass. What passes gets its permits and is claimed in the same transaction.
+It locks gates first (`LockedGates`), then runs, skipping rows locked by other transactions, so that no two wait for
+each other. An arriving run joins the waitlist of the gate that refuses it, or passes. Then waiting runs pass at the
+gates that are due, one gate after another, until the worker is full or no run may pass. A run that passes gets its
+permits and is claimed in the same transaction.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ async def admit(
 
 
 class _RunAdmitter:
-    """One transaction."""
+    """One admission transaction."""
 
     def __init__(
         self, tx: Transaction, request: AdmissionRequest, locked: LockedGates, entropy: Callable[[int], bytes]
@@ -128,7 +129,7 @@ class _RunAdmitter:
         self._barred: dict[str, int] = {}
         #: Gates that steps passed or stand at.
         self._passed_by_steps: set[str] = set()
-        #: The workers that had the locked runs last; whether suspects were passed over; and those that pass, and nothing else beside them.
+        #: Last worker of each locked run; whether suspects were passed over; and the group of suspects that passes alone.
         self._homes: dict[str, str | None] = {}
         self._suspects = False
         self._group: frozenset[str] = frozenset()
@@ -169,7 +170,7 @@ class _RunAdmitter:
         )
 
     async def _heads(self) -> dict[str, list[WaitlistEntry]]:
-        """Those who may be next, at gates that are due."""
+        """The first waiting runs at gates that are due."""
         request, now = self._request, self._tx.now
         due = [gate.name for gate in sorted(self._gates.values(), key=lambda gate: gate.due_at) if gate.due_at <= now]
         if not due or not request.limit or request.only:
@@ -202,7 +203,7 @@ class _RunAdmitter:
     async def _line_up(
         self, arrived: list[WaitlistEntry], lines: dict[str, list[WaitlistEntry]]
     ) -> list[tuple[WaitlistEntry, tuple[RequiredGate, ...]]]:
-        """Those of the arrived whom no line keeps from passing; the others join one."""
+        """Arrivals that no waitlist keeps from passing; the others join one."""
         tx, now = self._tx, self._tx.now
         tokens = {one.run_id: one.token for one in self._locked.arrivals}
         present: list[WaitlistEntry] = []
@@ -240,7 +241,7 @@ class _RunAdmitter:
         return direct
 
     def _passes(self, one: WaitlistEntry) -> tuple[RequiredGate, ...]:
-        """What it has yet to pass: nothing where it was let in for good, and nothing at all if it is to end."""
+        """Gates that a run has yet to pass: none that it holds a permit of, and none at all if it was cancelled."""
         passes = () if one.run_id in self._cancelled else one.gating.passes
         return tuple(wanted for wanted in passes if (one.run_id, wanted.gate) not in self._kept)
 
@@ -279,7 +280,7 @@ class _RunAdmitter:
         return len(self._passing) < (len(self._group) or self._request.limit)
 
     async def _let_one_pass(self, line: Waitlist) -> bool:
-        """Whether it is worth asking this line again."""
+        """Admit the first of a waitlist; True if it is worth trying the next."""
         one = line.first()
         if one is None:
             return False
@@ -292,7 +293,7 @@ class _RunAdmitter:
             return False
         line.pop()
         if run is None:
-            # Somebody else has it locked; it stays where it is.
+            # Another transaction has it locked; it keeps its place.
             return True
         if not self._stands(run[1], one):
             self._gone.append(one.run_id)
@@ -318,7 +319,7 @@ class _RunAdmitter:
         return None
 
     def _bars(self, one: WaitlistEntry, passes: Sequence[RequiredGate]) -> bool:
-        """Whether it is to fail because a breaker does not let it pass."""
+        """True if an open breaker makes the run fail."""
         for wanted in passes:
             breaker = self._gates[wanted.gate].breaker if wanted.gate in self._gates else None
             if breaker is not None and wanted.rule is not None and wanted.rule.fails:
@@ -329,7 +330,7 @@ class _RunAdmitter:
         return False
 
     def _judge(self, one: WaitlistEntry, passes: tuple[RequiredGate, ...]) -> bool:
-        """Let it pass, unless it may have killed its workers: that one passes with those of its group alone, or is set aside."""
+        """Let a run pass. A suspect passes only with its group, or is blocked as poison."""
         if self._is_suspect(one.run_id):
             if is_poison(self._runs[one.run_id][1].claims, self._request.poison_after):
                 self._poison.append(one)
@@ -359,7 +360,7 @@ class _RunAdmitter:
         claimed = await take(tx, locked, self._request.worker, self._request.nonce, self._entropy)
         await self._permit(passing, {one.run.id: one.run.token for one in claimed})
         joined = {one.gate for one in joining}
-        # Whoever was forgotten as counting no more has made room that nobody will tell of.
+        # A deleted stale permit made room without an announcement.
         roomy = {gate.name for gate in self._gates.values() if gate.waits_for == "room" and gate.has_room(tx.now)}
         touched = joined | lines.keys() | self._passed_by_steps | roomy
         waited = joined | await waited_at(tx, touched - joined)

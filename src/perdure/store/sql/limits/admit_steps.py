@@ -1,9 +1,9 @@
-"""Steps at gates: the run that a step belongs to is held, or waits and is woken when the step's turn comes.
+"""Admission of steps: the run of a step is held meanwhile, or waits and is woken when the step may begin.
 
-A step that may not pass stands in a line of its own, by its run and its place there. When its turn comes, whoever looks keeps a permit
-for it for a while (`hold = 'turn'`) and wakes the run, in one transaction; the worker that takes the run asks again and
-gets that permit for its lease. A step has a row for each gate that remembers who has passed, by which a repeated request is recognised; what it
-passes besides, such as a closed breaker, it may pass again.
+A refused step joins a waitlist on its own, by its run and location. When it is next in line, the transaction that finds
+it reserves a permit for a while (`hold = 'turn'`) and wakes the run; the worker that claims the run asks again and gets
+that permit for its lease. A step has one row for each gate that counts permits, by which a repeated request is
+recognised; other gates, such as a closed breaker, it may pass again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perdure.store.sql.limits.gates import RESERVED, in_chunks
 from perdure.store.sql.limits.waitlist import FairQueue, WaitlistEntry, read_gating
 from perdure.store.sql.runs.inbox import deliver
 
-#: What lines of steps have for a type, and for a queue: whoever looks may let them pass.
+#: Type and queue of waiting steps: any worker may admit them.
 STEPS = ""
 #: So many at each gate are looked at together.
 _ENOUGH = 50
@@ -40,7 +40,11 @@ SELECT * FROM (
 
 _RUNS = "SELECT id, status, token FROM perdure_runs {use PRIMARY} WHERE id IN ({names}) {skip_locked}"
 _TOKENS = "SELECT id, token FROM perdure_runs WHERE id IN ({names})"
-_PERMITS = "SELECT run_id, location, gate, token, hold, granted_at FROM perdure_permits WHERE run_id IN ({names}) AND location <> ''"
+_PERMITS = """
+SELECT run_id, location, gate, token, hold, granted_at
+FROM perdure_permits
+WHERE run_id IN ({names}) AND location <> ''
+"""
 _PLACES = "SELECT run_id, location, gate FROM perdure_lines WHERE run_id IN ({names}) AND location <> ''"
 
 _JOIN = """
@@ -74,7 +78,7 @@ class WaitingStep(WaitlistEntry):
 
 
 class StepAdmitter:
-    """The steps of one transaction."""
+    """Admission of the steps of one transaction."""
 
     def __init__(self, tx: Transaction, gates: dict[str, GateState]) -> None:
         self._tx = tx
@@ -120,7 +124,7 @@ class StepAdmitter:
     async def run(
         self, arrivals: Sequence[StepArrival], queue: FairQueue, runs: Mapping[str, Sequence[WaitlistEntry]]
     ) -> None:
-        """Let pass who may: those in lines whose turn is before that of the first run there, and those who have only just come."""
+        """Admit waiting steps that are ahead of the first waiting run, and steps that have just arrived."""
         first = {gate: min(one.place for one in line) for gate, line in runs.items() if line}
         before = [one for one in self.standing if one.gate not in first or one.place < first[one.gate]]
         self.standing = [one for one in self.standing if one not in before]
@@ -183,7 +187,7 @@ class StepAdmitter:
                 # Of a step that ended while its worker died.
                 await tx.execute(_RELEASE, {"run_id": run_id, "place": place, "token": token})
         places = {(run_id, place): gate for run_id, place, gate in await in_chunks(tx, _PLACES, ids)}
-        # By now: a request may come late, and whoever has the run since has permits of its own.
+        # As of now: the request may be late, and a later holder of the run has its own permits.
         owned = {(run_id, token) for run_id, token in await in_chunks(tx, _TOKENS, ids)}
         for one in arrivals:
             if (one.run_id, one.token) not in owned:
@@ -249,7 +253,7 @@ class StepAdmitter:
 
 
 async def gates_of_steps(tx: Transaction, left: Sequence[StepDeparture]) -> dict[tuple[str, str], set[str]]:
-    """By run and place, the gates that steps passed or stand at which have ended, or are wanted no more."""
+    """By run and location, the gates that departed steps passed or wait at."""
     steps = {(one.run_id, one.place): one for one in left}
     ids = sorted({one.run_id for one in left})
     found: dict[tuple[str, str], set[str]] = {}
@@ -264,7 +268,7 @@ async def gates_of_steps(tx: Transaction, left: Sequence[StepDeparture]) -> dict
 
 
 async def release_steps(tx: Transaction, left: Sequence[StepDeparture]) -> None:
-    """They need their permits and their places no more."""
+    """Delete the permits and waitlist entries of departed steps."""
     rows = [{"run_id": one.run_id, "place": one.place, "token": one.token} for one in left]
     await tx.execute_many(_RELEASE, rows)
     standing = [
@@ -274,7 +278,7 @@ async def release_steps(tx: Transaction, left: Sequence[StepDeparture]) -> None:
 
 
 async def steps_before(tx: Transaction, steps: Sequence[StepArrival]) -> tuple[StepAdmission, ...]:
-    """What became of steps that were asked for before; those of which nothing is known are to be asked for again."""
+    """Outcome of steps that were requested before; an unknown step has to be requested again."""
     ids = sorted({one.run_id for one in steps})
     granted = {
         (run_id, place, token)

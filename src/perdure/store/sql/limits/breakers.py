@@ -1,6 +1,6 @@
-"""Breakers, at gates that are locked: what was reported is counted, what is due is half opened, and people may say otherwise.
+"""Breakers at locked gates: reports are counted, open breakers become half open, and people may override them.
 
-Every change of state is in the audit trail, in the trail of the gate.
+Every change of state is an audit event of the gate.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def update_breakers(
     reports: Sequence[BreakerReport],
     worker: str,
 ) -> None:
-    """What the code says of breakers, what became of attempts, and which of them may be tried again."""
+    """Apply the declared rules and the reports of attempts, and half open the breakers that are due."""
     for arrival in arrivals:
         for wanted in arrival.gating.passes:
             if wanted.rule is not None and "breaker" not in gates[wanted.gate].problems:
@@ -47,7 +47,7 @@ def update_breakers(
 
 
 def half_open(tx: Transaction, gates: Iterable[GateState]) -> None:
-    """Try those again whose time has come."""
+    """Half open the breakers that have been open long enough."""
     for gate in gates:
         if gate.breaker is not None and gate.breaker.wake(tx.now):
             _tell(tx, gate, Circuit.OPEN)
@@ -65,13 +65,13 @@ def _tell(tx: Transaction, gate: GateState, before: Circuit) -> None:
 
 
 def note(tx: Transaction, name: str, state: BreakerState) -> None:
-    """Say in the trail what a breaker has become."""
+    """Note the state of a breaker in the audit trail."""
     said = {"by_hand": True} if state.by_hand else {"until": state.until} if state.circuit is Circuit.OPEN else {}
     tx.note(f"gate:{name}", f"breaker_{state.circuit.value}", to_json(said))
 
 
 async def set_breaker(tx: Transaction, name: str, circuit: Circuit | None) -> None:
-    """Open or close a breaker until somebody says otherwise; None: as its rule has it, with nothing counted."""
+    """Hold a breaker open or closed; None returns it to its rule with empty counters."""
     gate = (await lock_gates(tx, {name: LimitBounds()}))[name]
     state = gate.breaker = gate.breaker or BreakerState()
     wanted, by_hand = circuit or Circuit.CLOSED, circuit is not None

@@ -13,7 +13,7 @@ from perdure.core.time.duration import FAR
 from perdure.store.sql.dialect import Row
 from perdure.store.sql.rows import UNREADABLE, unreadable
 
-#: When to look again at a gate that waits for others to make room, should nobody tell, in microseconds.
+#: A full gate is re-examined after this many microseconds even if no release is announced.
 BACKSTOP = 15_000_000
 
 #: A turn past this one cannot be: as many have never passed.
@@ -29,7 +29,7 @@ _log = logging.getLogger("perdure.store")
 
 
 class GateState:
-    """See the module."""
+    """State of a locked gate: its bounds, its breaker, and the permits that count."""
 
     def __init__(self, row: Row) -> None:
         name, concurrency, pace, burst, override, arrival, turn, due_at, waits_for, breaker = row
@@ -51,7 +51,7 @@ class GateState:
             self.breaker = self._attempt("breaker", lambda: BreakerState.from_json(breaker))
         self.bounds = self.override or self.declared
         self.held = 0
-        #: Somebody stands in its line.
+        #: Its waitlist is not empty.
         self.waited_at = self.due_at < FAR
         self.changed = False
 
@@ -68,7 +68,7 @@ class GateState:
             return None
 
     def declare(self, bounds: LimitBounds) -> None:
-        """What the code says now."""
+        """Apply the bounds that the code declares."""
         if bounds != LimitBounds() and "concurrency, pace, burst" in self.problems:
             del self.problems["concurrency, pace, burst"]
             self.changed = True

@@ -1,7 +1,8 @@
-"""Gates: one row each, locked by whoever lets runs pass; what has passed and counts; what was set at run time.
+"""Gates: one row for each limit or breaker, locked by the transaction that admits runs; and permits.
 
-A permit counts while it is valid, which is seen from its run: held under the same lease, or unfinished. So nothing that ends a run has to know of
-permits, and no crash leaves one behind that counts.
+A permit counts while it is valid, which its run tells: held under the same lease, or unfinished. So nothing that ends a
+run has to know of permits, and a crash leaves none behind that counts. A permit for the time of a lease is valid under
+one token only, so that the next holder of the run needs another.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from perdure.store.sql.pauses import LIMITED_QUEUE, LIMITED_TYPE
 from perdure.store.sql.rows import UNREADABLE, unreadable
 from perdure.store.sql.runs.create import CHUNK
 
-#: So many full gates are looked at when somebody has gone without a word; the others when they are due.
+#: Number of full gates that one recheck re-examines; the others follow when they are due.
 _STIRRED = 5000
 #: For so long a step's turn is kept for a run that was woken for it, in microseconds.
 RESERVED = 30_000_000
@@ -67,7 +68,8 @@ WHERE gate IN ({{names}}) AND NOT EXISTS (
 
 _SET = """
 UPDATE perdure_gates
-SET override = :override, changed_at = :now, changed_by = :actor, due_at = CASE WHEN due_at < :far THEN :now ELSE due_at END
+SET override = :override, changed_at = :now, changed_by = :actor,
+    due_at = CASE WHEN due_at < :far THEN :now ELSE due_at END
 WHERE name = :name
 """
 
@@ -93,7 +95,8 @@ LIMIT :limit
 _IDLE = f"""
 SELECT g.name
 FROM perdure_gates g
-WHERE (g.due_at = {FAR} OR g.due_at <= :now) AND g.name LIKE '%{KEYED}%' AND g.override = '' AND g.breaker = '' AND g.arrival <= :now {{among}}
+WHERE (g.due_at = {FAR} OR g.due_at <= :now) AND g.name LIKE '%{KEYED}%' AND g.override = '' AND g.breaker = ''
+  AND g.arrival <= :now {{among}}
   AND NOT EXISTS (SELECT 1 FROM perdure_lines l WHERE l.gate = g.name)
   AND NOT EXISTS (
     SELECT 1 FROM perdure_permits p JOIN perdure_runs r ON r.id = p.run_id WHERE p.gate = g.name AND {VALID}
@@ -134,18 +137,18 @@ async def lock_gates(
 
 
 async def missing_gates(tx: Transaction, wanted: Mapping[str, LimitBounds]) -> dict[str, LimitBounds]:
-    """Those that are not there."""
+    """The gates that do not exist."""
     there = {row[0] for row in await in_chunks(tx, _THERE, sorted(wanted))}
     return {name: bounds for name, bounds in wanted.items() if name not in there}
 
 
 async def make_gates(tx: Transaction, wanted: Mapping[str, LimitBounds]) -> None:
-    """Make gates; whoever makes the same one waits until this transaction is over."""
+    """Create gates; other creators of the same gate wait until this transaction is over."""
     await tx.execute_many(_MAKE, [{"name": name, **msgspec.structs.asdict(wanted[name])} for name in sorted(wanted)])
 
 
 async def _override(tx: Transaction, gates: Mapping[str, GateState]) -> None:
-    """What was set for a limit holds for each of its keys that has nothing of its own."""
+    """Apply the override of a limit to each of its keys that has none of its own."""
     bases = sorted({base for name in gates if (base := limit_of_gate(name)) != name})
     overrides: dict[str, LimitBounds | None] = {}
     broken: dict[str, str] = {}
@@ -162,7 +165,7 @@ async def _override(tx: Transaction, gates: Mapping[str, GateState]) -> None:
 
 
 async def count_held(tx: Transaction, gates: Iterable[GateState]) -> None:
-    """Find out how many have passed and count, where that matters; forget those that do not count."""
+    """Count the valid permits where that matters, and delete the others."""
     counted = {gate.name: gate for gate in gates if gate.counts}
     stale: list[str] = []
     for name, held, there in await in_chunks(tx, _HELD, sorted(counted), reserved=tx.now - RESERVED):
@@ -175,13 +178,13 @@ async def count_held(tx: Transaction, gates: Iterable[GateState]) -> None:
 
 
 async def save_gates(tx: Transaction, gates: Iterable[GateState]) -> None:
-    """Write what has changed."""
+    """Write the changed gates."""
     await tx.execute_many(_SAVE, [gate.row() for gate in gates if gate.changed])
 
 
 async def recheck_gates(tx: Transaction) -> None:
-    """Have every gate looked at that waits for room: somebody may have gone without a word."""
-    # In nobody's way: who has one locked looks at it anyway.
+    """Re-examine every gate that waits for room, in case a holder died without releasing its permit."""
+    # Locked gates are skipped: the transaction that holds one examines it anyway.
     full = [row[0] for row in await tx.fetch(_FULL, {"limit": _STIRRED})]
     for start in range(0, len(full), CHUNK):
         chosen, params = placeholders("name", full[start : start + CHUNK])
@@ -191,14 +194,14 @@ async def recheck_gates(tx: Transaction) -> None:
 
 
 async def delete_idle_gates(tx: Transaction, limit: int) -> int:
-    """Forget gates of keys that nobody uses any more; how many."""
+    """Delete gates of unused keys; returns how many."""
     await mend_gates(tx, limit)
     params: dict[str, object] = {"now": tx.now, "limit": limit, "reserved": tx.now - RESERVED}
     found = [row[0] for row in await tx.fetch(_IDLE.replace("{among}", ""), params)]
     locked = sorted(await lock_gates(tx, dict.fromkeys(found, LimitBounds()), waiting=False)) if found else []
     if not locked:
         return 0
-    # Looked at again: somebody may have passed before the lock was had.
+    # Checked again: a run may have passed before the lock was acquired.
     chosen, names = placeholders("name", locked)
     rows = await tx.fetch(_IDLE.replace("{among}", f"AND g.name IN ({chosen})"), {**params, **names})
     if rows:
@@ -209,7 +212,7 @@ async def delete_idle_gates(tx: Transaction, limit: int) -> int:
 
 
 async def mend_gates(tx: Transaction, limit: int) -> None:
-    """Have gates looked at in whose lines runs stand, although their rows are gone or say that none does."""
+    """Make gates due that have a waitlist although their row is missing or says otherwise."""
     # Leaps from gate to gate along the index of lines.
     names: list[str] = []
     while len(names) < limit:
@@ -228,7 +231,7 @@ async def mend_gates(tx: Transaction, limit: int) -> None:
 
 
 async def set_bounds(tx: Transaction, name: str, bounds: LimitBounds | None) -> None:
-    """Override what the code says about a gate, or no longer."""
+    """Override the declared bounds of a gate; None removes the override."""
     gate = (await lock_gates(tx, {name: LimitBounds()}))[name]
     override = "" if bounds is None else msgspec.json.encode(bounds).decode()
     if gate.override != bounds or "override" in gate.problems:
@@ -243,14 +246,14 @@ async def set_bounds(tx: Transaction, name: str, bounds: LimitBounds | None) -> 
 
 
 async def lift_limit_pause(tx: Transaction, gate: GateState) -> None:
-    """Let claims take the runs of a type or queue again whose limit was cleared, once nobody stands in line there."""
+    """Let plain claims take the runs of a type or queue again whose limit was cleared, once its waitlist is empty."""
     row = _limited_row(gate.name)
     if row is not None and gate.override is None:
         await tx.execute(_FORGET_PAUSE, row)
 
 
 async def gates(tx: Transaction, after: str, limit: int) -> list[LimitInfo]:
-    """Gates in the order of their names, past one."""
+    """Gates in the order of their names, after one."""
     return await _shown(tx, await tx.fetch(_PAGE, {"after": after, "limit": limit}))
 
 
@@ -295,13 +298,13 @@ def _shown_breaker(state: GateState, now: int, waiting: int) -> BreakerInfo | No
 
 
 def limited(known: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Gates of whole types and queues, from kinds and names among the pauses."""
+    """Gates of whole types and queues, from the kinds and names among the pauses."""
     of = {LIMITED_TYPE: type_gate, LIMITED_QUEUE: queue_gate}
     return tuple(of[kind](name) for kind, name in known if kind in of)
 
 
 async def in_chunks(tx: Transaction, sql: str, names: Sequence[str], **others: object) -> list[Row]:
-    """The rows of a query over `{names}`, asked for a part at a time."""
+    """The rows of a query over `{names}`, fetched one chunk of names at a time."""
     rows: list[Row] = []
     for start in range(0, len(names), CHUNK):
         chosen, params = placeholders("name", names[start : start + CHUNK])
@@ -315,8 +318,8 @@ def _limited_row(gate: str) -> dict[str, object] | None:
     return {"kind": kinds[kind], "name": name} if kind in kinds else None
 
 
-#: Gates that are waited at by somebody of some types, those that are due first. Said so that there is no other way than to go through the gates
-#: in order and look for the first in line along its index: a planner that knows how many wait would rather read them all.
+#: Gates with waiting runs of some types, those that are due first. Phrased to force the plan that goes through the gates
+#: in order and probes each waitlist along its index: a planner that knows how many wait would rather read them all.
 _BY_DUE = """
 SELECT g.due_at, g.name
 FROM (SELECT due_at, name FROM perdure_gates WHERE due_at <= :until ORDER BY due_at, name) g
@@ -334,7 +337,7 @@ WHERE EXISTS (
 ORDER BY g.due_at, g.name
 LIMIT :limit
 """
-#: A type, if somebody of it stands in a line. As a range, for the sake of the index.
+#: A type, if it has a waiting run. As a range, to use the index.
 _LINED = """
 SELECT * FROM (
   SELECT type FROM perdure_lines {use perdure_lines_by_type}
@@ -346,7 +349,7 @@ SELECT * FROM (
 #: So many types are asked about together.
 _TYPES = 60
 
-#: In an order, for the sake of its index: those who have passed leave a gap at the beginning of a table, which takes time to cross.
+#: Ordered, to use the index: deleted entries leave a gap at the beginning of the table that is slow to cross.
 _WAITED_AT = """
 SELECT g.name
 FROM perdure_gates g
@@ -361,18 +364,18 @@ WHERE g.name IN ({names}) AND (
 
 
 async def next_due(tx: Transaction, types: Sequence[str]) -> int:
-    """When it is worth looking at a gate for somebody of these types."""
+    """The next time at which a gate with waiting runs of these types is due."""
     rows = await _by_due(tx, types, FAR - 1, 1)
     return int(rows[0][0]) if rows else FAR
 
 
 async def due_gates(tx: Transaction, types: Sequence[str], limit: int) -> list[str]:
-    """Gates at which somebody of these types may pass, those that have waited longest first."""
+    """Gates that are due and have waiting runs of these types, longest waiting first."""
     return [row[1] for row in await _by_due(tx, types, tx.now, limit)]
 
 
 async def waited_at(tx: Transaction, names: Iterable[str]) -> set[str]:
-    """Those of the gates in whose lines somebody stands."""
+    """The gates with a non-empty waitlist."""
     found: set[str] = set()
     asked = sorted(names)
     for start in range(0, len(asked), CHUNK):
@@ -390,7 +393,7 @@ async def _by_due(tx: Transaction, types: Sequence[str], until: int, limit: int)
 
 
 async def lined(tx: Transaction, types: Sequence[str]) -> set[str]:
-    """Those of the types of which somebody stands in a line."""
+    """The types that have a run on a waitlist."""
     return {row[0] for sql, params in _by_type(types) for row in await tx.fetch(sql, params)}
 
 
@@ -405,7 +408,8 @@ _FREED = """
 SELECT p.run_id, p.gate, p.token
 FROM perdure_permits p
 JOIN perdure_runs r ON r.id = p.run_id
-WHERE p.run_id IN ({names}) AND p.location = '' AND (p.hold = 'lease' OR r.status IN ('completed', 'failed', 'cancelled'))
+WHERE p.run_id IN ({names}) AND p.location = ''
+  AND (p.hold = 'lease' OR r.status IN ('completed', 'failed', 'cancelled'))
 """
 _RELEASE = """
 DELETE FROM perdure_permits
@@ -426,19 +430,19 @@ async def permits_of(tx: Transaction, released: Sequence[tuple[str, int]]) -> li
     return [
         (run_id, gate, token)
         for run_id, gate, token in await in_chunks(tx, _FREED, sorted(tokens))
-        # Another one may have it by now, under a permit of its own.
+        # A later holder of the run may have a permit of its own.
         if token <= tokens[run_id]
     ]
 
 
 async def release(tx: Transaction, permits: Sequence[tuple[str, str, int]]) -> None:
-    """Give them back."""
+    """Delete permits."""
     rows = [{"gate": gate, "run_id": run_id, "token": token} for run_id, gate, token in permits]
     await tx.execute_many(_RELEASE, rows)
 
 
 async def grant(tx: Transaction, run_ids: Sequence[str], rows: Sequence[Params]) -> None:
-    """Give runs their permits; those of earlier leases go."""
+    """Insert the permits of runs, and delete those of their earlier leases."""
     for start in range(0, len(run_ids), 400):
         chosen, params = placeholders("name", run_ids[start : start + 400])
         await tx.execute(_STALE.replace("{names}", chosen), params)

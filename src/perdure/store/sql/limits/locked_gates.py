@@ -1,9 +1,11 @@
-"""The gates that one request has locked, and what it tells them.
+"""The gates that one admission request has locked, and the releases and reports that it applies to them.
 
-Those that a step, a report or a named run needs are waited for, in the order of names. All others are taken if they are free: whoever has
-a gate locked is letting others pass there, and to queue up behind it would hold up whatever else is locked here. What could not be
-told is told again, soon. A permit is given back under the lock of its gate only, so that no two requests wait for each other's rows.
-Gates that are not there are made in a transaction of their own: whoever makes one keeps others waiting who would make the same.
+Gates that a step, a report or a named run needs are waited for, in the order of names. All others are locked only if
+they are free: the transaction that holds one is admitting runs there, and waiting for it would delay everything locked
+here. A release that could not be applied is returned, to be repeated soon.
+
+A permit is deleted only under the lock of its gate, so that no two requests wait for each other's rows. Missing gates
+are created in a transaction of their own, because a creation blocks other creators of the same gate.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from perdure.store.sql.limits.waitlist import WaitlistEntry
 
 
 class LockedGates:
-    """See the module."""
+    """Gates locked by one request."""
 
     def __init__(self, tx: Transaction, request: AdmissionRequest) -> None:
         self._tx = tx
@@ -41,11 +43,11 @@ class LockedGates:
         self.undelivered_steps: list[StepDeparture] = []
         #: Gates that have to be made.
         self.missing: dict[str, LimitBounds] = {}
-        #: Somebody else has one locked that was asked for.
+        #: Another transaction holds a gate that was asked for.
         self.busy = False
 
     async def take(self, due: Sequence[str]) -> bool:
-        """Lock what is asked for, what is due and what was given back; whether there is anything to be done with that."""
+        """Lock the gates that are needed, due or released; False if there is nothing to do with them."""
         tx, request = self._tx, self._request
         self._freed = await permits_of(tx, request.released)
         self._left = await gates_of_steps(tx, request.left)
@@ -67,19 +69,19 @@ class LockedGates:
         return {gate for _, gate, _ in self._freed}.union(*self._left.values())
 
     async def apply(self) -> None:
-        """Give back what is given back, and see to the breakers."""
+        """Release permits, and update the breakers."""
         tx, request = self._tx, self._request
         await self._give_back()
         for name in self._told & self.gates.keys():
             gate = self.gates[name]
-            # Whoever waits for room there may have it now, here or elsewhere.
+            # A run that waits for room there may have it now, here or on another worker.
             if gate.waits_for == "room":
                 gate.due_at, gate.waits_for, gate.changed = tx.now, "", True
                 tx.notify(Change.READY)
         update_breakers(tx, self.gates, (*self.arrivals, *request.steps), request.reports, request.worker)
 
     async def take_more(self, those: Iterable[WaitlistEntry]) -> None:
-        """Other gates that those in lines have to pass; whatever is busy is tried another time."""
+        """Lock other gates that waiting runs have to pass; busy ones are left for another time."""
         those = list(those)
         for one in (one for standing in those for one in standing.gating.passes if one.gate in self.gates):
             if self.gates[one.gate].problem:
@@ -97,7 +99,7 @@ class LockedGates:
             self.busy |= len(self.missing) < len(others)
 
     async def _give_back(self) -> None:
-        """Under the lock of the gate only; what is not locked now is told another time."""
+        """Delete released permits under the locks of their gates; others are reported for another time."""
         tokens = dict(self._request.released)
         busy = {run_id for run_id, gate, _ in self._freed if gate not in self.gates}
         self.undelivered = [(run_id, tokens[run_id]) for run_id in sorted(busy)]

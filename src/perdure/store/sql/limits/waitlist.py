@@ -1,8 +1,8 @@
-"""Lines at gates: runs that are ready and may not pass yet, in the order of their turns.
+"""Waitlists at gates: ready runs that may not pass yet, in fair order.
 
-A run stands in one line at a time, at the gate that keeps it from passing. FairQueue are those of start-time fair queueing: the next turn of a key is
-a stride after its last one, but not before the turn that passed last, so that a key that was away gains nothing by that, and one that
-has a thousand runs waiting gets one turn when others have theirs.
+A run is on one waitlist at a time, at the gate that refuses it. Positions follow start-time fair queueing: the next
+position of a key is one stride after its last one, but not before the position that passed last. So a key that was away
+gains nothing by that, and a key with a thousand waiting runs gets one admission while others get theirs.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ WHERE id = :run_id AND deadline > :start_by
 
 
 class WaitlistEntry(Struct):
-    """One that wants to pass."""
+    """A run that wants to pass a gate."""
 
     run_id: str
     gating: RequiredGates
@@ -145,12 +145,12 @@ class WaitlistEntry(Struct):
 
     @property
     def place(self) -> tuple[int, int, str]:
-        """What it is sorted by."""
+        """Sort key: priority, position, run."""
         return self.priority, self.turn, self.run_id
 
 
 async def look(tx: Transaction, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool) -> AdmissionPreview:
-    """Runs of these queues and types that are ready, and when somebody who stands in a line may pass."""
+    """Preview of admission: ready runs of these queues and types, and when the next waiting run may pass."""
     rows: list[Row] = []
     for start in range(0, len(pairs), _PARTS):
         part = pairs[start : start + _PARTS]
@@ -194,7 +194,7 @@ async def heads(
 
 
 def read_gating(text: str, run_id: str, location: str) -> RequiredGates | None:
-    """What one that stands in a line has to pass; None, and an error in the log, if that cannot be read."""
+    """Gates that a waiting run has to pass; None, with an error in the log, if they cannot be read."""
     try:
         return readable(RequiredGates.from_json, text, "perdure_lines", f"run_id {run_id!r}, location {location!r}")
     except StoreCorrupt as error:
@@ -203,7 +203,7 @@ def read_gating(text: str, run_id: str, location: str) -> RequiredGates | None:
 
 
 async def _arrive_anew(tx: Transaction, run_ids: Sequence[str]) -> None:
-    """Have runs leave lines in which it cannot be read what they have to pass, and arrive again: their code says it anew."""
+    """Remove runs from waitlists whose gates cannot be read, and make them ready: their code declares them anew."""
     for row in await in_chunks(tx, _FREE, sorted(set(run_ids))):
         await tx.execute(_LEAVE.replace("{names}", ":run_id"), {"run_id": row[0]})
         await tx.execute(_READY_AGAIN, {"run_id": row[0], "now": tx.now})
@@ -213,7 +213,7 @@ async def _arrive_anew(tx: Transaction, run_ids: Sequence[str]) -> None:
 async def announce_next(
     tx: Transaction, gates: Mapping[str, GateState], freed: Mapping[str, int], request: AdmissionRequest
 ) -> None:
-    """Say who is next, as many as there is new room for, where whoever made it takes nobody from a line."""
+    """Announce the next runs, as many as there is new room for, if this request itself takes none from a waitlist."""
     if not tx.has_observers or (request.limit and not request.only):
         return
     for name in [name for name in freed if gates[name].waited_at and gates[name].has_room(tx.now)]:
@@ -229,7 +229,7 @@ async def announce_next(
 
 
 class FairQueue:
-    """Gives out turns at gates that are locked."""
+    """Assigns positions at locked gates by start-time fair queueing."""
 
     def __init__(self, tx: Transaction, gates: Mapping[str, GateState]) -> None:
         self._tx = tx
@@ -239,7 +239,7 @@ class FairQueue:
         self._before = {name: gate.turn for name, gate in gates.items()}
 
     async def assign(self, gate: str, those: Sequence[WaitlistEntry]) -> None:
-        """The next turns at a gate, in this order."""
+        """Assign the next positions at a gate, in this order."""
         state = self._gates[gate]
         self._before.setdefault(gate, state.turn)
         keys = sorted({one.gating.fair_key for one in those} - {key for name, key in self._shares if name == gate})
@@ -256,7 +256,7 @@ class FairQueue:
             one.gate = gate
 
     async def save(self) -> None:
-        """Write the last turn of each key, and forget those that say nothing any more."""
+        """Write the last position of each key, and delete those that have no effect any more."""
         rows = [{"gate": gate, "fair_key": key, "turn": turn} for (gate, key), turn in self._shares.items()]
         await self._tx.execute_many(_SHARE, [row for row in rows if (row["gate"], row["fair_key"]) in self._there])
         await self._tx.execute_many(
@@ -270,7 +270,7 @@ class FairQueue:
 
 
 async def standing(tx: Transaction, run_id: str) -> WaitlistPosition | None:
-    """Where a run stands in line."""
+    """Position of a run on a waitlist."""
     rows = await tx.fetch(_STANDING, {"run_id": run_id})
     if not rows:
         return None
@@ -291,7 +291,7 @@ async def join(
     there: Container[str],
     reason: Mapping[str, str],
 ) -> None:
-    """Have runs stand in the lines that they were given turns in; `there` are those that have stood in one before."""
+    """Put runs on the waitlists where they were assigned positions; `there` are those that were on one before."""
     rows = [
         {
             "run_id": one.run_id,
@@ -322,7 +322,7 @@ async def join(
 
 
 def _start_by(now: int, runs: Sequence[Run]) -> list[Params]:
-    """Those whose first beginning is to come soon, which the claim that sent them here took for done."""
+    """Deadlines for the first start of runs that had to join a waitlist."""
     found: list[Params] = []
     for run in runs:
         try:
@@ -336,14 +336,14 @@ def _start_by(now: int, runs: Sequence[Run]) -> list[Params]:
 
 
 async def leave(tx: Transaction, run_ids: Sequence[str]) -> None:
-    """They stand in no line any more."""
+    """Remove runs from their waitlists."""
     for start in range(0, len(run_ids), 400):
         chosen, params = placeholders("name", run_ids[start : start + 400])
         await tx.execute(_LEAVE.replace("{names}", chosen), params)
 
 
 class Waitlist:
-    """The first of a line, in the order in which they are let pass: by priority, and now and then by turn alone."""
+    """First entries of a waitlist in the order of admission: by priority, and now and then by position alone."""
 
     def __init__(self, gate: str, those: list[WaitlistEntry]) -> None:
         self.gate = gate
@@ -351,7 +351,7 @@ class Waitlist:
         self._asked = 0
 
     def first(self) -> WaitlistEntry | None:
-        """Who is next."""
+        """The next entry."""
         if not self._those:
             return None
         if self._asked % AGE_SHARE == AGE_SHARE - 1:
@@ -359,7 +359,7 @@ class Waitlist:
         return min(self._those, key=lambda one: one.place)
 
     def pop(self) -> None:
-        """That one has been dealt with."""
+        """Remove the next entry."""
         first = self.first()
         assert first is not None
         self._asked += 1
