@@ -52,7 +52,7 @@ SELECT {version}, '{name}', '{checksum}', {time}
 FROM (SELECT 1 AS one) AS once
 WHERE NOT EXISTS (SELECT 1 FROM perdure_migrations WHERE version = {version});
 """
-#: MySQL lacks MariaDB's IF NOT EXISTS for columns and indexes. `migrate` ignores the errors; a script has to check first.
+#: MySQL lacks MariaDB's IF NOT EXISTS for columns and indexes. `migrate` ignores the errors; a script must check.
 _ONLY_MARIADB = "/*M! IF NOT EXISTS */"
 _ADDS = re.compile(
     r"CREATE INDEX /\*M! IF NOT EXISTS \*/ (?P<index>\w+) ON (?P<indexed>\w+)"
@@ -195,8 +195,8 @@ def _missing(files: Sequence[Migration], applied: Sequence[tuple[int, str, str, 
             )
         if ours[version].checksum != checksum:
             raise SchemaMismatch(
-                f"Migration {name} was applied to the database in another form than this version of Perdure has. Use the "
-                "release that the database was migrated with, or restore the original file."
+                f"Migration {name} was applied to the database in another form than this version of Perdure has. Use "
+                "the release that the database was migrated with, or restore the original file."
             )
         done.add(version)
     return [migration for migration in files if migration.version not in done]

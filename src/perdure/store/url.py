@@ -1,17 +1,17 @@
 """Database URLs.
 
-`sqlite:///shop.db` is a file relative to the working directory, `sqlite:////var/lib/shop.db` an absolute one, `sqlite://` a
-database in memory that ends with the engine. Options follow a question mark: `prefix` (of table names), `synchronous`
-(FULL or NORMAL), `quick_check` (auto, on or off) and `busy` (for how many seconds to wait for other processes).
+`sqlite:///shop.db` is a file relative to the working directory, `sqlite:////var/lib/shop.db` an absolute one,
+`sqlite://` a database in memory that ends with the engine. Options follow a question mark: `prefix` (of table names),
+`synchronous` (FULL or NORMAL), `quick_check` (auto, on or off) and `busy` (seconds to wait for other processes).
 
-`postgresql://user:password@host/database` is a PostgreSQL server, as its own tools write it (several hosts and options such
-as `sslmode` included), with the options `schema`, `prefix`, `pool` (how many connections at the most), `notify` (on or off: hints
-between processes) and `listen` (`host:port` to exchange them at, where that is another one) besides.
+`postgresql://user:password@host/database` is a PostgreSQL server in the format of its own tools (including several
+hosts, and options such as `sslmode`), with the additional options `schema`, `prefix`, `pool` (largest number of
+connections), `notify` (on or off: hints between processes) and `listen` (`host:port` for these hints, if it differs).
 
-`mysql://user:password@host:port/database` (or `mariadb://`) is a MySQL or MariaDB server, with the options `prefix`, `pool`,
-`ssl` (preferred, required, verify or off) and `socket` (the path of a Unix socket, instead of host and port).
+`mysql://user:password@host:port/database` (or `mariadb://`) is a MySQL or MariaDB server, with the options `prefix`,
+`pool`, `ssl` (preferred, required, verify or off) and `socket` (the path of a Unix socket, instead of host and port).
 
-Each takes `audit` (full, lifecycle or off: how much of the audit trail is written).
+Each takes `audit` (full, lifecycle or off: the level of the audit trail).
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ def _mysql(url: str) -> MysqlUrl:
         )
     if "," in parts.netloc.rpartition("@")[2]:
         raise UsageError(
-            f"{shown(url)!r} names several hosts, which only PostgreSQL supports; name one, or a proxy that leads to the server "
-            "that takes writes."
+            f"{shown(url)!r} names several hosts, which only PostgreSQL supports; name one, or a proxy that leads to "
+            "the server that takes writes."
         )
     database = unquote(parts.path.removeprefix("/"))
     if not database or "/" in database or parts.fragment:

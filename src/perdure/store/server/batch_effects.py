@@ -1,7 +1,7 @@
-"""Locked rows of runs, and what a batch of turns makes of them before anything is written.
+"""Locked rows of runs, and the effects of a batch of turns on them before anything is written.
 
-A row may be the target of one statement only once. So all effects on a run (its own next state, entries for its inbox, a
-cancellation) are folded into one draft here, in the order of the turns, and written together. The rules are those of
+A row may be the target of one statement only once. So all effects on a run (its own next state, inbox entries, a
+cancellation) are folded into one draft, in the order of the turns, and written together. The rules are those of
 `perdure.store.sql.runs.inbox` and of the states on SQLite.
 """
 
@@ -24,15 +24,15 @@ from perdure.store.sql.turn import carried_messages
 
 #: What a draft needs to know of a row, in the order of `RunDraft`'s parameters.
 COLUMNS = (
-    "id, status, token, nonce, inbox_seq, inbox_read, marked, started_at, attempt, generation, wake_at, reason, deadline, "
-    "finished_at, parent_id, parent_location"
+    "id, status, token, nonce, inbox_seq, inbox_read, marked, started_at, attempt, generation, wake_at, reason, "
+    "deadline, finished_at, parent_id, parent_location"
 )
 
 _RUNNING = Status.RUNNING.value
 
 
 class RunDraft:
-    """A run's row as it will be."""
+    """Future state of a run's row."""
 
     def __init__(self, row: Row) -> None:
         self.status: str
@@ -46,7 +46,7 @@ class RunDraft:
             self.parent_location,
         ) = row  # fmt: skip
         self.touched = False
-        #: Nobody holds it any more, and whoever had it last does not count.
+        #: It has no holder any more, and its last holder has no precedence.
         self.let_go = False
         self.moves = False
         self.home: str | None = None
@@ -56,7 +56,7 @@ class RunDraft:
         self.error: str | None = None
 
     def held_under(self, lease: Lease) -> bool:
-        """Whether the lease is the right to write it."""
+        """True if the lease may write it."""
         return self.status == _RUNNING and self.token == lease.token and self.nonce == lease.nonce
 
     def become(self, status: str, reason: str | None = None) -> None:
@@ -70,7 +70,7 @@ class RunDraft:
 
 
 class BatchEffects:
-    """Every row that a batch touches."""
+    """Drafts of every row that a batch touches."""
 
     def __init__(self, tx: Transaction, rows: Iterator[RunDraft], known: set[tuple[str, str]]) -> None:
         self._tx = tx
@@ -79,7 +79,7 @@ class BatchEffects:
         self._known = known
         self.messages: list[tuple[str, int, str, str, str | None, int, str, int]] = []
         self.consumed: list[tuple[str, int]] = []
-        #: Runs whose children nobody else will stop.
+        #: Runs that ended without running code, so that their children must be stopped here.
         self.ended_without_code: list[str] = []
 
     def add(self, child: NewRun) -> None:
@@ -97,7 +97,7 @@ class BatchEffects:
         self.consumed.append((run_id, upto))
 
     def send(self, message: NewMessage) -> SendOutcome:
-        """What a run sends to another one."""
+        """Deliver a message from one run to another."""
         draft = self.drafts.get(message.run_id)
         if draft is None:
             return SendOutcome.UNKNOWN
@@ -119,7 +119,7 @@ class BatchEffects:
         return outcome
 
     def put(self, message: NewMessage) -> SendOutcome:
-        """An entry for an inbox, with its wake-up."""
+        """Add an inbox entry, and wake the run."""
         draft = self.drafts.get(message.run_id)
         if draft is None or message.only_child_of not in (None, draft.parent_id):
             return SendOutcome.UNKNOWN
@@ -135,7 +135,7 @@ class BatchEffects:
             message.key, self._tx.now,
         ))  # fmt: skip
         running = draft.status == _RUNNING
-        # One that waits for its start, for its next attempt, or to be resumed is not set going by a message; only to be stopped.
+        # A message does not start a run that waits for its start, a retry or a resume; a cancellation does.
         stirs = message.kind is RecordKind.CANCEL or (draft.started_at != 0 and draft.reason != Reason.PAUSED)
         if draft.status == Status.WAITING and stirs:
             draft.status, draft.reason, draft.wake_at = Status.PENDING.value, None, self._tx.now
@@ -146,7 +146,7 @@ class BatchEffects:
         return SendOutcome.ACCEPTED
 
     def finish(self, draft: RunDraft, outcome: Finish) -> None:
-        """End with an outcome, and tell the parent."""
+        """End with an outcome, and notify the parent."""
         self._end(draft, outcome)
 
     def again(self, draft: RunDraft, retry: RetryLater, *, to_be_stopped: bool) -> None:
@@ -194,7 +194,7 @@ class BatchEffects:
         return True
 
     def renew(self, draft: RunDraft, renew: ContinueAsNew, read: int) -> bool:
-        """Begin anew, if the inbox has not grown past what was seen; with what was carried_messages over unread in it."""
+        """Continue as new, if the inbox has not grown past what was seen, with the carried messages unread."""
         if draft.inbox_seq != renew.seen:
             return False
         if read:

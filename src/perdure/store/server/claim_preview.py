@@ -1,4 +1,4 @@
-"""What a worker that looks for something to do sees first, on every server."""
+"""Result of the cheap query that precedes a claim."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ S = TypeVar("S", bound="ClaimPreview")
 
 
 class ClaimPreview(Struct, frozen=True, kw_only=True):
-    """See the module."""
+    """State of the database as far as a claim needs it."""
 
     now: int
     #: The workers that live, and whether the one that asks is among them.
@@ -34,20 +34,20 @@ class ClaimPreview(Struct, frozen=True, kw_only=True):
 
     @property
     def due(self) -> bool:
-        """Whether a run waits to be woken."""
+        """True if a waiting run is due."""
         return self.next_wake <= self.now
 
     @property
     def nothing(self) -> bool:
-        """Whether there is nothing to do for this worker."""
+        """True if there is nothing to do for this worker."""
         return not (self.held or (self.welcome and (self.due or self.ready)))
 
     def at(self: S, now: int) -> S:
-        """The same at the time that this process goes by."""
+        """The same at this process's time."""
         return replace(self, now=now)
 
     def empty_handed(self) -> ClaimResult:
-        """The answer of a claim that took nothing."""
+        """Result of a claim that took nothing."""
         return ClaimResult(
             runs=(),
             next_wake=self.next_wake,

@@ -1,12 +1,13 @@
-"""The server's time, known here without asking.
+"""The server's time, known without asking.
 
-Each answer that carries the server's time bounds how far its clock is from our monotonic one: the answer was written after the
-question left and before it came back. The bounds are narrowed by every measurement and replaced when they contradict it, which
-means that a clock was set. The earliest possible time is the one that is told, so that nothing is ever ahead of the server.
+Each answer that carries the server's time bounds the distance between its clock and our monotonic one: the answer was
+written after the question left and before it arrived. Every measurement narrows the bounds, or replaces them if it
+contradicts them, which means that a clock was set. The clock reports the earliest possible time, so that this process
+is never ahead of the server.
 
-A server that was set back, or replaced by one whose clock is behind, is followed back: a process that kept the later time would take every worker for
-overdue, since heartbeats are by the server's clock. A measurement that is old is repeated before anything is written: clocks drift apart, and a process
-that was suspended has a clock that stood still.
+If the server was set back, or replaced by one whose clock is behind, the clock follows it: a process that kept the
+later time would take every worker for overdue, since heartbeats use the server's clock. An old measurement is repeated
+before anything is written, because clocks drift, and the clock of a suspended process stood still.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from collections.abc import Callable
 
 from perdure.core.system import System
 
-#: By how much the server has to be behind the time that was told to be followed back, and how old a measurement may be, in microseconds.
+#: The clock follows a server that is behind by more than this; and the age at which a measurement is repeated; both in
+#: microseconds.
 SET_BACK = 100_000
 OLD = 60_000_000
 
 
 class ServerClock:
-    """Never goes back within this process, unless the server does. Where `told` is given, it is the time (for tests) and the server's is ignored."""
+    """The server's time; goes back only if the server does. `told` replaces the server's clock in tests."""
 
     def __init__(self, system: System, told: Callable[[], int] | None) -> None:
         self._system = system
@@ -48,11 +50,11 @@ class ServerClock:
         return self._last
 
     def start_measurement(self) -> int:
-        """To be called before a question that will be answered with the server's time."""
+        """Start of a measurement; call it before a query that returns the server's time."""
         return self._monotonic()
 
     def finish_measurement(self, asked: int, server: int) -> int:
-        """Take in an answer; the time."""
+        """Apply the server's time from an answer; returns the time."""
         earliest, latest = server - self._monotonic(), server - asked
         if self._measured and earliest <= self._latest and latest >= self._earliest:
             earliest, latest = max(earliest, self._earliest), min(latest, self._latest)
@@ -64,7 +66,7 @@ class ServerClock:
 
     @property
     def is_old(self) -> bool:
-        """Whether to measure again before the time is relied on."""
+        """True if the time must be measured again before it is relied on."""
         return self._told is None and abs(self._system.now() - self._measured_at) > OLD
 
     @property
@@ -74,7 +76,7 @@ class ServerClock:
 
     @property
     def told(self) -> int | None:
-        """What statements are to take for the time instead of the server's."""
+        """Time that statements use instead of the server's, in tests."""
         return None if self._told is None else self.now()
 
     def _monotonic(self) -> int:

@@ -1,7 +1,7 @@
-"""A batch of turns of different runs, on a server: lock what they touch, decide, write.
+"""Commit of a batch of turns of different runs, on a server: lock the touched rows, decide, write.
 
-Rows that somebody else holds are skipped and never waited for. A turn one of whose rows was skipped is BUSY and leaves no trace.
-How rows are locked, looked up and written is each database's own; what becomes of them is decided here and in `effects`.
+Rows locked by other transactions are skipped and never waited for. A turn with a skipped row is BUSY and writes
+nothing. Each database locks, reads and writes rows in its own way; the decisions are made here and in `BatchEffects`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Written = dict[str, dict[int, Row]]
 
 
 class RecordsExist(Exception):
-    """Something is there already; nothing was written."""
+    """Some records exist already; nothing was written."""
 
 
 class CommitBatch(ABC, Generic[X]):
@@ -67,23 +67,23 @@ class CommitBatch(ABC, Generic[X]):
 
     @abstractmethod
     async def _there(self, run_ids: list[str]) -> set[str]:
-        """Which of these runs exist."""
+        """The existing ones of these runs."""
 
     @abstractmethod
     async def _written(self, turns: Sequence[Turn]) -> Written:
-        """What is there at the numbers of the turns' records."""
+        """Existing records at the numbers of the turns' records."""
 
     @abstractmethod
     async def _known(self, keys: list[tuple[str, str]]) -> set[tuple[str, str]]:
-        """Which of these keys of messages were accepted before, by run."""
+        """The keys of messages that were accepted before, by run."""
 
     @abstractmethod
     async def _made(self, new: list[NewRun]) -> set[str]:
-        """Create runs that are not there yet; which."""
+        """Create the missing runs; returns their ids."""
 
     @abstractmethod
     async def _to_be_stopped(self, read: dict[str, int]) -> set[str]:
-        """Which of these runs have a request to stop past what they have read."""
+        """The runs with an unread cancellation."""
 
     @abstractmethod
     async def _write(self, effects: BatchEffects) -> None:
@@ -126,7 +126,7 @@ class CommitBatch(ABC, Generic[X]):
             await stop_children(self._tx, run_id)
 
     def _prove(self, draft: RunDraft) -> None:
-        """See to it that a commit on another server, which changes the lease of a row that is locked here, excludes this one."""
+        """Make this commit conflict with one on another server that changes the lease of the locked row."""
 
     async def deliver(self, messages: Sequence[NewMessage]) -> list[SendOutcome]:
         """Put messages into inboxes of runs whose rows were locked before."""
@@ -138,7 +138,7 @@ class CommitBatch(ABC, Generic[X]):
         return outcomes
 
     async def _lock(self) -> dict[str, RunDraft]:
-        """The rows that the turns touch; turns one of whose rows somebody else holds are taken out."""
+        """Lock the touched rows; turns with a row that another transaction holds are taken out."""
         touched: dict[str, None] = {}
         children: list[str] = []
         for turn in self._batch.values():
@@ -160,7 +160,7 @@ class CommitBatch(ABC, Generic[X]):
         return drafts
 
     async def _stand(self, drafts: dict[str, RunDraft]) -> dict[int, Turn]:
-        """The turns whose lease holds. What is there of their records already is not written again."""
+        """The turns whose lease holds. Their existing records are not written again."""
         # Of a turn that holds its lease, only a repetition can be there; the unique key tells.
         asked = [
             turn

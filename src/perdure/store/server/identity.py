@@ -1,10 +1,10 @@
-"""The server behind an address, and which lives of workers began on it.
+"""Identity of the server behind an address, and the worker registrations that were made on it.
 
-A standby that takes the place of its primary may lack the last commits (asynchronous replication), and so does a backup that is
-restored. What a worker holds then, its leases and what it keeps in memory, may follow from commits that are gone, while its own row and
-its leases look as before. So every new connection reads who the server is and how far it has written. When it is another one, or has
-gone back, all connections to the former server are given up, listeners are told, and nothing that was claimed before is written:
-each worker begins a new life.
+A standby that replaces its primary may lack the last commits (asynchronous replication), and so may a restored backup.
+A worker's leases and memory may then follow from lost commits, while its own row and its leases look as before. So
+every new connection reads the server's identity and log position. If the server is another one, or has gone back, all
+connections to the former server are dropped, listeners are notified, and nothing that was claimed before is written:
+each worker registers anew.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _log = logging.getLogger("perdure.store")
 
 
 class ServerReplaced(StoreError):
-    """The worker began its life on a server that another one has replaced since."""
+    """The worker registered on a server that another one has replaced since."""
 
 
 class ServerIdentity(Struct, frozen=True):
@@ -34,24 +34,24 @@ class ServerIdentity(Struct, frozen=True):
 
 
 class IdentitySnapshot(Struct, frozen=True):
-    """What was known of the server when it was asked."""
+    """Knowledge of the server before it was asked."""
 
     epoch: int
     position: Mapping[str, int]
 
 
 class WorkerRegistration(Struct):
-    """A worker's life, as the store knows it."""
+    """A worker's registration, as the store knows it."""
 
     epoch: int
     #: The server's name for itself; None: not known.
     server: str | None
-    #: What its row had after the last heartbeat that was answered, in microseconds; a server that has an earlier one has lost it.
+    #: Time of the last acknowledged heartbeat, in microseconds; a server with an earlier one has lost it.
     beat: int = 0
 
 
 class ServerTracker:
-    """See the module. Its methods may be called from any thread."""
+    """Tracks the server behind an address. Its methods may be called from any thread."""
 
     def __init__(self, where: Callable[[], str], replaced: Callable[[], object]) -> None:
         #: How often the server was replaced.
@@ -65,12 +65,12 @@ class ServerTracker:
         self._lock = threading.Lock()
 
     def snapshot(self) -> IdentitySnapshot:
-        """To be called before the server is asked who it is."""
+        """Knowledge so far; take it before asking the server for its identity."""
         with self._lock:
             return IdentitySnapshot(self.epoch, self._position)
 
     def record(self, who: ServerIdentity, known: IdentitySnapshot) -> int:
-        """Note who the server behind a connection is; its epoch. `known` is from before it was asked."""
+        """Record the identity of a connection's server; returns its epoch. `known` is the snapshot from before."""
         with self._lock:
             if who.name is None:
                 return self.epoch
@@ -88,22 +88,22 @@ class ServerTracker:
         return epoch
 
     def record_loss(self) -> None:
-        """The server lacks something that it had acknowledged."""
+        """Record that the server lacks a write that it had acknowledged."""
         with self._lock:
             self.epoch += 1
         self._tell("has lost commits that it had acknowledged")
 
     def register(self, worker: str, epoch: int) -> None:
-        """A life begins on the server of that epoch."""
+        """Record a worker's registration on the server of that epoch."""
         with self._lock:
             self._registrations[worker] = WorkerRegistration(epoch, self.server if epoch == self.epoch else None)
 
     def registration(self, worker: str) -> WorkerRegistration | None:
-        """A life that began here."""
+        """The registration of a worker, if it was made here."""
         return self._registrations.get(worker)
 
     def check(self, worker: str, epoch: int) -> None:
-        """Raise `ServerReplaced` if the worker's life began on another server than that of the epoch."""
+        """Raise `ServerReplaced` if the worker registered on another server than that of the epoch."""
         life = self._registrations.get(worker)
         if life is not None and life.epoch != epoch:
             raise ServerReplaced(

@@ -1,10 +1,9 @@
-"""A few connections for one event loop.
+"""Connection pools, one for each event loop.
 
-A connection belongs to the loop that opened it, so each loop that uses the store has a pool of its own; a heartbeat on its own
-loop therefore never waits for connections that others hold. When a loop ends, its connections end with it. A
-connection comes back as it went, so that there is nothing to reset between two uses. One to a server that another one has
-replaced is not used again. While the server cannot be reached, one
-at a time knocks for all, at growing random intervals.
+A connection belongs to the loop that opened it, so each loop that uses the store has a pool of its own; a heartbeat on
+its own loop never waits for connections of others. When a loop ends, its connections end with it. A connection is
+returned as it was taken, so that there is nothing to reset between two uses. Connections to a replaced server are not
+used again. While the server cannot be reached, one task at a time tries to reconnect, at growing random intervals.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ _LONGEST_PAUSE = 2.0
 
 
 class PooledConnection(Protocol):
-    """What a pool needs to know of a connection."""
+    """Interface that a pool needs of a connection."""
 
     #: Which of the servers that were met at this address it leads to (see `perdure.store.server.identity`).
     epoch: int
 
     def is_closed(self) -> bool:
-        """Whether it is over."""
+        """True if it is closed."""
 
     def fileno(self) -> int:
         """The descriptor of its socket; negative if it has none any more."""
@@ -44,10 +43,10 @@ C = TypeVar("C", bound=PooledConnection)
 
 
 class Pool(Generic[C]):
-    """Connections, the one that was last used for the same purpose first, then the most recently used.
+    """Connections of one event loop: the last one used for the same purpose first, then the most recently used.
 
-    A server prepares and plans statements for each connection apart. A claim of PostgreSQL is planned six times on a connection before
-    one plan is kept for all, at more than the statement itself costs.
+    A server prepares and plans statements for each connection separately. PostgreSQL plans a claim six times on a
+    connection before it keeps one plan, which costs more than the statement itself.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class Pool(Generic[C]):
         suppress_pending_warning(self._keeper)
 
     async def take(self, purpose: str = "") -> C:
-        """A connection, for the caller alone until it is given back or dropped."""
+        """Take a connection, for the caller alone until it is given back or dropped."""
         await self._room.acquire()
         try:
             connection = self._pop(purpose)
@@ -119,7 +118,7 @@ class Pool(Generic[C]):
         return connection
 
     async def _knock(self) -> None:
-        """Wait for the next attempt to reach the server, whoever makes it; raises what it raises."""
+        """Wait for the next attempt to reconnect, made by any task; raises what it raises."""
         if self._knocking is None:
             self._knocking = self._system.spawn(self._try_again(), "perdure reconnect")
             self._knocking.add_done_callback(_look_at)
@@ -137,7 +136,7 @@ class Pool(Generic[C]):
             self._knocking = None
 
     def give(self, connection: C, purpose: str = "") -> None:
-        """Back, in order and outside of any transaction."""
+        """Give a connection back, outside of any transaction."""
         self._last[purpose] = connection
         if self._closed:
             connection.terminate()
@@ -146,7 +145,7 @@ class Pool(Generic[C]):
         self._room.release()
 
     def drop(self, connection: C) -> None:
-        """Back, in an unknown state: it is not used again."""
+        """Discard a connection in an unknown state."""
         connection.terminate()
         self._room.release()
 
@@ -176,7 +175,7 @@ class Pool(Generic[C]):
             self.loop.call_soon_threadsafe(self._keeper.cancel)
 
     async def _keep(self) -> None:
-        # Cancelled by `close`, or by the loop's own end. If the process ends without either, nothing can be waited for any more.
+        # Cancelled by `close`, or by the end of the loop. If the process ends without either, nothing can be awaited.
         try:
             await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:
@@ -190,7 +189,7 @@ class Pool(Generic[C]):
 
 
 class LoopPools(Generic[C]):
-    """A pool for each event loop that asks."""
+    """A pool for each event loop that uses the store."""
 
     def __init__(
         self,
@@ -207,7 +206,7 @@ class LoopPools(Generic[C]):
         return len(self._pools)
 
     def here(self) -> Pool[C]:
-        """That of the running loop."""
+        """The pool of the running loop."""
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop)
         if pool is None:
@@ -229,7 +228,7 @@ class LoopPools(Generic[C]):
 
 
 def _look_at(knocking: asyncio.Task[None]) -> None:
-    # Whoever waited for it may have given up meanwhile; its failure is nobody's surprise.
+    # Retrieved because its waiters may have given up; asyncio would log the failure otherwise.
     if not knocking.cancelled():
         knocking.exception()
 
@@ -238,7 +237,10 @@ def _look_at(knocking: asyncio.Task[None]) -> None:
 async def lend(
     pools: LoopPools[C], is_busy: Callable[[C], bool], check: Callable[[int], object] | None = None
 ) -> AsyncGenerator[C]:
-    """A connection; one that comes back in the middle of something is not used again. `check` is told its epoch first."""
+    """Lend a connection to a user's function; one that is returned busy is not used again.
+
+    `check` gets its epoch first.
+    """
     pool = pools.here()
     connection = await pool.take()
     try:

@@ -1,8 +1,8 @@
 """Base of the stores on database servers: connections, transactions on them, and repetition after an error.
 
-A verb is a transaction on one connection. After a lost connection it is repeated as a whole, a few times. After a lost race (a
-deadlock, a serialization failure, a lock wait that timed out) it is repeated after growing random pauses, for as long as a statement
-may take. Every verb may be repeated. After that the caller is told that the database is unavailable.
+A verb is a transaction on one connection. After a lost connection it is repeated as a whole, a few times. After a lost
+race (a deadlock, a serialization failure, a lock wait that timed out) it is repeated after growing random pauses, for
+as long as a statement may take. Every verb may be repeated. After that the caller gets `StoreUnavailable`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ T = TypeVar("T")
 
 #: How often a transaction that loses its connection is tried before its caller is told.
 TRIES = 5
-#: The longest pause after the first failure, and after any failure, in seconds. Pauses are random, so that two transactions which
-#: stood in each other's way do not meet again.
+#: The longest pause after the first failure, and after any failure, in seconds. Pauses are random, so that conflicting
+#: transactions do not meet again.
 FIRST_PAUSE = 0.01
 LONGEST_PAUSE = 0.5
 #: The longest pause after a commit all of whose rows were busy, in seconds.
@@ -104,7 +104,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
         return self._clock.now()
 
     async def send(self, messages: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
-        """Put messages into inboxes, wake who waits and mark who runs."""
+        """Put messages into inboxes in one transaction; wake waiting runs and mark running ones."""
 
         async def body(tx: X) -> builtins.list[SendOutcome]:
             ends = [message.run_id for message in messages if message.kind is RecordKind.CANCEL]
@@ -115,7 +115,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
         return await self._transact("send", actor, body)
 
     async def cancel(self, run_id: str, reason: str, key: str, actor: str) -> SendOutcome:
-        """Ask a run to stop."""
+        """Request a run's cancellation."""
 
         async def body(tx: X) -> SendOutcome:
             await self._lock_in_order(tx, [run_id], [run_id])
@@ -126,7 +126,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
     async def broadcast(
         self, topic: str, payload: str | None, key: str, after: str | None, limit: int, actor: str
     ) -> BroadcastResult:
-        """Send a message to the next so many runs that listen to a topic."""
+        """Send a message to the next `limit` runs that subscribe to a topic."""
 
         async def body(tx: X) -> BroadcastResult:
             async def deliver(messages: Sequence[NewMessage]) -> Sequence[SendOutcome]:
@@ -138,7 +138,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
         return await self._transact("broadcast", actor, body)
 
     async def fire(self, limit: int, actor: str) -> FiringResult:
-        """Let the slots that are due become runs; one statement as long as none is."""
+        """Start one run for each fire time that is due; one statement as long as none is."""
         self._check_open()
         self._system.crash_point("fire.enter")
         due = await self._read("fire", schedules.next_due)
@@ -153,7 +153,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
         self._pools.here().flush()
 
     async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
-        """Begin a life, and from now on wait for the server no longer than its lease allows."""
+        """Register a worker; from now on wait for the server no longer than its lease allows."""
         patience = self._timeouts.within(worker.lease / 1e6)
         if patience != self._timeouts:
             self._timeouts = patience
@@ -171,7 +171,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
         self._pools.here().flush()
 
     async def heartbeat(self, worker_id: str) -> bool:
-        """Renew the worker's one row; False as well if it began on a server that another one has replaced."""
+        """Renew the worker's row; also False if it registered on a server that another one has replaced."""
         life = self._tracker.registration(worker_id)
         try:
             beat = await self._at_once(
@@ -204,7 +204,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
             return TurnOutcome.LOST
 
     async def recorded(self, turn: Turn, actor: str) -> TurnOutcome:
-        """What became of the one record of a turn."""
+        """Outcome of a turn with one record: APPLIED, LOST, or BUSY."""
         try:
             return await super().recorded(turn, actor)
         except ServerReplaced:
@@ -215,7 +215,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
         """A connection for a function of the user's in a run that the worker holds. Raises `ServerReplaced`."""
 
     def _fence(self, worker: str) -> Fence:
-        """What it takes to prove a lease of the worker's in a transaction of the user's."""
+        """Proof of a worker's lease in a transaction of the user's."""
         return NO_FENCE
 
     def _is_current(self, connection: C) -> bool:
@@ -265,11 +265,11 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
 
     @abstractmethod
     def _is_race(self, error: Exception) -> bool:
-        """Whether trying again may help."""
+        """True if trying again may help."""
 
     @abstractmethod
     def _is_lost(self, error: Exception) -> bool:
-        """Whether another connection may help."""
+        """True if another connection may help."""
 
     @abstractmethod
     def _translated(self, error: Exception) -> Exception:
@@ -298,7 +298,10 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
     async def _transact(
         self, verb: str, actor: str, body: Callable[[X], Coroutine[Any, Any, T]], *, entered: bool = False
     ) -> T:
-        """Run a verb in a transaction of its own. What goes on from an earlier look begins anew should the answer be lost."""
+        """Run a verb in a transaction of its own.
+
+        `entered`: it continues an earlier preview, and is not repeated on another connection.
+        """
         self._check_open()
         if self._clock.is_old:
             await self.now()
@@ -348,7 +351,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
         except RecordsExist:
             verdicts = await self._transact("commit", actor, lambda tx: self._commit_in(tx, turns, doubtful=True))
         if verdicts and all(verdict is TurnOutcome.BUSY for verdict in verdicts):
-            # Whoever holds the rows needs a moment, and asking again at once would only cost the server.
+            # The holder of the rows needs a moment; an immediate repetition would only cost the server.
             await self._system.sleep(PAUSE * self._system.random())
             await self._held_up()
         return verdicts
@@ -401,7 +404,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
             await self._system.sleep(_pause(failures) * self._system.random())
 
     def _is_worth_repeating(self, error: Exception, failures: int, until: float, *, entered: bool) -> bool:
-        """Whether a verb is repeated: a lost race while there is time, a lost connection a few times."""
+        """True if a verb is to be repeated: a lost race while there is time, a lost connection a few times."""
         if self._is_race(error):
             return self._system.monotonic() < until
         return self._is_lost(error) and not entered and failures < TRIES

@@ -1,7 +1,7 @@
-"""How long to wait for the server before it counts as lost: less than a lease, so that whoever holds one finds out in time.
+"""Timeouts of connections: shorter than a lease, so that its holder notices a lost server in time.
 
-The server is told as well, so that it does not go on with what nobody waits for, nor keeps the rows of somebody who has gone
-without a word.
+The server gets them, too, so that it neither continues a statement whose client has given up, nor keeps the locks of a
+client that died.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ _SHORTEST = 1.0
 
 
 class Timeouts(Struct, frozen=True):
-    """In seconds."""
+    """Timeouts in seconds."""
 
     statement: float = 12.0
     connect: float = 5.0
     lock: float = 2.0
 
     def within(self, lease: float) -> Timeouts:
-        """For somebody who holds a lease of so many seconds."""
+        """Timeouts for the holder of a lease of that many seconds."""
         statement = min(self.statement, max(_SHORTEST, _SHARE * lease))
         return Timeouts(statement, min(self.connect, statement / 2), min(self.lock, statement / 4))
 
     @property
     def server_statement(self) -> float:
-        """For how long the server may take for a statement: a little less, because its word is better than its silence."""
+        """Statement timeout of the server: slightly below our own, so that the server reports it before we give up."""
         return 0.85 * self.statement
 
 
-#: For somebody who holds no lease, or one of the usual length.
+#: Timeouts without a lease, or with one of the default length.
 DEFAULT_TIMEOUTS = Timeouts()

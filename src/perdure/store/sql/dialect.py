@@ -27,8 +27,8 @@ _USE = re.compile(r"\{use (\w+)\}")
 _OF_STATE = re.compile(r"\{(\w+) of (pending|waiting)\}")
 _IN_STATE = re.compile(r"\{(pending|waiting) (\w+\.)?(\w+)\}")
 _TABLES = frozenset({
-    "runs", "history", "messages", "events", "outputs", "topics", "pauses", "schedules", "workers", "health", "registry",
-    "migrations",
+    "runs", "history", "messages", "events", "outputs", "topics", "pauses", "schedules", "workers", "health",
+    "registry", "migrations",
     "gates", "lines", "permits", "shares",
     "locks", "singletons", "successors", "watermarks",
     "runs_view", "events_view", "types_view", "workers_view",

@@ -1,7 +1,8 @@
 """Named locks: one row each, decided and written under its own row lock.
 
-A row that is released stays for a while, so that the next holder's token is larger than the last one's; besides, no token is smaller than
-the time in microseconds, so that none is given out again where the row was forgotten, or lost with a failover or a restored backup.
+A released row stays for a while, so that the next holder's token is larger than the last one's. Besides, no token is
+smaller than the time in microseconds, so that none is reused after the row was deleted, or lost with a failover or a
+restored backup.
 """
 
 from __future__ import annotations

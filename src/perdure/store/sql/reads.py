@@ -88,7 +88,7 @@ async def get(tx: Transaction, run_id: str) -> Run | None:
 
 
 async def get_many(tx: Transaction, run_ids: Sequence[str]) -> list[Run]:
-    """Those of the runs that exist."""
+    """The existing ones of these runs."""
     found: list[Run] = []
     for start in range(0, len(run_ids), CHUNK):
         chosen, params = placeholders("id", run_ids[start : start + CHUNK])
@@ -163,7 +163,7 @@ async def unread(tx: Transaction, run_ids: Sequence[str], page: int) -> list[Mes
 
 
 def check_whole(run_id: str, records: Sequence[Record]) -> None:
-    """Raise `StoreCorrupt` for a history with holes; what lies before the last mark of a scope may have been trimmed."""
+    """Raise `StoreCorrupt` for a history with gaps; records before the last checkpoint may have been trimmed."""
     if not records or records[-1].seq == len(records) - 1:
         return
     marks = (place for place in range(len(records) - 1, -1, -1) if records[place].kind is RecordKind.SCOPE)
@@ -171,8 +171,8 @@ def check_whole(run_id: str, records: Sequence[Record]) -> None:
     whole = records[mark].kind is RecordKind.SCOPE and records[-1].seq - records[mark].seq == len(records) - 1 - mark
     if not whole:
         raise StoreCorrupt(
-            f"The history of run {run_id!r} has {len(records)} records, but the last one has the number {records[-1].seq}: "
-            "some are missing. Restore them from a backup, or cancel the run."
+            f"the history of run {run_id!r} has {len(records)} records, but the last one has number {records[-1].seq}: "
+            "some are missing. Restore them from a backup, or cancel the run"
         )
 
 
@@ -180,13 +180,13 @@ def check_counters(run: Run) -> None:
     """Raise `StoreCorrupt` for a run whose inbox counters contradict each other."""
     if not 0 <= run.inbox_read <= run.inbox_seq:
         raise StoreCorrupt(
-            f"run {run.id!r} (perdure_runs) has read {run.inbox_read} of {run.inbox_seq} inbox entries, which cannot be; correct "
-            "inbox_read and inbox_seq by a backup, or cancel the run"
+            f"run {run.id!r} (perdure_runs) has read {run.inbox_read} of {run.inbox_seq} inbox entries, which cannot "
+            "be; correct inbox_read and inbox_seq by a backup, or cancel the run"
         )
 
 
 async def marked(tx: Transaction, worker_id: str, page: int) -> list[Message]:
-    """What came in for the runs that a worker is running: a page of each, by number, since what is unread has no holes."""
+    """New inbox entries of a worker's running runs, a page of each, by number, since unread entries have no gaps."""
     return values(to_message, await tx.fetch(_MARKED, {"worker": worker_id, "page": page}))
 
 

@@ -115,7 +115,7 @@ def to_event(row: Row) -> Event:
 
 
 def to_worker(row: Row) -> WorkerInfo:
-    """A row of `WORKER`, followed by errors and problem of its health. One that cannot be read says so in its problem."""
+    """A row of `WORKER`, followed by its error count and latest problem. An unreadable row says so in its problem."""
     id, host, pid, queues, types, slots, lease, started_at, heartbeat_at, status, errors, problem = row
     known = _WORKER_STATUS.get(status, WorkerStatus.DEAD)
     try:
@@ -165,7 +165,7 @@ UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError)
 
 
 def readable(read: Callable[[str], T], text: str, table: str, key: str) -> T:
-    """What a cell says. Raises `StoreCorrupt` with its table and key."""
+    """Decode a cell. Raises `StoreCorrupt` with its table and key."""
     try:
         return read(text)
     except UNREADABLE as error:

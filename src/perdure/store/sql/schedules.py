@@ -1,8 +1,8 @@
-"""Schedules: one row each, which is locked by whoever fires or changes it.
+"""Schedules: one row each, locked by the transaction that fires or changes it.
 
-Firing is one transaction: the slots that are due by the database's clock become runs, the row says which slot is next, and the audit trail
-says what was done and what was passed over. The id of a run follows from its slot, so that none has two. Changes are made by
-whoever has looked at the row last, which its version tells.
+Firing is one transaction: the fire times that are due by the database's clock become runs, the row gets the next fire
+time, and the audit trail says which were started and which were skipped. The id of a run follows from its fire time, so
+that none has two. A change succeeds only on the version that its author has read.
 """
 
 from __future__ import annotations
@@ -73,15 +73,18 @@ VALUES ({", ".join(f":{name}" for name in _NAMES)}, :write_id)
 
 _CHANGE = """
 UPDATE perdure_schedules
-SET spec = :spec, type = :type, input = :input, queue = :queue, priority = :priority, deadline = :deadline, start_within = :start_within,
-    max_attempts = :max_attempts, options = :options, jitter = :jitter, misfire = :misfire, overlap = :overlap, paused = :paused, reason = :reason, next_slot = :next_slot, due_at = :due_at,
+SET spec = :spec, type = :type, input = :input, queue = :queue, priority = :priority, deadline = :deadline,
+    start_within = :start_within,
+    max_attempts = :max_attempts, options = :options, jitter = :jitter, misfire = :misfire, overlap = :overlap,
+    paused = :paused, reason = :reason, next_slot = :next_slot, due_at = :due_at,
     waiting = :waiting, error = :error, changed_at = :changed_at, version = :version, write_id = :write_id
 WHERE id = :id
 """
 
 _ADVANCE = """
 UPDATE perdure_schedules
-SET next_slot = :next_slot, due_at = :due_at, waiting = :waiting, last_slot = :last_slot, last_run = :last_run, error = :error,
+SET next_slot = :next_slot, due_at = :due_at, waiting = :waiting, last_slot = :last_slot, last_run = :last_run,
+    error = :error,
     version = version + 1
 WHERE id = :id
 """

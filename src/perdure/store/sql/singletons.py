@@ -1,8 +1,13 @@
-"""Runs of which only one may go on at a time, and starts that are put off.
+"""Singletons, of which only one run may be active at a time, and debounced starts.
 
-Each name has one row, the *head*, which says whose turn it is, and which is locked by whoever starts such a run or lets the next one begin.
-Whether that run goes on is seen by looking at it, so that whatever ends a run need not know of this. Those that wait stand in a line behind it;
-the next one begins when a worker, having written the end of a run, looks after its name, and otherwise with the next sweep.
+Each name has one row, the *head*, which names the current run. A transaction that starts such a run, or lets the next
+one begin, locks it. The state of the current run is read from the run itself, so that code that ends a run need not
+know of singletons. Successors queue behind it; the next one begins when a worker that ended a run checks its name, and
+otherwise with the next sweep.
+
+The head of a debounced name says which run is delayed and since when. That run waits for a timer; each further start
+replaces its input and moves the timer, under the locks of both rows, so that none comes between the last input and the
+start.
 """
 
 from __future__ import annotations
@@ -98,7 +103,7 @@ SET status = 'waiting', reason = 'limit', wake_at = :far
 WHERE id = :run_id AND status = 'pending'
 """
 
-#: Names whose turn it is nobody's, or about which somebody in the line is yet to be told.
+#: Names without a current run, or with a successor whose policy is yet to be applied.
 _OVERDUE = """
 SELECT h.name
 FROM perdure_singletons h
@@ -130,7 +135,7 @@ class _Waiting(Struct, frozen=True):
 
 
 async def succeed(tx: Transaction, names: Sequence[str]) -> int:
-    """Let those begin whose turn it is now; how many."""
+    """Start the next runs; returns how many."""
     begun = 0
     # In one order everywhere: two who do this at once must not wait for each other.
     for name in sorted(set(names)):
@@ -143,12 +148,12 @@ async def succeed(tx: Transaction, names: Sequence[str]) -> int:
 
 
 async def overdue(tx: Transaction, limit: int) -> tuple[str, ...]:
-    """Names that nobody has looked after; looked for without a lock, as somebody's transaction may hold one for long."""
+    """Names that need a check; found without a lock, as another transaction may hold one for long."""
     return tuple(row[0] for row in await tx.fetch(_OVERDUE, {"limit": limit}))
 
 
 async def arrange(tx: Transaction, new: NewRun, single: StoredSingleton) -> NewRun | CreatedRun:
-    """How a run of such a name is to be created; or which one there is in its place. Raises `SingletonBusy`."""
+    """Prepare the creation of a singleton run, or return the existing run in its place. Raises `SingletonBusy`."""
     holder = await _settle(tx, single.name, await head(tx, single.name))
     if holder is not None and single.policy is SingletonPolicy.REPLACE:
         await _stop_all(tx, single.name, holder, new.id)
@@ -167,7 +172,7 @@ async def arrange(tx: Transaction, new: NewRun, single: StoredSingleton) -> NewR
 
 
 async def line_up(tx: Transaction, children: Sequence[NewRun]) -> None:
-    """Put runs that were created just now, held back, at the end of their lines. What their policies say is seen to afterwards."""
+    """Append new runs that are held back to their queues. Their policies are applied afterwards."""
     for place, child in enumerate(children):
         single = stored_singleton_of(child.options)
         if single is not None:
@@ -189,7 +194,7 @@ async def hold_back_again(tx: Transaction, run_id: str, options: str) -> None:
 
 
 async def head(tx: Transaction, name: str) -> str:
-    """Whose turn it is, or was last; the name's row is locked from here on. Raises `StoreUnavailable`."""
+    """Lock the row of a name and return its current or last run. Raises `StoreUnavailable`."""
     for _ in range(2):
         if rows := await tx.fetch(_HEAD, {"name": name}):
             return str(rows[0][0])
@@ -200,15 +205,15 @@ async def head(tx: Transaction, name: str) -> str:
 
 
 def busy(run_id: str, single: StoredSingleton, holder: str) -> str:
-    """What is said of a run that is not started."""
+    """Error text for a run that is not started."""
     return (
-        f"run {run_id!r} was not started: {holder!r} of the same singleton ({single.name}) is not over yet. Wait for that one, or "
-        "say what is to become of it: attach, replace or queue"
+        f"run {run_id!r} was not started: {holder!r} of the same singleton ({single.name}) is not over yet. Wait for "
+        "that one, or say what is to become of it: attach, replace or queue"
     )
 
 
 async def _settle(tx: Transaction, name: str, before: str) -> str | None:
-    """Let the first of the line begin if nobody goes on, and see to what the others want; whose turn it is then."""
+    """Start the first successor if no run is active, and apply the policies of the others; returns the current run."""
     holder = before if await _goes_on(tx, before) else None
     while True:
         line = await _those_who_wait(tx, name)
@@ -289,7 +294,7 @@ async def _set_head(tx: Transaction, name: str, run_id: str) -> None:
 
 
 async def _stop_all(tx: Transaction, name: str, holder: str, successor: str) -> None:
-    """Cancel whoever has their turn, and all that wait for theirs."""
+    """Cancel the current run and all that wait."""
     for one in await _line(tx, name, 1_000_000_000):
         if not one.is_over:
             await _stop(tx, one.run_id, successor)

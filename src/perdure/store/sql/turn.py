@@ -1,6 +1,15 @@
-"""How a turn stands to what the database has: it holds the lease, it was written before, or it came too late.
+"""Writing a turn: the parts that are the same on every database.
 
-Decided from the locked row and from those of the turn's records that are there, the same on every database.
+The state of a turn (it holds the lease, it was written before, or it came too late) follows from the locked row and
+from those of its records that exist. Outputs, subscriptions and trimming are written after everything else of the turn,
+in the same transaction.
+
+A transaction step writes its one record on the user's transaction: the run's row is locked and the lease checked first.
+After a lost answer, `recorded` asks under the same lock, which the transaction held until it ended.
+
+Continue-as-new keeps the run's id and outputs and replaces its input, type and history. Messages that the old
+generation took in but did not receive are carried into the new inbox; if the renewal is refused they stay unread, so
+that no crash loses them.
 """
 
 from __future__ import annotations
@@ -29,19 +38,19 @@ State = tuple[str, int, str, int]
 
 
 class TurnState(Enum):
-    """How a turn stands to its run's row."""
+    """Relation of a turn to its run's row."""
 
     #: It holds the lease.
     LIVE = auto()
     #: It was written before; the lease has moved on since.
     DONE = auto()
-    #: It holds the lease, but a former holder has written a record after its history was loaded: the run has to be loaded again.
+    #: It holds the lease, but a former holder wrote a record after the history was loaded: load the run again.
     OVERTAKEN = auto()
     LOST = auto()
 
 
 def split_by_run(turns: Sequence[Turn]) -> Iterator[list[int]]:
-    """Turns, by their places, in groups that have no run in common; of one run in their order."""
+    """Turns, by index, in groups without a run in common; turns of one run stay in order."""
     left = list(range(len(turns)))
     while left:
         runs: set[str] = set()
@@ -56,7 +65,7 @@ def split_by_run(turns: Sequence[Turn]) -> Iterator[list[int]]:
 
 
 def turn_state(turn: Turn, state: State | None, written: Mapping[int, Row]) -> TurnState:
-    """How the turn stands, by the run's state and by what is there at the numbers of its records. Raises `StoreCorrupt`."""
+    """State of a turn by its run's row and the existing records at its numbers. Raises `StoreCorrupt`."""
     lease = turn.lease
     live = state is not None and state[:3] == (Status.RUNNING.value, lease.token, lease.nonce)
     if turn.records:
@@ -66,8 +75,8 @@ def turn_state(turn: Turn, state: State | None, written: Mapping[int, Row]) -> T
             return TurnState.OVERTAKEN
         if live and not same:
             raise StoreCorrupt(
-                f"The history of run {lease.run_id!r} has another record than the one that its worker was about to write at "
-                f"number {turn.records[0].seq} or after. Nothing was written. Look at the run's history and release it."
+                f"the history of run {lease.run_id!r} has another record than its worker was about to write at "
+                f"number {turn.records[0].seq} or after. Nothing was written. Look at the run's history and release it"
             )
         if live:
             return TurnState.LIVE
@@ -81,7 +90,7 @@ def turn_state(turn: Turn, state: State | None, written: Mapping[int, Row]) -> T
 
 
 def release_instead(turn: Turn) -> Turn:
-    """What is written in place of a turn that was release_instead: the run is given back at once, to be loaded anew."""
+    """Replacement of an overtaken turn: the run is released at once, to be loaded anew."""
     return Turn(lease=turn.lease, next=Release())
 
 
@@ -139,7 +148,7 @@ WHERE id = :run_id{fence}
 {for_update}
 """
 
-#: Where several servers take writes, a lock on one is no concern of the others; only rows that are written are compared.
+#: With several writable servers, a lock on one does not bind the others; only written rows are compared.
 _PROVE = """
 UPDATE perdure_runs
 SET wake_at = wake_at + 1
@@ -159,7 +168,7 @@ WHERE run_id = :run_id AND seq = :seq
 
 
 class Fence(Struct, frozen=True):
-    """What it takes to prove a lease besides the lock of the run's row."""
+    """Proof of a lease beyond the lock of the run's row."""
 
     #: Holds on the server on which the worker's life began only; empty where there is no such condition.
     condition: str = ""
@@ -184,7 +193,7 @@ async def append(tx: Transaction, turn: Turn, fence: Fence = NO_FENCE) -> TurnOu
 
 
 async def recorded(tx: Transaction, turn: Turn) -> TurnOutcome:
-    """What became of such a turn: APPLIED, LOST, or BUSY: it is not there, and its lease holds, so it may be tried again."""
+    """Outcome of such a turn: APPLIED, LOST, or BUSY: it is missing and its lease holds, so it may be tried again."""
     holds = await _holds(tx, turn)
     [record] = turn.records
     there = await tx.fetch(_WRITTEN, {"run_id": turn.lease.run_id, "seq": record.seq})
@@ -195,8 +204,8 @@ async def recorded(tx: Transaction, turn: Turn) -> TurnOutcome:
         return TurnOutcome.LOST
     if there and holds:
         raise StoreCorrupt(
-            f"The history of run {turn.lease.run_id!r} has another record than its worker wrote at number {record.seq}. Look at "
-            "the run's history and release it."
+            f"the history of run {turn.lease.run_id!r} has another record than its worker wrote at number "
+            f"{record.seq}. Look at the run's history and release it"
         )
     return TurnOutcome.BUSY if holds else TurnOutcome.LOST
 
@@ -228,19 +237,19 @@ async def renew(tx: Transaction, renewed: Mapping[str, ContinueAsNew]) -> None:
 
 
 def inbox_position(turn: Turn) -> int:
-    """Up to which entry the inbox is read whatever becomes of a renewal: what was taken in without a record is only carried_messages."""
+    """Last inbox entry that is read even if a renewal is refused; entries without a record are only carried over."""
     if not isinstance(turn.next, ContinueAsNew):
         return turn.read
     return max([turn.next.read, *(record.inbox_seq for record in turn.records)])
 
 
 def carried_messages(run_id: str, renew: ContinueAsNew) -> list[NewMessage]:
-    """What is put into the inbox of the new generation."""
+    """Messages for the inbox of the new generation."""
     return [NewMessage(run_id=run_id, name=name, payload=payload, key=key) for name, payload, key in renew.carried]
 
 
 def message_keys(turn: Turn) -> list[tuple[str, str]]:
-    """By run, the keys of every message that the turn may put into an inbox, but for words to parents."""
+    """By run, the keys of all messages that the turn may deliver, except those to parents."""
     keys = [(message.run_id, message.key) for message in turn.sends]
     if isinstance(turn.next, ContinueAsNew):
         keys += [(turn.lease.run_id, key) for _, _, key in turn.next.carried]
@@ -248,7 +257,7 @@ def message_keys(turn: Turn) -> list[tuple[str, str]]:
 
 
 def has_extras(turn: Turn) -> bool:
-    """Whether the turn carries any of it."""
+    """True if the turn carries outputs, subscriptions or trimming."""
     return bool(turn.outputs or turn.trim or turn.subscribes or turn.unsubscribes)
 
 

@@ -1,4 +1,7 @@
-"""Watermarks, a row each, and how much waits. What is counted is counted along the claim index, and no further than asked."""
+"""Watermarks, one row each, and the number of waiting runs.
+
+Runs are counted along the claim index, and no further than asked.
+"""
 
 from __future__ import annotations
 
@@ -125,13 +128,13 @@ async def set_watermark(tx: Transaction, watermark: Watermark) -> None:
 
 
 async def remove_watermark(tx: Transaction, kind: str, name: str) -> None:
-    """Hold nobody back any more."""
+    """Remove a watermark."""
     if await tx.execute(_REMOVE, {"kind": kind, "name": name}):
         tx.note(f"{TRAIL}{kind}:{name}", "watermark_removed")
 
 
 async def depth(tx: Transaction, kind: str, name: str, limit: int) -> int:
-    """How many runs wait for a worker, or before a gate, on a queue or of a type; no more than `limit` are counted."""
+    """Number of runs that wait for a worker or at a gate, on a queue or of a type, counted up to `limit`."""
     ready = await _ready(tx, kind, name, limit)
     return ready if ready >= limit else ready + await _in_line(tx, kind, name, limit - ready)
 

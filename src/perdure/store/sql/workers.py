@@ -1,11 +1,15 @@
-"""Workers: one row each, renewed by heartbeats; what the dead held is given back.
+"""Workers: one row each, renewed by heartbeats; the runs of dead workers are released; and the registry of types.
 
-Giving back raises the token of each run, so that whatever the former holder still sends is refused. A sweep does a bounded
-part of the work and says whether there is more. It also fails the runs that are past their deadline and wait for nobody. It waits for no
-lock: every worker of a fleet sweeps, so that what one leaves out another one has in its hands, or the next sweep finds.
-Workers in other languages have no row; each run that one holds has a lease of its own, and is given back when that is over. One
-that they lose again and again is set aside here, because nobody of ours claims it. They are given a suspect alone, so each loss of one counts; what a
-worker of ours lost counts as `poison` says.
+Releasing raises the token of each run, so that later writes of the former holder are refused. A sweep does a bounded
+part of the work and says if there is more. It also fails runs that are past their deadline and have no holder. It waits
+for no lock: every worker sweeps, so a skipped row is in another sweep's hands, or the next one finds it.
+
+Workers in other languages have no row; each run that one holds has a lease of its own, and is released when that
+expires. A run that they lose again and again is blocked here, because no worker of ours claims it. They get a suspect
+alone, so each loss of one counts; losses of our workers count as `claims_after` says.
+
+A worker registers the types that it serves when it starts. Unchanged rows are only read, so that a restarting fleet
+writes nothing. Pauses alone decide if a type is enabled.
 """
 
 from __future__ import annotations
@@ -63,7 +67,7 @@ SET status = :status
 WHERE id = :id AND status = 'alive'
 """
 
-#: A row that is locked is left out: another sweep buries that worker, or its heartbeat has come after all. To wait for it would make
+#: Skips locked rows: another sweep buries that worker, or its heartbeat has come after all. Waiting would make
 #: all sweeps of a fleet queue up behind one.
 _OVERDUE = """
 SELECT id
@@ -78,7 +82,9 @@ _FORGOTTEN = """
 SELECT id
 FROM perdure_workers
 WHERE status <> 'alive' AND heartbeat_at < :before
-  AND NOT EXISTS (SELECT 1 FROM perdure_runs WHERE perdure_runs.status = 'running' AND perdure_runs.worker = perdure_workers.id)
+  AND NOT EXISTS (
+    SELECT 1 FROM perdure_runs WHERE perdure_runs.status = 'running' AND perdure_runs.worker = perdure_workers.id
+  )
 ORDER BY id
 LIMIT :limit
 """
@@ -143,8 +149,8 @@ LIMIT :limit
 {for_update}
 """
 
-#: Of a holder that is no worker with a row of its own: what has no lease of its own either, or one that is over. A run that is locked
-#: is given back by another sweep, or by the next one.
+#: Runs of a holder without a worker row that have no lease of their own, or an expired one. A locked run
+#: is released by another sweep, or by the next one.
 _LOST = """
 SELECT id, token, nonce, claims, progress, lease_until, generation, attempt
 FROM perdure_runs
@@ -219,7 +225,7 @@ async def report_health(tx: Transaction, worker_id: str, errors: int, problem: s
 
 
 async def went_back(tx: Transaction, worker_id: str, beat: int) -> bool:
-    """Whether the row of a worker that is alive has an earlier heartbeat than one that was answered."""
+    """True if the row of a living worker has an earlier heartbeat than one that was acknowledged."""
     return bool(await tx.fetch(_WENT_BACK, {"id": worker_id, "beat": beat}))
 
 
@@ -268,7 +274,7 @@ async def workers(tx: Transaction) -> list[WorkerInfo]:
 
 
 async def holdings(tx: Transaction, worker_id: str) -> list[Lease]:
-    """What a worker is said to hold."""
+    """Leases that the database assigns to a worker."""
     return await _held(tx, worker_id, FAR)
 
 
@@ -284,7 +290,10 @@ async def _forget(tx: Transaction, limit: int) -> None:
 
 
 async def _orphans(tx: Transaction, buried: Sequence[str], limit: int) -> tuple[list[_Orphan], bool]:
-    """The runs that no worker holds any more, and whether there are others. `buried` are the workers that died just now."""
+    """Runs without a living holder, and if there are more.
+
+    `buried` are the workers that were declared dead just now.
+    """
     # Leaps from holder to holder along the index, so that the cost is one look a worker and not one a run.
     alive = {row[0] for row in await tx.fetch(_ALIVE, {})}
     orphans: list[_Orphan] = []
@@ -303,15 +312,15 @@ async def _orphans(tx: Transaction, buried: Sequence[str], limit: int) -> tuple[
 
 
 async def _is_all(tx: Transaction, holder: str) -> bool:
-    """Whether a holder that was buried just now held one run, counting those that are locked or beyond the limit.
+    """True if a holder that was buried just now held one run, counting locked ones and those beyond the limit.
 
-    What is left of it for the next sweep is not alone there, either, since it is buried by then.
+    The rest of its runs, left for the next sweep, is not alone either, since the holder is buried by then.
     """
     return len(await tx.fetch(_TWO, {"worker": holder, "now": tx.now})) == 1
 
 
 async def _judged(tx: Transaction, holder: str, lost: Sequence[Row], *, alone: bool) -> list[_Orphan]:
-    """What becomes of runs that one holder has lost."""
+    """Next state of the runs that one holder has lost."""
     last: dict[str, int] = dict(await in_chunks(tx, LAST, [row[0] for row in lost]))
     orphans: list[_Orphan] = []
     for run_id, token, nonce, claims, progress, lease_until, generation, attempt in lost:
@@ -376,7 +385,7 @@ WHERE type = :type
 
 
 async def enlist(tx: Transaction, served: Sequence[TypeInfo]) -> None:
-    """Have the registry say what is served."""
+    """Update the registry with the types that a worker serves."""
     if not served:
         return
     there = {row[0]: row[1:4] for row in await tx.fetch(_ALL, {})}
@@ -397,7 +406,7 @@ async def enlist(tx: Transaction, served: Sequence[TypeInfo]) -> None:
 
 
 async def types(tx: Transaction) -> list[TypeInfo]:
-    """Every type that somebody has registered, and whether it is enabled."""
+    """Every registered type, and if it is enabled."""
     paused = {row[0] for row in await tx.fetch(_PAUSED, {"kind": PauseKind.TYPE.value})}
     return [
         TypeInfo(

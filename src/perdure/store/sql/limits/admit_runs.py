@@ -129,7 +129,7 @@ class _RunAdmitter:
         self._barred: dict[str, int] = {}
         #: Gates that steps passed or stand at.
         self._passed_by_steps: set[str] = set()
-        #: Last worker of each locked run; whether suspects were passed over; and the group of suspects that passes alone.
+        #: Last worker of each locked run; whether suspects were passed over; and the suspects that pass alone.
         self._homes: dict[str, str | None] = {}
         self._suspects = False
         self._group: frozenset[str] = frozenset()

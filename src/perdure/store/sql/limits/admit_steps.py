@@ -92,7 +92,7 @@ class StepAdmitter:
         self.called = 0
 
     async def look(self, due: Sequence[str]) -> None:
-        """Those who may be next, at gates that are due."""
+        """Read the first waiting steps at gates that are due."""
         tx = self._tx
         self.touched |= set(due)
         broken: list[tuple[str, str]] = []

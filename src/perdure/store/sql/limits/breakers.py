@@ -90,7 +90,7 @@ async def set_breaker(tx: Transaction, name: str, circuit: Circuit | None) -> No
 
 
 async def barred(tx: Transaction, runs: Sequence[Run], failing: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:
-    """Those of claimed runs that may not be executed, because their breaker does not let them pass now, and until when."""
+    """Claimed runs that an open breaker refuses, and until when."""
     declared = dict(failing)
     gates = {run.id: gate for run in runs if (gate := _fails_at(run, declared))}
     states: dict[str, str] = dict(await in_chunks(tx, _STATES, sorted(set(gates.values()))))

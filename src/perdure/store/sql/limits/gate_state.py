@@ -78,7 +78,7 @@ class GateState:
             self.changed = True
 
     def guard(self, rule: BreakerRule) -> BreakerState:
-        """What the code says now about its breaker."""
+        """Apply the breaker rule that the code declares."""
         if self.breaker is None:
             self.breaker = BreakerState()
             self.changed = True
@@ -91,21 +91,21 @@ class GateState:
 
     @property
     def counts(self) -> bool:
-        """Whether it matters how many have passed."""
+        """True if the number of permits matters."""
         half_open = self.breaker is not None and self.breaker.circuit is Circuit.HALF_OPEN
         return half_open or self.bounds.concurrency > 0
 
     @property
     def remembers(self) -> bool:
-        """Whether one that has passed makes a difference to the next."""
+        """True if a permit changes the next admission."""
         return self.counts or self.bounds.pace > 0
 
     def has_room(self, now: int) -> bool:
-        """Whether one more may pass now."""
+        """True if one more may pass now."""
         return self.lacks(now) == ""
 
     def lacks(self, now: int) -> str:
-        """What the next one would have to wait for; nothing if it may pass."""
+        """Cause that the next run would wait for; empty if it may pass."""
         if self.problem:
             return "open"
         if self.breaker is not None and (lacks := self.breaker.lacks(self.held)):

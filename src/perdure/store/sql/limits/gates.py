@@ -318,7 +318,7 @@ def _limited_row(gate: str) -> dict[str, object] | None:
     return {"kind": kinds[kind], "name": name} if kind in kinds else None
 
 
-#: Gates with waiting runs of some types, those that are due first. Phrased to force the plan that goes through the gates
+#: Gates with waiting runs of some types, those that are due first. Phrased to force the plan that scans the gates
 #: in order and probes each waitlist along its index: a planner that knows how many wait would rather read them all.
 _BY_DUE = """
 SELECT g.due_at, g.name

@@ -1,8 +1,8 @@
 """Children that a turn starts.
 
-A child is created once per id. One that is there already and is ours is taken up as it is; if an earlier attempt at the
-parent has already taken in its outcome, or an earlier generation, or the parent had ended before it came, it is delivered now.
-An id that belongs to somebody else fails the call.
+A child is created once per id. An existing child of the same parent is adopted as it is. Its outcome is delivered now
+if the parent received it in an earlier attempt or generation, or had ended before it came. An id that belongs to
+another run fails the call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FROM perdure_runs
 WHERE id = :id
 """
 
-#: Whether the parent is still to be told: it took the word in before its present attempt, or it had ended when there was one.
+#: Yields a row if the parent still needs the outcome: an earlier attempt received it, or the parent had ended.
 _TO_BE_TOLD = """
 SELECT p.generation, p.attempt, m.seq
 FROM perdure_runs p
@@ -70,7 +70,7 @@ async def start_children(tx: Transaction, parent: str, children: Sequence[NewRun
 async def within_limits(
     tx: Transaction, parent: str, children: Sequence[NewRun]
 ) -> tuple[Sequence[NewRun], list[NewMessage]]:
-    """Those of the children whose line of ancestors is not too long, and what to tell the parent about the others."""
+    """Children within the depth limit, and messages to the parent about the refused ones."""
     limits = {child.max_depth for child in children} - {0}
     if not limits:
         return children, []
@@ -86,13 +86,13 @@ async def within_limits(
 
 def _too_deep(parent: str, child: NewRun) -> str:
     return (
-        f"run {parent!r} starts {child.type!r} as yet another level of children; the limit is {child.max_depth}. A chain without "
-        "end is for ctx.start or a loop; else raise the worker's child_depth"
+        f"run {parent!r} starts {child.type!r} as yet another level of children; the limit is {child.max_depth}. A "
+        "chain without end is for ctx.start or a loop; else raise the worker's child_depth"
     )
 
 
 async def adopt(tx: Transaction, parent: str, child: NewRun) -> NewMessage | None:
-    """What to tell a parent whose child, or somebody else's run of that id, is there already."""
+    """Message to a parent whose child, or another run of that id, exists already."""
     if child.parent_id is None:
         return None
     rows = await tx.fetch(_EXISTING, {"id": child.id})

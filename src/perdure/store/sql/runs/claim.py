@@ -21,7 +21,8 @@ LAST = "SELECT run_id, MAX(seq) FROM perdure_history WHERE run_id IN ({names}) G
 
 _TAKE = """
 UPDATE perdure_runs
-SET status = 'running', reason = NULL, worker = :worker, home = :worker, nonce = :nonce, token = :token, claims = :claims,
+SET status = 'running', reason = NULL, worker = :worker, home = :worker, nonce = :nonce, token = :token,
+    claims = :claims,
     progress = :progress, started_at = :started_at, seed = :seed, marked = :marked, deadline = :deadline, close_by = 0,
     wake_at = :now
 WHERE id = :run_id
@@ -31,7 +32,7 @@ WHERE id = :run_id
 async def take(
     tx: Transaction, locked: Sequence[tuple[int, Run]], worker: str, nonce: str, entropy: Callable[[int], bytes]
 ) -> list[ClaimedRun]:
-    """Have a worker hold runs, given with their progress as it was."""
+    """Assign locked runs to a worker; each comes with its progress so far."""
     seeds = entropy(16 * len(locked)).hex() if locked else ""
     last: dict[str, int] = dict(await in_chunks(tx, LAST, [run.id for _, run in locked]))
     claimed: list[ClaimedRun] = []
@@ -95,12 +96,12 @@ class Suspect(Struct, frozen=True, gc=False):
 
 
 def is_suspect(claims: int, *, progressed: bool) -> bool:
-    """Whether a run may only be taken by a worker that holds nothing else."""
+    """True if a run may only be claimed by a worker that holds nothing else."""
     return claims >= SUSPECT_AFTER and not progressed
 
 
 def is_poison(claims: int, poison_after: int) -> bool:
-    """Whether a suspect is to be set aside. It has died alone at least once by then."""
+    """True if a suspect is to be blocked. It has lost its worker while alone at least once by then."""
     return claims >= max(poison_after, SUSPECT_AFTER + 1)
 
 
@@ -115,7 +116,10 @@ def group(suspects: Sequence[Suspect], limit: int) -> list[str]:
 
 
 def claims_after(claims: int, *, alone: bool, progressed: bool) -> int:
-    """The count of claims without progress after the death of a worker of ours, which held nothing else (`alone`) or other runs, too."""
+    """Count of claims without progress after the death of a worker of ours.
+
+    `alone`: the worker held no other run.
+    """
     if progressed:
         return 0
     return claims if alone or claims <= SUSPECT_AFTER else claims - 1
@@ -126,8 +130,8 @@ def home_after(worker: str, claims: int, *, alone: bool) -> str:
     return worker if alone or claims <= SUSPECT_AFTER else _TRIED + worker
 
 
-#: `is_poison` (of a worker in another language, which is given a suspect alone), `claims_after` and `home_after` as SQL, over the columns of a
-#: lost run, `foreign_lease`, `alone` and `progressed`.
+#: `is_poison` (of a worker in another language, which gets a suspect alone), `claims_after` and `home_after` as SQL,
+#: over the columns of a lost run, `foreign_lease`, `alone` and `progressed`.
 IS_POISON = f"(foreign_lease AND claims >= {{poison_after}} AND claims > {SUSPECT_AFTER})"
 CLAIMS_AFTER = f"""CASE
     WHEN foreign_lease THEN claims
@@ -139,7 +143,7 @@ HOME_AFTER = f"CASE WHEN foreign_lease OR alone OR claims <= {SUSPECT_AFTER} THE
 
 
 async def set_aside(tx: Transaction, run_id: str, claims: int) -> str:
-    """Block a run whose row is locked, until a person unblocks it; the error that is written, as JSON."""
+    """Block a locked run as poison until a person unblocks it; returns the error that is written, as JSON."""
     error = failure(
         WorkflowError,
         f"Run {run_id!r} was claimed {claims} times in a row and each time its worker went away before anything was "
@@ -218,7 +222,7 @@ _IN_LINE = (Reason.LIMIT, Reason.BREAKER)
 
 
 async def claim_by_id(tx: Transaction, request: ClaimByIdRequest, entropy: Callable[[int], bytes]) -> ClaimByIdResult:
-    """Take a run, if it is ready and nobody else's."""
+    """Claim one run, if it is ready and free."""
     rows = await tx.fetch(_RUN, {"run_id": request.run_id})
     if not rows:
         return ClaimByIdResult(refused=ClaimRefusal.UNKNOWN, now=tx.now)
@@ -252,7 +256,7 @@ async def _refusal(
         return ClaimRefusal.BLOCKED
     if run.status is Status.RUNNING:
         return ClaimRefusal.HELD
-    # Others wait for a limit that stand in no line: those whose turn comes after another run of the same singleton.
+    # A run may wait for a limit without a waitlist: the next of a singleton.
     kept = run.status is Status.WAITING and run.reason in _IN_LINE
     in_line = kept and bool(await tx.fetch(_PLACE, {"run_id": run.id}))
     if run.wake_at > tx.now and not in_line:
@@ -269,7 +273,7 @@ async def _refusal(
 
 
 async def _at_the_gates(tx: Transaction, run: Run, gates: tuple[str, ...]) -> ClaimByIdResult:
-    """Have it ready for whoever looks after gates: one that is due, or stands in a line whose place it keeps."""
+    """Make a run ready for the gatekeepers: one that is due, or on a waitlist, where it keeps its place."""
     if run.status is Status.WAITING:
         since = min(run.wake_at, tx.now)
         await tx.execute(_READY_AGAIN, {"run_id": run.id, "wake_at": since})
@@ -286,7 +290,7 @@ async def _set_aside(tx: Transaction, run: Run) -> ClaimByIdResult:
 
 
 async def due(tx: Transaction, types: Sequence[str], queues: Sequence[str], limit: int) -> list[str]:
-    """Runs that could be worked on now, those that have waited longest first."""
+    """Runs that could be worked on now, longest waiting first."""
     paused = {tuple(row) for row in await tx.fetch(_PAUSES, {})}
     types = [name for name in types if ("type", name) not in paused]
     queues = [name for name in queues if ("queue", name) not in paused]

@@ -86,14 +86,15 @@ async def unblock(tx: Transaction, run_ids: Sequence[str] | None, types: Sequenc
 
 
 def is_single(new: NewRun) -> bool:
-    """Whether whoever creates it has to look at others first."""
+    """True if creating the run has to consider other runs first."""
     return new.options != "{}" and stored_singleton_of(new.options) is not None
 
 
 async def _lock_heads(tx: Transaction, runs: Sequence[NewRun]) -> None:
-    """Lock what singletons are about, in everybody's order, before anything is looked at.
+    """Lock the heads of all singletons in one order.
 
-    No two who start several may wait for each other; and a request that comes twice at once is to find what it did itself.
+    So that two transactions that start several never wait for each other, and a request that arrives twice at once
+    finds its own result.
     """
     names = {
         single.name for new in runs if new.options != "{}" and (single := stored_singleton_of(new.options)) is not None

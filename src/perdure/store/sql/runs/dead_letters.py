@@ -1,7 +1,8 @@
-"""Dead letters, read and decided upon.
+"""Dead letters: listing, requeueing and deleting them.
 
-They are listed along the index of statuses, the latest run first, so that what completed costs nothing. A run that goes on keeps what it had
-ended with among its outputs, one for each time, written under its row's lock and with a key that tells a repeated request.
+They are listed along the index of statuses, latest run first, so that completed runs cost nothing. A run that continues
+keeps its earlier errors among its outputs, one for each time, written under its row's lock and with a key that
+identifies a repeated request.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ _GO_ON = """
 UPDATE perdure_runs
 SET status = 'pending', reason = NULL, generation = :generation, attempt = :attempt, token = token + 1, seed = :seed,
     output = NULL, error = NULL, started_at = :started_at, finished_at = 0, wake_at = :now,
-    deadline = :deadline, close_by = :close_by, inbox_read = :inbox_read, worker = NULL, home = NULL, marked = 0, claims = 0,
+    deadline = :deadline, close_by = :close_by, inbox_read = :inbox_read, worker = NULL, home = NULL, marked = 0,
+    claims = 0,
     input = :input, options = :options, max_attempts = :max_attempts, queue = :queue, priority = :priority
 WHERE id = :run_id
 """

@@ -1,7 +1,7 @@
-"""The end of a run: its outcome, and the word that its parent gets of it.
+"""The end of a run: its outcome, and the message to its parent.
 
-Both are one write. Whoever finishes a run delivers the entry that `finish` or `message_to_parent` returns, in the same
-transaction, so that no parent ever waits for a child that is done.
+Both are one write. The caller delivers the entry that `finish` or `message_to_parent` returns in the same transaction,
+so that no parent ever waits for a child that has ended.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WHERE id = :run_id
 async def finish(
     tx: Transaction, run_id: str, status: Status, error: str, event: str, timeout: str = ""
 ) -> NewMessage | None:
-    """End a run that nobody is running, without a result; the entry for its parent's inbox, if it has one."""
+    """End a run without a holder and without a result; returns the entry for its parent's inbox, if it has one."""
     changed = await tx.execute(_FINISH, {"run_id": run_id, "status": status.value, "error": error, "now": tx.now})
     if changed != 1:
         raise StoreError(f"Run {run_id!r} was to be {event} but somebody is running it. This is a defect in Perdure.")
@@ -45,7 +45,7 @@ async def finish(
 def message_to_parent(
     run_id: str, parent_id: str | None, location: str | None, generation: int, payload: str | None, *, failed: bool
 ) -> NewMessage | None:
-    """What the parent's inbox is to hold about a child's outcome. One without a place there was let go of."""
+    """Inbox entry about a child's outcome; None for a child that its parent let go."""
     if parent_id is None or location is None:
         return None
     return NewMessage(

@@ -114,7 +114,7 @@ async def _put(tx: Transaction, message: NewMessage, target: Row | None) -> Send
         return SendOutcome.DUPLICATE
     if status in FINISHED:
         return SendOutcome.FINISHED
-    # One that waits for its start, for its next attempt, or to be resumed is not set going by a message; only to be stopped.
+    # A message does not start a run that waits for its start, a retry or a resume; a cancellation does.
     stirs = message.kind is RecordKind.CANCEL or (started_at != 0 and reason != Reason.PAUSED)
     woken = status == Status.WAITING and stirs
     running = status == Status.RUNNING
@@ -168,12 +168,12 @@ VALUES (:topic, :run_id)
 
 
 async def subscribe(tx: Transaction, turns: Iterable[Turn]) -> None:
-    """Listen to what the turns subscribe to, and no longer to what they unsubscribe from; the former counts for one in both."""
+    """Apply the subscriptions of turns, and the removals; a topic in both is subscribed to."""
     joined = [
         {"topic": topic, "run_id": turn.lease.run_id} for turn in turns for topic in dict.fromkeys(turn.subscribes)
     ]
     left = [{"topic": topic, "run_id": turn.lease.run_id} for turn in turns for topic in turn.unsubscribes]
-    # Nobody else writes them while the run is locked, and not every database can insert only what is missing.
+    # The lock of the run excludes other writers, and not every database can insert only the missing rows.
     await tx.execute_many(_LEAVE, [*left, *joined])
     await tx.execute_many(_JOIN, joined)
 

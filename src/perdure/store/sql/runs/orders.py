@@ -1,8 +1,8 @@
 """Orders to single runs.
 
-Each is decided and written under the lock of the run's row. A run that a worker holds finds the order in its inbox; for one that
-nobody holds, it is carried out here. A run is paused from the entry that says so to the next RESUME or CANCEL: the entry stays unread
-until then, so that a worker that dies on the way forgets nothing. What comes meanwhile waits behind it.
+Each is decided and written under the lock of the run's row. A run that a worker holds finds the order in its inbox; for
+any other run it is carried out here. A run is paused from its PAUSE entry to the next RESUME or CANCEL: the entry stays
+unread until then, so that a worker that dies on the way forgets nothing. Later entries wait behind it.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ class _Row:
 
     @property
     def is_held(self) -> bool:
-        """Whether a worker has it."""
+        """True if a worker holds it."""
         return self.status == Status.RUNNING
 
     @property
     def waits(self) -> bool:
-        """Whether it is in nobody's hands and not set aside."""
+        """True if it has no holder and is not blocked."""
         return self.status in (Status.PENDING, Status.WAITING)
 
     def become(self, status: Status, reason: str | None, wake_at: int) -> None:
@@ -138,13 +138,13 @@ async def _resume(tx: Transaction, run: _Row, order: RunOrder) -> OrderOutcome:
 
 
 async def _has_lost_its_place(tx: Transaction, pausing: Pausing, run_id: str) -> bool:
-    """Whether it waited at a gate, where a run that is paused is passed over: it has to come there again."""
+    """True if it waited at a gate, which passes over a paused run: it has to arrive there again."""
     waited = pausing.waits_for in (Reason.LIMIT, Reason.BREAKER)
     return waited and not await tx.fetch(_HELD_BACK, {"run_id": run_id})
 
 
 async def _pausing(tx: Transaction, run: _Row, run_id: str) -> Pausing | None:
-    """What the pause says that the run is under, if it is."""
+    """The pause that the run is under, if any."""
     if run.inbox_seq == run.inbox_read:
         return None
     last = await tx.fetch(_LAST_WORD, {"run_id": run_id, "read": run.inbox_read})
@@ -154,17 +154,17 @@ async def _pausing(tx: Transaction, run: _Row, run_id: str) -> Pausing | None:
 
 
 def pausing_of(payload: str | None) -> Pausing:
-    """What a PAUSE says."""
+    """Decode the payload of a PAUSE entry."""
     return _decoder.decode(payload or "{}")
 
 
 async def _evict(tx: Transaction, run: _Row, order: RunOrder) -> OrderOutcome:
     if run.is_held:
-        # For that holder: whoever takes the run next is not meant.
+        # For that holder only, not for the next one.
         await _put(tx, run, order, to_json(run.token))
         tx.note(order.run_id, "evicted")
         return OrderOutcome.DONE
-    # Whoever has it in memory is to load it anew, and has no precedence.
+    # A worker that has it in memory must load it anew, and gets no precedence.
     await tx.execute(_FORGET_HOME, {"run_id": order.run_id})
     return OrderOutcome.ALREADY
 

@@ -1,7 +1,7 @@
-"""What runs show to whoever asks: states, streams and replies.
+"""Outputs of runs: states, streams and replies.
 
-They are written under the lock of the run's row, which keeps the positions of a stream dense. A key that is there is not
-written again, nor is a second reply to the same message; a state that stays as it was keeps the time since when it has been so.
+They are written under the lock of the run's row, which keeps the positions of a stream dense. An existing key is not
+written again, nor is a second reply to the same message; an unchanged state keeps the time at which it was set.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ async def write_outputs(tx: Transaction, shown: Sequence[tuple[str, NewOutput]])
 async def outputs(
     tx: Transaction, run_id: str, kind: OutputKind, name: str | None, after: int, limit: int
 ) -> list[Output]:
-    """Those of a run past a position, in the order of name and position."""
+    """Outputs of a run past a position, in the order of name and position."""
     params = {"run_id": run_id, "kind": kind.value, "name": name, "after": after, "limit": limit}
     return values(to_output, await tx.fetch(_READ_ALL if name is None else _READ, params))
 

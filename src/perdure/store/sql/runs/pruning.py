@@ -1,8 +1,9 @@
-"""Deleting finished runs for good, a bounded part at a time, each part one transaction.
+"""Permanent deletion of finished runs, a bounded part at a time, each part one transaction.
 
-A family goes together. A run goes once every run below it is finished, and a child not before its parent has completed, or goes too: a
-parent that is unfinished may ask for it again, and so may one that is opened again. Whoever took a run's id later would find the
-children of the first. So the youngest go first, and the parents of what has gone are deleted meanwhile, so that none is opened again.
+A family is deleted together. A run goes once every run below it is finished, and a child not before its parent has
+completed, or goes too: an unfinished or reopened parent may ask for it again, and a later run under the parent's id
+would find the children of the first. So the youngest go first, and the parents of deleted runs are marked as deleted
+meanwhile, so that none is reopened.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def _is_meant(run: _Member, prune: PruneRequest) -> bool:
 
 
 async def _free(tx: Transaction, runs: Sequence[_Member]) -> list[_Member]:
-    """Those whose parent has completed, is gone, or is among them."""
+    """Runs whose parent has completed, is deleted, or is among them."""
     chosen = {run.id for run in runs}
     parents = {run.parent_id for run in runs if run.parent_id is not None} - chosen
     needy = {one.id for one in await _some(tx, _NAMED, sorted(parents)) if one.status != Status.COMPLETED}
@@ -129,7 +130,7 @@ class _Family(Struct, frozen=True):
 
 
 async def _family(tx: Transaction, roots: Sequence[_Member], budget: int) -> _Family:
-    """What of these runs and everybody below them can go."""
+    """Runs among these and their descendants that can be deleted."""
     known, depth = {one.id: one for one in roots}, {one.id: 0 for one in roots}
     spared: set[str] = set()
     frontier, is_too_large = [one.id for one in roots], False
@@ -152,7 +153,7 @@ async def _family(tx: Transaction, roots: Sequence[_Member], budget: int) -> _Fa
         return _Family(free, {}, False)
     lowest = max(depth[run_id] for run_id in free)
     youngest = [run_id for run_id in free if depth[run_id] == lowest][:budget]
-    # Whoever was not looked at may be a child of one of them.
+    # A run that was not examined may be a child of one of them.
     parents = {one.parent_id for one in await _some(tx, _CHILDREN, youngest, budget + 1)}
     going = {run_id: free[run_id] for run_id in youngest if run_id not in parents}
     return _Family(going, {run_id: one for run_id, one in free.items() if run_id not in going}, True)

@@ -1,8 +1,8 @@
-"""Second chances: opening a finished run again, giving attempts anew, and creating a run that has a past.
+"""Second attempts: reopening a finished run, resetting attempts, and creating a run with a history.
 
-A run that is opened again goes on as the next attempt of a new generation. What its inbox still holds becomes part of the
-history of the attempt that failed, which the next one remembers; so does the outcome of a child that ended after it. A child that
-was told to stop is let go of: it has no place in its parent any more, and nobody is told of its end.
+A reopened run continues as the next attempt of a new generation. Its unread inbox becomes part of the history of the
+failed attempt, which the next one replays; so does the outcome of a child that ended after it. A child that was told to
+stop is let go: it has no place in its parent any more, and its end is not delivered.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ INSERT INTO perdure_messages (run_id, seq, kind, name, payload, failed, message_
 VALUES (:run_id, :seq, :kind, :name, NULL, :failed, :key, :now, 1)
 """
 
-#: Inbox entries that the history records; others are only taken note of.
-_UNCOUNT = "DELETE FROM perdure_permits WHERE run_id = :run_id"
+_DROP_PERMITS = "DELETE FROM perdure_permits WHERE run_id = :run_id"
 
+#: Kinds of inbox entries that become history records; others are only consumed.
 _RECORDED = (RecordKind.MESSAGE, RecordKind.CHILD, RecordKind.CANCEL)
 
 
@@ -151,9 +151,9 @@ async def reopen(tx: Transaction, run_id: str, generation: int, deadline: int | 
 
 
 async def recover(tx: Transaction, run_id: str, token: int) -> bool:
-    """Give a run that waits or is poison its attempts anew, at once; False if nothing of it has used up any.
+    """Reset the attempts of a waiting or poison run at once; False if none were used up.
 
-    `token` is the one that the run was seen with. It is raised, so that whoever has the run in memory forgets it.
+    `token` is the one that the run was seen with. It is raised, so that a worker that has the run in memory drops it.
     """
     run = await locked(tx, run_id)
     if run is None or run.token != token:
@@ -171,7 +171,7 @@ async def recover(tx: Transaction, run_id: str, token: int) -> bool:
 
 
 async def fork(tx: Transaction, fork: Fork) -> CreatedRun:
-    """Create a run that has a past. As `create`, it may be repeated, and one of that id that is there is left as it is."""
+    """Create a run with a history. May be repeated, as `create`; an existing run of that id is left as it is."""
     new = fork.run
     there = await tx.fetch(_THERE, {"run_id": new.id})
     [answer] = await create(tx, [new])
@@ -193,9 +193,9 @@ async def fork(tx: Transaction, fork: Fork) -> CreatedRun:
 
 
 async def record_requeue(tx: Transaction, run: Run, key: str) -> None:
-    """Keep what a run, whose row is locked, had ended with, before it goes on; the gates that it had passed it passes again."""
+    """Keep the error of a locked run among its outputs before it continues, and drop its permits."""
     if run.finished_at:
-        await tx.execute(_UNCOUNT, {"run_id": run.id})
+        await tx.execute(_DROP_PERMITS, {"run_id": run.id})
     payload = RequeueRecord(
         at=tx.now,
         by=tx.actor,
@@ -208,13 +208,13 @@ async def record_requeue(tx: Transaction, run: Run, key: str) -> None:
 
 
 async def locked(tx: Transaction, run_id: str) -> Run | None:
-    """A run, whose row is locked from here on."""
+    """Lock and read a run."""
     rows = await tx.fetch(_LOCK, {"run_id": run_id})
     return to_run(rows[0]) if rows else None
 
 
 async def absorb_inbox(tx: Transaction, run: Run) -> None:
-    """End the history of the attempt that failed with all that came too late for it."""
+    """Append everything that came too late to the history of the failed attempt."""
     of_run = {"run_id": run.id}
     last = await tx.fetch(_LAST, of_run)
     seq, at = (last[0][0] + 1, max(last[0][1], tx.now)) if last else (0, tx.now)
