@@ -145,7 +145,7 @@ async def test_a_worker_that_starts_before_its_server_works_once_that_is_there(
             raise StoreUnavailable("the server is away")
         return await opened()
 
-    monkeypatch.setattr(engine, "_opened", away)
+    monkeypatch.setattr(engine._session, "opened", away)
     monkeypatch.setattr(workers, "FIRST_PAUSE", 0.01)
     async with engine.worker() as worker:
         assert worker.id

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 import pytest
 
 from perdure import Context, Engine, StoreUnavailable, workflow
-from perdure.client import working
+from perdure.client import workers
 from perdure.errors import StoreRefused
 from tests.helpers import eventually
 from tests.servers.databases import MYSQL, execute
@@ -124,7 +124,7 @@ async def door(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """A server with its files made, which runs and knows the user."""
     if request.param not in os.environ:
         pytest.skip(f"{request.param} is not set; `make test` starts a server by itself")
-    monkeypatch.setattr(working, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(workers, "FIRST_PAUSE", 0.01)
     door: Door = PostgresDoor() if request.param == POSTGRES else MariadbDoor()
     try:
         await asyncio.to_thread(door.server.create)
@@ -168,7 +168,7 @@ async def test_a_worker_and_a_client_that_are_not_let_in_are_told_so_at_once(
         await engine.close()
         for caught in (of_worker, of_client):
             assert isinstance(caught.value, StoreUnavailable)
-            assert "Check user, password and database of the URL" in str(caught.value)
+            assert "check the user, password and database of the URL" in str(caught.value)
             assert not any(password in str(caught.value) for password in (PASSWORD, OTHER))
     assert "waits for its database" not in caplog.text
 

@@ -114,7 +114,7 @@ async def test_a_worker_declared_dead_while_it_starts_claims_as_one_and_can_be_s
 
     async def unblock_late(*args: Any) -> int:
         inner: Any = worker._worker
-        inner._declared_dead()
+        inner.declared_dead()
         await inner._rebirth
         unblocked: int = await unblock(*args)
         return unblocked

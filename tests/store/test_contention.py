@@ -17,7 +17,8 @@ LENGTH, HOLD = (60.0, 3.0) if os.environ.get("PERDURE_PROVE") else (2.0, 1.0)
 
 WRITER = """
 import asyncio, json, sys, time
-from perdure.core.model.run import Finish, Status, Turn
+from perdure.core.model.run import Status
+from perdure.core.model.turn import Finish, Turn
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.testing.conformance.harness import ACTOR, a_message, a_record, a_run, a_worker, claim

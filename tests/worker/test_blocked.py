@@ -6,6 +6,7 @@ import pytest
 
 from perdure import Call, Context, RunCancelled, Status, Workflow, workflow
 from perdure.admin import Reason
+from perdure.errors import UsageError
 from tests.stage import Stage, until, until_recorded
 
 CALLS: dict[str, int] = {}
@@ -106,7 +107,8 @@ async def test_a_blocked_run_is_let_go_by_hand_and_blocked_again_if_nothing_chan
     run_id = await _half_done(on_disk)
     engine = on_disk.engine(renamed)
     run = await engine.get(run_id)
-    assert not await run.retry()
+    with pytest.raises(UsageError, match="nothing to retry"):
+        await run.retry()
     async with engine.worker():
         await until(run, Status.BLOCKED)
         assert await run.retry()

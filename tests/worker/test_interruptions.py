@@ -265,7 +265,7 @@ async def test_a_poison_activity_that_is_requeued_counts_its_attempts_from_one(s
             return await run.status() is Status.BLOCKED
 
         await eventually(set_aside)
-        await run.retry()
+        await engine.dead_letters.retry(run.id)
         await interrupt(4)
         await eventually(lambda: len(tried) == 5)
         go_on.set()

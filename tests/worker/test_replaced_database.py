@@ -52,7 +52,7 @@ async def test_the_result_of_a_run_that_is_lost_is_not_waited_for(stage: Stage) 
             saying="a wait for the result",
         )
         lose(stage, "DELETE FROM perdure_runs")
-        with pytest.raises(RunNotFound, match="lost with a failover"):
+        with pytest.raises(RunNotFound, match="lost in a failover"):
             await asyncio.wait_for(waiting, 30)
 
 

@@ -248,7 +248,7 @@ async def test_a_range_of_slots_is_made_up_for_once(env: Environment) -> None:
     with pytest.raises(UsageError, match="not beyond now"):
         await schedules(env).backfill("nightly", START, START - timedelta(days=9))
     await schedules(env).create("often", report(), Every("1s", start=START - timedelta(days=1)))
-    with pytest.raises(UsageError, match="10000 slots"):
+    with pytest.raises(UsageError, match="10000 fire times"):
         await schedules(env).backfill("often", START - timedelta(days=1), START)
 
 

@@ -212,9 +212,9 @@ async def test_what_makes_no_sense_is_refused(stage: Stage) -> None:
         Singleton("k", by=str)
     with pytest.raises(InvalidId):
         await engine.start(importing("", 1))
-    with pytest.raises(UsageError, match="at the most"):
+    with pytest.raises(UsageError, match="no less than the delay"):
         await engine.start(listening(), debounce=Debounce("5s", at_most="1s"))
-    with pytest.raises(UsageError, match="debounce says when"):
+    with pytest.raises(UsageError, match="debounce decides when"):
         await engine.start(listening(), debounce=Debounce("5s"), singleton=Singleton())
     with pytest.raises(UsageError, match="give a Singleton"):
         await engine.start(listening(), singleton="k")  # type: ignore[arg-type] # the mistake that is made here

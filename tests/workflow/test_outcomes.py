@@ -202,7 +202,7 @@ async def test_io_in_a_workflow_is_an_error_that_says_to_use_a_step(stage: Stage
 
     engine = stage.engine(reading)
     async with engine.worker():
-        with pytest.raises(RunFailed, match="Do this in a step") as caught:
+        with pytest.raises(RunFailed, match="do this in a step") as caught:
             await (await engine.start(reading())).result("20s")
     assert isinstance(caught.value.__cause__, NotInWorkflow)
 

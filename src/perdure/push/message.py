@@ -58,7 +58,7 @@ class QueueMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             ours = {_FOREIGN.get(name, name): value for name, value in fields.items()}
             if len(ours) < len(fields):
                 raise UsageError("a field has two names")
-            message = msgspec.convert(ours, cls)
+            message = _messages.decode(msgspec.json.encode(ours))
             check_id(message.run_id)
         except (msgspec.DecodeError, UsageError, UnicodeDecodeError) as error:
             raise DecodeError(f"not a queue message: {error}") from error
@@ -66,6 +66,7 @@ class QueueMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 _fields = decoder_for(dict[str, Any])
+_messages = decoder_for(QueueMessage)
 
 
 class MessageOutcome(StrEnum):
