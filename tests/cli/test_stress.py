@@ -55,7 +55,7 @@ async def test_a_database_that_is_named_is_left_as_it_was(
 async def test_the_usual_tables_are_never_dropped() -> None:
     store = open_store("sqlite://", Host(), inline=True)
     await store.open()
-    with pytest.raises(UsageError, match="may be somebody's"):
+    with pytest.raises(UsageError, match="may hold real runs"):
         await store.remove()
     await store.close()
 
