@@ -33,7 +33,8 @@ async def audit(bench: Bench) -> Result:
                     }
                     for name, value in found.items():
                         measured.setdefault(name, []).append(value)
-    # Other people's work only ever adds to the CPU that a round takes, by way of caches; the least is nearest to the truth.
+    # Other people's work only ever adds to the CPU that a round takes, by way of caches; the least is nearest to the
+    # truth.
     figures = {name: (min if "cpu_us" in name else median)(values) for name, values in measured.items()}
     return bench.result(
         runs=sizes.runs,

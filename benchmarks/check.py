@@ -3,9 +3,12 @@
 Counts what a step and a run cost on SQLite in one process (`benchmarks.counted`) and compares that with the figure in
 `figures.json`. More than three per cent fails, and says in which libraries and functions the work grew.
 
-Instructions are counted by callgrind, which repeats itself to the eighth digit. A count belongs to one build of Python, SQLite and
-msgspec. On another build, and with `--base REVISION`, the revision is counted on this machine, too, and compared with; without
-`--base` that is the one that the committed figures belong to. Where there is no valgrind, CPU time of both is measured in turns.
+Instructions are counted by callgrind, which repeats itself to the eighth digit. A count belongs to one build of Python,
+SQLite and
+msgspec. On another build, and with `--base REVISION`, the revision is counted on this machine, too, and compared with;
+without
+`--base` that is the one that the committed figures belong to. Where there is no valgrind, CPU time of both is measured
+in turns.
 """
 
 from __future__ import annotations
@@ -72,7 +75,8 @@ def each(short: float, long: float) -> Costs:
 
 def counted(source: Path) -> Figures:
     """The figures of a source tree, by callgrind."""
-    # First, so that compiled files are there: what is loaded from them is laid out otherwise than what was just compiled.
+    # First, so that compiled files are there: what is loaded from them is laid out otherwise than what was just
+    # compiled.
     functions = functions_of(source)
     with tempfile.TemporaryDirectory(prefix="perdure-count-") as folder:
         out = Path(folder, "callgrind")

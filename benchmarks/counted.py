@@ -2,9 +2,12 @@
 
     python -m benchmarks.counted FOLDER [--opcodes]
 
-The clock moves by a microsecond a look, randomness grows from a seed and the database works on the thread of the caller, so that the same code does
-the same work each time. Before and after each part the process calls `getsid`, which nothing else here does: callgrind writes its
-counts down there. What is printed is a JSON object: CPU seconds by part or, with `--opcodes`, executed bytecodes by function.
+The clock moves by a microsecond a look, randomness grows from a seed and the database works on the thread of the
+caller, so that the same code does
+the same work each time. Before and after each part the process calls `getsid`, which nothing else here does: callgrind
+writes its
+counts down there. What is printed is a JSON object: CPU seconds by part or, with `--opcodes`, executed bytecodes by
+function.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ _ORDER = json.dumps(
 
 
 async def add_up(number: int) -> Receipt:
-    """A step that computes: it reads an order and writes it anew, which keeps a processor busy for a few tenths of a millisecond."""
+    """Read an order and write it anew, which keeps a processor busy for a few tenths of a millisecond."""
     order = json.loads(_ORDER)
     cents = sum(line["count"] * line["cents"] for line in order["lines"])
     json.dumps(order)

@@ -17,7 +17,7 @@ async def approval(ctx: Context, cents: int, patience: float) -> str:
         async with asyncio.timeout(patience):
             approved = await ctx.receive("decision", bool)
     except TimeoutError:
-        return f"{cents} cents: nobody decided"
+        return f"{cents} cents: no one decided"
     return f"{cents} cents: {'approved' if approved else 'refused'}"
 
 

@@ -40,7 +40,7 @@ class Approval(StateMachine[Expense, str], type="expenses.machine.v1"):
 
     def on_timer(self, id: str) -> Action:
         """Time is up."""
-        return self.complete("nobody decided")
+        return self.complete("no one decided")
 
     def on_activity_completed(self, id: str, result: None) -> Action:
         """All is said."""

@@ -1,4 +1,5 @@
-"""What every test shares: how hard Hypothesis looks (`make prove` sets PERDURE_PROVE and looks a hundred times harder), and
+"""What every test shares: how hard Hypothesis looks (`make prove` sets PERDURE_PROVE and looks a hundred times harder),
+and
 places on the test servers, if there are any."""
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ for name, examples in {"quick": 10, "usual": 100, "prove": 10_000}.items():
 settings.load_profile("prove" if os.environ.get("PERDURE_PROVE") else "usual")
 
 
-#: What a module has that starts processes, and the fixtures that do. Each costs more than a hundred tests that do without.
+#: What a module has that starts processes, and the fixtures that do. Each costs more than a hundred tests that do
+#: without.
 _STARTERS = ("subprocess", "multiprocessing", "signal", "Family", "PrivateServer")
 _FIXTURES = frozenset(
     {"processes", "postgres", "mysql", "on_server", "on_postgres", "on_mysql", "schemas", "databases"}
@@ -51,7 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
         gc.disable()
     if config.getoption("--quick"):
         settings.load_profile("quick")
-        # Fixtures that lead to servers make their tests once: all of them are left out, and making them takes longer than the others do.
+        # Fixtures that lead to servers make their tests once: all of them are left out, and making them takes longer
+        # than the others do.
         os.environ["PERDURE_QUICK"] = "1"
         for variable in _SERVERS:
             os.environ.pop(variable, None)
@@ -105,7 +108,8 @@ def _is_slow(item: pytest.Item) -> bool:
 
 
 def pytest_collection_finish() -> None:
-    # Thousands of tests and all that they import are there to the end: looking at them in every collection took a tenth of the time.
+    # Thousands of tests and all that they import are there to the end: looking at them in every collection took a tenth
+    # of the time.
     gc.collect()
     gc.freeze()
     gc.enable()

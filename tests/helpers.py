@@ -15,7 +15,8 @@ async def eventually(question: Callable[[], Awaitable[T]], *, within: float = ..
 @overload
 async def eventually(question: Callable[[], T], *, within: float = ..., saying: str = ...) -> T: ...
 async def eventually(question: Callable[[], Any], *, within: float = 90.0, saying: str = "") -> Any:
-    """The first truthy answer. Fails, showing the last one, after `within` seconds, which only a broken test ever waits."""
+    """The first truthy answer. Fails, showing the last one, after `within` seconds, which only a broken test ever
+    waits."""
     loop = asyncio.get_running_loop()
     limit = loop.time() + within
     while True:

@@ -1,7 +1,9 @@
 """What must be true of a database at every moment, one promise at a time, as a query for the rows that break it.
 
-The promises: a history without holes, in which each operation has one result, and which no former owner has touched; one
-outcome a run; no run that waits for what has already come; messages taken in once and in order; nobody in a line that nobody looks at.
+The promises: a history without holes, in which each operation has one result, and which no former owner has touched;
+one
+outcome a run; no run that waits for what has already come; messages taken in once and in order; no run in a waitlist
+that no worker looks at.
 """
 
 from __future__ import annotations
@@ -151,7 +153,8 @@ STATES = (
         """
         SELECT r.id, r.status, r.worker, r.lease_until, r.nonce, r.token FROM perdure_runs r
         LEFT JOIN perdure_workers w ON w.id = r.worker
-        WHERE (r.status = 'running' AND ((w.id IS NULL AND r.lease_until = 0) OR r.worker IS NULL OR r.nonce = '' OR r.token < 1 OR r.started_at = 0 OR r.seed = ''))
+        WHERE (r.status = 'running' AND ((w.id IS NULL AND r.lease_until = 0) OR r.worker IS NULL OR r.nonce = '' OR
+        r.token < 1 OR r.started_at = 0 OR r.seed = ''))
            OR (r.status <> 'running' AND (r.worker IS NOT NULL OR r.marked <> 0 OR r.lease_until <> 0))
         """,
     ),
@@ -229,7 +232,8 @@ INBOXES = (
         HAVING COUNT(h.seq) > 1 OR MIN(h.kind) <> m.kind OR (COUNT(h.seq) = 0 AND NOT {TRIMMED} AND r.type NOT IN {_ACTIVITIES})
         """,
     ),
-    # A later attempt takes in again what an earlier one did, a call that cannot be written fails where it was made, and a run that
+    # A later attempt takes in again what an earlier one did, a call that cannot be written fails where it was made, and
+    # a run that
     # is opened again finds out how its children ended.
     Rule(
         "what the history took in had been sent and is consumed (I5)",
@@ -274,7 +278,8 @@ OUTPUTS = (
         """
         SELECT run_id, kind, name, COUNT(*), MIN(position), MAX(position) FROM perdure_outputs
         GROUP BY run_id, kind, name
-        HAVING MIN(position) <> 0 OR COUNT(*) <> MAX(position) + 1 OR (kind NOT IN ('stream', 'requeue', 'takeover') AND COUNT(*) <> 1)
+        HAVING MIN(position) <> 0 OR COUNT(*) <> MAX(position) + 1 OR (kind NOT IN ('stream', 'requeue', 'takeover') AND
+        COUNT(*) <> 1)
         """,
     ),
     Rule(
@@ -295,10 +300,11 @@ GATES = (
           AND NOT EXISTS (SELECT 1 FROM perdure_successors s WHERE s.run_id = r.id)
         """,
     ),
-    # One that has ended meanwhile is found out when it is its turn, and others' workers know nothing of lines. Gates of one call
-    # are seen by whoever has claimed its run, who gives it back.
+    # One that has ended meanwhile is found out when it is its turn, and others' workers know nothing of lines. Gates of
+    # one call
+    # are seen by the worker that has claimed its run, which gives it back.
     Rule(
-        "nobody stands in a line for what is being worked on (I8)",
+        "no run waits in line for what is being worked on (I8)",
         """
         SELECT r.id, l.gate, r.status FROM perdure_lines l JOIN perdure_runs r ON r.id = l.run_id
         WHERE l.location = '' AND r.status = 'running' AND r.lease_until = 0
@@ -306,7 +312,7 @@ GATES = (
         """,
     ),
     Rule(
-        "a gate at which somebody stands in line is looked at some day (I8)",
+        "a gate with a waitlist is looked at some day (I8)",
         f"""
         SELECT l.run_id, l.gate, g.due_at FROM perdure_lines l LEFT JOIN perdure_gates g ON g.name = l.gate
         WHERE g.name IS NULL OR g.due_at >= {FAR}

@@ -1,7 +1,9 @@
 """What must be true of a database at every moment, whatever crashed, stalled or lost its answer.
 
-`scan` asks for rows that break a promise (`tests/invariant_rules.py`) and describes each. It reads only committed data, so it may run beside
-live workers. What a test knows from outside is compared, too: nothing acknowledged and lost, begun too early, or left lying once
+`scan` asks for rows that break a promise (`tests/invariant_rules.py`) and describes each. It reads only committed data,
+so it may run beside
+live workers. What a test knows from outside is compared, too: nothing acknowledged and lost, begun too early, or left
+lying once
 the faults are over.
 """
 
@@ -36,9 +38,9 @@ class Known(Struct, frozen=True, kw_only=True):
     planned: Mapping[str, int] = {}
     #: Runs that may be unfinished although faults are over and time enough has passed; None: work is going on.
     settled: frozenset[str] | None = None
-    #: By status, how many runs somebody was told there are; None: nobody was.
+    #: Numbers of runs by status that a client was told; None: no client was.
     counted: Mapping[str, int] | None = None
-    #: Whether all who wrote to the database kept an audit trail, and nobody has pruned it.
+    #: Whether all who wrote to the database kept an audit trail, and none of it was pruned.
     audited: bool = True
 
 

@@ -63,7 +63,7 @@ class Stage:
 async def set_up(
     kind: str, tmp_path: Path, schemas: Schemas, databases: Databases, *, fresh: bool = False
 ) -> AsyncGenerator[Stage]:
-    """A stage on a database of that kind: "memory", "file", "postgres" or "mysql"; a fresh one is for nobody else afterwards."""
+    """A stage on a database of that kind: "memory", "file", "postgres" or "mysql"; a fresh one is not used again."""
     async with AsyncExitStack() as stack:
         if kind in ("postgres", "mysql"):
             places = schemas if kind == "postgres" else databases

@@ -61,7 +61,8 @@ def is_always_true(test: ast.expr) -> bool:
 
 @pytest.fixture(scope="module")
 def suite() -> Suite:
-    """The functions of each file of the suite. Millions of nodes: kept for longer, they would slow down every later collection."""
+    """The functions of each file of the suite. Millions of nodes: kept for longer, they would slow down every later
+    collection."""
     files = [path for folder in FOLDERS for path in sorted(folder.rglob("*.py"))]
     parsed = {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in files}
     return {name: list(functions_of(tree)) for name, tree in parsed.items()}

@@ -1,4 +1,5 @@
-"""The documentation is true: every Python snippet runs, every command line parses, every link and every named file exists."""
+"""The documentation is true: every Python snippet runs, every command line parses, every link and every named file
+exists."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PATH = re.compile(r"`((?:[\w.-]+/)+[\w.-]*|[\w.-]+\.(?:py|sql|toml|json|yaml))`")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
-#: Runs the snippets of one page one after the other in one module, as a reader would; `await` needs no function around it.
+#: Runs the snippets of one page one after the other in one module, as a reader would; `await` needs no function around
+#: it.
 RUNNER = """
 import ast, asyncio, inspect, pathlib, sys, types
 page = types.ModuleType("page")

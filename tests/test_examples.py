@@ -21,7 +21,7 @@ SAID = {
         """,
     "approval": """\
         900 cents: approved
-        90000 cents: nobody decided
+        90000 cents: no one decided
         ['lunch', 'party']
         """,
     "fan_out": """\

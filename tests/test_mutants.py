@@ -41,7 +41,7 @@ def test_kinds_of_faults(tmp_path: Path) -> None:
         'MORE = """\nSELECT 1\nFROM t\nWHERE a < 1 AND b\n"""  # equivalent: sql <: there is no 1\n\n\n'
         "def f(a: int = 3) -> bool:\n"
         '    """Not 4."""\n'
-        "    if not a < 2:  # a word, equivalent: comparison: nobody passes 2\n"
+        "    if not a < 2:  # a word, equivalent: comparison: no caller passes 2\n"
         "        f(5)\n"
         '    logger.info("%s", 6)\n'
         "    return a and a + 7\n"

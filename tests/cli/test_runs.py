@@ -102,7 +102,7 @@ def test_show_tells_the_history_with_every_attempt(perdure: Perdure) -> None:
 def test_show_tells_how_an_activity_stands(perdure: Perdure) -> None:
     @activity("knock.v1")
     def knock() -> None:
-        raise OSError("nobody in")
+        raise OSError("no answer")
 
     async def until_it_waits() -> None:
         async with Engine(URL, [knock]) as engine, engine.worker():
@@ -113,11 +113,11 @@ def test_show_tells_how_an_activity_stands(perdure: Perdure) -> None:
 
     asyncio.run(until_it_waits())
     lines = {line.split()[0]: line for line in perdure("show", URL, "k").out.splitlines() if line.strip()}
-    assert "attempt 2 of 3. The last attempt failed: OSError: nobody in." in lines["why"]
+    assert "attempt 2 of 3. The last attempt failed: OSError: no answer." in lines["why"]
     assert lines["attempt"].split()[1:] == ["2", "of", "3"]
     assert '"start_to_close":5.0' in lines["policy"]
     # Times count from the first attempt, though the run waits for its second.
-    assert "attempt 1 failed, the next is due 1:00:00 later: OSError: nobody in" in lines["0"]
+    assert "attempt 1 failed, the next is due 1:00:00 later: OSError: no answer" in lines["0"]
     assert not lines["0"].split()[1].startswith("+1")
     waiting = perdure("show", URL, "later").out
     assert "It fails if no worker begins it within" in waiting

@@ -87,7 +87,7 @@ def test_a_worker_whose_server_is_away_waits_and_says_so(tmp_path: Path) -> None
         "from perdure import Context, Engine, workflow\n"
         "@workflow('away.v1')\n"
         "async def flow(ctx: Context) -> None: ...\n"
-        "engine = Engine('postgresql://nobody@127.0.0.1:9/shop', [flow])\n",
+        "engine = Engine('postgresql://shop@127.0.0.1:9/shop', [flow])\n",
         encoding="utf-8",
     )
     command = [sys.executable, "-m", "perdure.cli", "worker", "away:engine", "--wait-for-database", "10m"]

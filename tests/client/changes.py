@@ -1,6 +1,8 @@
-"""Changes to the code of a workflow, as people make them: those that a run under way cannot follow, and those that it can.
+"""Changes to the code of a workflow, as people make them: those that a run under way cannot follow, and those that it
+can.
 
-Each is one body of a workflow, before and after the change, in three disguises: its calls are made by an alias, in a helper
+Each is one body of a workflow, before and after the change, in three disguises: its calls are made by an alias, in a
+helper
 function, or in a nested branch. Each ends by waiting for what never comes, so that its runs are under way for good.
 """
 

@@ -1,4 +1,5 @@
-"""A process that uses an engine, forks, and goes on; so do its children. Called as `python -m tests.client.forked SCENARIO URL`.
+"""A process that uses an engine, forks, and goes on; so do its children. Called as `python -m tests.client.forked
+SCENARIO URL`.
 
 Prints `ok` if all went well. Each child ends the process by a traceback if it hangs.
 """
@@ -242,7 +243,8 @@ def memory(url: str) -> None:
 
 
 def busy(url: str) -> None:
-    """A file to which a connection is open in the parent, in the middle of a transaction, cannot be opened in the child."""
+    """A file to which a connection is open in the parent, in the middle of a transaction, cannot be opened in the
+    child."""
     client = Engine(url, [write, double]).blocking()
     with client.worker():
         run = client.start(write())

@@ -19,7 +19,7 @@ WORDS = 200
 
 
 class Diary:
-    """What this process has to tell; whoever starts it reads it after its end."""
+    """The report of this process, which its parent reads after its end."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -80,7 +80,7 @@ async def listening(ctx: Context) -> int:
 
 
 async def speak() -> int:
-    """Words come until somebody ends the process; in the second one, until all are said."""
+    """Words come until the process is ended; in the second one, until all are said."""
     count = 0
     while count < WORDS:
         step_info().emit("words", count)

@@ -1,6 +1,8 @@
-"""The workflows that the fault tests kill, freeze and resume, and the ledger in which their steps write what they really did.
+"""The workflows that the fault tests kill, freeze and resume, and the ledger in which their steps write what they
+really did.
 
-Every execution of a step returns a value that no other execution returns, so a result that was recorded and then replaced by another
+Every execution of a step returns a value that no other execution returns, so a result that was recorded and then
+replaced by another
 one cannot go unnoticed.
 """
 
@@ -27,7 +29,7 @@ class Flaky(Exception):
 
 
 def note(ledger: str, **line: Any) -> None:
-    """Add a line to the ledger, whole, whoever else is writing."""
+    """Add a whole line to the ledger, also while other processes write."""
     file = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         os.write(file, json.dumps(line).encode() + b"\n")
@@ -182,7 +184,7 @@ def errand(ledger: str, what: str) -> str:
 
 
 class Round(StateMachine[str, str], type="faults.round.v1"):
-    """Waits a moment, then sends somebody on an errand, and asks one who cannot come."""
+    """Waits a moment, then runs an errand, and one that never begins."""
 
     def on_start(self, input: str) -> list[Action]:
         self.ledger = input
@@ -195,9 +197,9 @@ class Round(StateMachine[str, str], type="faults.round.v1"):
         return self.complete(result)
 
 
-@activity("faults.never_begun.v1", queue="nobody's")
+@activity("faults.never_begun.v1", queue="unserved")
 def never_begun() -> None:
-    raise AssertionError("nobody takes that queue")
+    raise AssertionError("no worker takes that queue")
 
 
 @workflow(EVERYTHING)

@@ -1,4 +1,5 @@
-"""Activities for the tests of timeouts with real worker processes: each does until the test makes a file what the test is about."""
+"""Activities for the tests of timeouts with real worker processes: each does until the test makes a file what the test
+is about."""
 
 from __future__ import annotations
 

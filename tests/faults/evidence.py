@@ -1,6 +1,7 @@
 """What a case leaves behind, and what must be true of it.
 
-A snapshot is what was durable when a process had died or stood still. At the end its histories must be beginnings of the final
+A snapshot is what was durable when a process had died or stood still. At the end its histories must be beginnings of
+the final
 ones, no step in it may have been executed again, and what was finished must be as it was.
 """
 
@@ -30,7 +31,8 @@ RECOVERED = "stuck"
 #: This one is deleted, unless a crash came before; then another process begins it anew.
 PRUNED = "litter"
 
-#: What each run must be in the end. The odd one cannot be read by its workflow; every worker that starts tries it again.
+#: What each run must be in the end. The odd one cannot be read by its workflow; every worker that starts tries it
+#: again.
 OUTCOMES = {
     "main": ("completed",),
     "again": ("completed",),
@@ -69,7 +71,7 @@ async def snapshot(home: Home, name: str) -> Snapshot:
         history: dict[str, list[dict[str, Any]]] = {}
         for row in await look("SELECT * FROM perdure_history ORDER BY run_id, seq"):
             history.setdefault(row["run_id"], []).append(row)
-        # Afterwards: whatever is recorded was executed before, also by somebody who goes on meanwhile.
+        # Afterwards: whatever is recorded was executed before, also by a process that goes on meanwhile.
         return Snapshot(
             _lines(home),
             {row["id"]: row for row in await look("SELECT * FROM perdure_runs")},
@@ -241,7 +243,7 @@ def _check_values(end: Snapshot, ledger: list[dict[str, Any]]) -> list[str]:
 
 
 def _check_repeats(end: Snapshot, ledger: list[dict[str, Any]]) -> list[str]:
-    """An attempt is made once for every time that its run was lost by, or taken from, whoever was making it."""
+    """An attempt is made once for every time that its run was lost by, or taken from, the worker that made it."""
     made = Counter((line["run"], line["location"], line["attempt"]) for line in ledger if line["did"] == "step")
     lost = Counter(run for run, kind in end.events if kind in ("reclaimed", "released"))
     return [

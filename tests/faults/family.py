@@ -17,7 +17,8 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 
-#: A child that lives longer than this many seconds shows its stacks and ends: whatever it waits for is not going to come.
+#: A child that lives longer than this many seconds shows its stacks and ends: whatever it waits for is not going to
+#: come.
 LONGEST_LIFE = 230.0
 
 
@@ -124,7 +125,7 @@ class Family:
 
 @contextmanager
 def zygotes() -> Iterator[Path]:
-    """Where there is a zygote for whoever connects, for as long as the block lasts."""
+    """Socket at which each connection gets a zygote, for as long as the block lasts."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as door:
         path = Path(folder) / "door"
         door.bind(str(path))

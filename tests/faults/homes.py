@@ -33,10 +33,11 @@ class Home(Protocol):
         """Whatever has to be there before anybody opens it."""
 
     def looking(self, name: str) -> AbstractAsyncContextManager[Look | None]:
-        """A way to query what is committed at one moment, under a name that was not used before; None before there are tables."""
+        """A way to query what is committed at one moment, under a name that was not used before; None before there are
+        tables."""
 
     async def is_locked(self) -> bool:
-        """Whether somebody is in the middle of a transaction, with something locked, which no limit of the database's ends."""
+        """Whether a transaction holds locks that no limit of the database ends."""
 
     async def remove(self) -> None:
         """Leave nothing behind."""
@@ -127,7 +128,8 @@ class PostgresHome:
             await connection.close()
 
 
-#: Locking a row takes the number of a transaction. A session that waits for its client and does not count as idle has prepared a
+#: Locking a row takes the number of a transaction. A session that waits for its client and does not count as idle has
+#: prepared a
 #: statement and not executed it.
 _HOLDS_ROWS = """
 SELECT COUNT(*)

@@ -1,4 +1,5 @@
-"""Workflows for the tests of worker processes. Their steps wait until the test makes a file, and until then do what the test is about."""
+"""Workflows for the tests of worker processes. Their steps wait until the test makes a file, and until then do what the
+test is about."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ async def blocks(ledger: str) -> str:
     others = any(line.get("location") == "blocks" for line in read(Path(ledger)))
     value = begin(ledger, "blocks")
     while not others and not gate(ledger).exists():
-        time.sleep(0.01)  # noqa: ASYNC251 - what nobody should do
+        time.sleep(0.01)  # noqa: ASYNC251 - blocks the loop on purpose
     return value
 
 

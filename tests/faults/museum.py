@@ -1,4 +1,5 @@
-"""A live database with a row of everything, in families that have nothing to do with each other, and damage to single cells of it."""
+"""A live database with a row of everything, in families that have nothing to do with each other, and damage to single
+cells of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Workflows whose steps have to pass a gate one by one, and the ledger in which each execution writes its beginning and its end."""
+"""Workflows whose steps have to pass a gate one by one, and the ledger in which each execution writes its beginning and
+its end."""
 
 from __future__ import annotations
 

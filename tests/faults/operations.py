@@ -1,6 +1,7 @@
 """Every operation that writes, in each form that takes another way through a store.
 
-One is prepared on a database that works, and then asked for: by whoever is to be disturbed. The clock of the database stands still
+One is prepared on a database that works, and then asked for by the process that is to be disturbed. The clock of the
+database stands still
 meanwhile, so that what it leaves behind can be compared with what it leaves behind undisturbed, row for row.
 """
 
@@ -60,7 +61,7 @@ Prepare = Callable[[Store, ManualSystem], Awaitable[Ask]]
 
 
 class Steady(ManualSystem):
-    """Whoever waits does wait, and the clock stands still."""
+    """A system whose sleeps take real time while its clock stands still."""
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds / 5)
@@ -353,7 +354,8 @@ async def _swept(store: Store) -> object:
 def claiming(count: int, **changes: Any) -> Ask:
     """Claim until so many are held, which are all that there are.
 
-    Whoever asks again may find some still locked for the connection that broke: then it would take others, if there were any.
+    A repeated request may find some still locked for the connection that broke: then it would take others, if there
+    were any.
     """
 
     async def ask(store: Store) -> list[Lease]:

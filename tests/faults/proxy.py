@@ -1,6 +1,7 @@
 """A way to a database server that fails when it is told to.
 
-It can lose the answer to the message that makes a write durable, lose that message, or deliver it late; and it can fall silent
+It can lose the answer to the message that makes a write durable, lose that message, or deliver it late; and it can fall
+silent
 without closing anything. See `wire` for how it knows that message.
 """
 
@@ -64,11 +65,11 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self._port = 0
         self._fault: Fault | None = None
-        #: Whether whoever connects is turned away at once, as by a server that has gone.
+        #: Whether connections are refused at once, as by a server that has gone.
         self.is_down = False
         self.flowing = asyncio.Event()
         self.flowing.set()
-        #: When somebody connected, by the loop's clock.
+        #: Times of connections, by the loop's clock.
         self.arrivals: list[float] = []
         #: How many messages that make something durable have come.
         self.durable = 0
@@ -103,7 +104,7 @@ class Proxy:
         self._fault = None
 
     def go_down(self) -> None:
-        """Cut every connection, and turn away whoever connects."""
+        """Cut every connection, and refuse new ones."""
         self.is_down = True
         for link in list(self._links):
             link.cut()

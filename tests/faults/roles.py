@@ -1,4 +1,5 @@
-"""What the processes of the fault tests do. Each works in one directory, which holds the database, the ledger and its traces."""
+"""What the processes of the fault tests do. Each works in one directory, which holds the database, the ledger and its
+traces."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ PATIENCE = 0.03
 
 async def until(question: Callable[[], Coroutine[Any, Any, bool]]) -> None:
     """Ask until the answer is yes. A process that asks for too long is ended by the zygote."""
-    while not await question():  # noqa: ASYNC110 - nobody tells
+    while not await question():  # noqa: ASYNC110 - the database sends no event
         await asyncio.sleep(PATIENCE)
 
 
@@ -163,7 +164,7 @@ class Client:
         await self._engine.limits.clear("errands")
         await self._engine.breakers.open("post")
         await self._engine.breakers.reset("post")
-        # As whoever finds a dead worker does.
+        # As a worker does that finds a dead one.
         await (await self._engine._session.opened()).recheck_gates("client")
         await (await self._engine._session.opened()).delete_idle_gates(10, "client")
         # As the heartbeat of a worker does whose loops have met an error.

@@ -1,4 +1,5 @@
-"""Activities with limits, and the ledger in which each execution writes its beginning and its end, by clocks of its own."""
+"""Activities with limits, and the ledger in which each execution writes its beginning and its end, by clocks of its
+own."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ class Execution(Struct):
 
 
 def write(ledger: str, line: dict[str, Any]) -> None:
-    """Append a line, whole, whoever else is writing."""
+    """Append a whole line, also while other processes write."""
     file = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         os.write(file, json.dumps(line).encode() + b"\n")
@@ -108,7 +109,8 @@ def read(ledger: Path, killed: dict[int, int]) -> list[Execution]:
 
 
 def fenced(executions: list[Execution], killed: dict[int, int]) -> set[int]:
-    """Those, by place, whose run somebody else executed later although their process was alive: they held no lease in the end."""
+    """Those, by place, whose run another process executed later although their process was alive: they held no lease in
+    the end."""
     last = {one.run: number for number, one in enumerate(sorted_by_grant(executions))}
     ordered = sorted_by_grant(executions)
     return {id(one) for number, one in enumerate(ordered) if last[one.run] != number and one.pid not in killed}
@@ -136,7 +138,8 @@ def most_by_key(executions: list[Execution]) -> int:
 
 
 def excess(times: list[int]) -> int:
-    """By how many microseconds, in the worst of all intervals, more passed than a burst and the pace allow; 0 or less if none."""
+    """By how many microseconds, in the worst of all intervals, more passed than a burst and the pace allow; 0 or less
+    if none."""
     worst = -PACE_US
     least = None
     for number, moment in enumerate(sorted(times)):

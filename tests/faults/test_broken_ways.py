@@ -1,4 +1,5 @@
-"""A worker whose way to the server breaks, is crowded, or ends nowhere for a while: it keeps what it has and loses track of nothing."""
+"""A worker whose way to the server breaks, is crowded, or ends nowhere for a while: it keeps what it has and loses
+track of nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Kill the process at every crash point it passes; another one finishes the work, and nothing is lost, changed or done twice."""
+"""Kill the process at every crash point it passes; another one finishes the work, and nothing is lost, changed or done
+twice."""
 
 from __future__ import annotations
 
@@ -92,7 +93,8 @@ class Cases:
     async def run(self, name: str, *traps: Trap) -> None:
         """Crash at each trap in turn, let another process finish, and look.
 
-        How often a point is passed differs from time to time; a trap that was missed is set a little earlier, in a new case.
+        How often a point is passed differs from time to time; a trap that was missed is set a little earlier, in a new
+        case.
         """
         async with self._room:
             for again in range(TRIES):
@@ -119,7 +121,7 @@ class Cases:
         last = await self._processes.fork("drive", directory, last=True)
         code = await last.ended()
         told = " then ".join(str(trap) for trap in traps)
-        assert code == 0, f"after a crash at {told} nobody could finish:\n{last.noise()}"
+        assert code == 0, f"after a crash at {told} no process could finish:\n{last.noise()}"
         wrong = await judge(home, crashes)
         assert not wrong, f"after a crash at {told}, in {directory}:\n" + "\n".join(wrong) + "\n" + last.noise()
         shutil.rmtree(directory)

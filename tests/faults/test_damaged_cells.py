@@ -1,6 +1,7 @@
 """One damaged cell after the other, in every column of every table, while a worker goes on.
 
-What the cell belongs to may stop, with an error that is documented. Neighbours finish, background loops live, and nothing spins.
+What the cell belongs to may stop, with an error that is documented. Neighbours finish, background loops live, and
+nothing spins.
 """
 
 from __future__ import annotations

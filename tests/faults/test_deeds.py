@@ -1,4 +1,5 @@
-"""Kill the worker at every crash point around a transaction of the user's, on every database: each row is there exactly once."""
+"""Kill the worker at every crash point around a transaction of the user's, on every database: each row is there exactly
+once."""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ class Cases:
             assert child.caught is not None
             self.fired[child.caught] += 1
             last = await self._processes.fork("transact", directory, **options)
-            assert await last.ended() == 0, f"after a crash at {trap} nobody could finish:\n{last.noise()}"
+            assert await last.ended() == 0, f"after a crash at {trap} no process could finish:\n{last.noise()}"
             await self._judge(stage, trap)
 
     async def _judge(self, stage: Stage, trap: Trap) -> None:

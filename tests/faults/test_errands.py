@@ -34,7 +34,8 @@ class Office:
         return worker
 
     async def stop(self, worker: Child) -> None:
-        """Let it stand still where it has nothing locked: a file belongs to whoever stands still in the middle of a transaction."""
+        """Let it stand still where it has nothing locked: a process that stands still inside a transaction keeps the
+        file locked."""
 
         async def stands_aside() -> bool:
             worker.signal(signal.SIGSTOP)

@@ -1,4 +1,5 @@
-"""Kill the worker at every crash point around steps that have to pass gates: none is lost, none is done twice, and never two at once."""
+"""Kill the worker at every crash point around steps that have to pass gates: none is lost, none is done twice, and
+never two at once."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ class Cases:
                     self.fired[child.caught.partition(".")[0]] += 1
             last = await self._processes.fork("squeeze", home.directory, life=LIFE)
             told = " then ".join(str(trap) for trap in traps)
-            assert await last.ended() == 0, f"after a crash at {told} nobody could finish:\n{last.noise()}"
+            assert await last.ended() == 0, f"after a crash at {told} no process could finish:\n{last.noise()}"
             await self._judge(home, told)
 
     async def _judge(self, home: Home, told: str) -> None:
@@ -96,7 +97,8 @@ async def test_limited_steps_are_executed_one_by_one_wherever_their_worker_dies(
             group.create_task(cases.run(Trap(hit=hit)))
         for _ in range(pairs):
             group.create_task(cases.run(Trap(hit=random.choice(hits)), Trap(hit=random.choice(hits))))
-    # A run passes more points or fewer as others get in its way. One of a few that it did not get to is made up for by another.
+    # A run passes more points or fewer as others get in its way. One of a few that it did not get to is made up for by
+    # another.
     for _ in range(0 if WHOLE else len(chosen)):
         if cases.fired.total() < 0.7 * len(chosen):
             await cases.run(Trap(hit=random.choice(range(1, len(passed) // 2 + 1))))

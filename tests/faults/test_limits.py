@@ -107,12 +107,12 @@ def judge(executions: list[siege.Execution], killed: dict[int, int]) -> None:
     apart = siege.fenced(executions, killed)
     valid = [one for one in executions if id(one) not in apart]
     assert len({one.run for one in valid}) == RUNS
-    assert len(killed) > PROCESSES, "nobody was killed while there was work"
-    assert all(one.ended for one in valid), "an execution has no end, and nobody killed it"
+    assert len(killed) > PROCESSES, "no worker was killed while there was work"
+    assert all(one.ended for one in valid), "an execution has no end, and was not killed"
     counted = [one for one in valid if one.kind in ("counted", "keyed")]
     assert siege.most_at_once(counted) <= siege.AT_ONCE
     assert siege.most_by_key([one for one in valid if one.kind == "keyed"]) == 1
-    # Whoever was granted anything used it up, also those that hold no lease any more.
+    # Every grant counts, also those of workers that hold no lease any more.
     paced = [one for one in executions if one.kind == "paced"]
     assert siege.excess([one.granted for one in paced]) <= 0
     delays = [one.begun_at - one.granted for one in paced]

@@ -1,4 +1,5 @@
-"""The way to a server breaks at the message that makes a write durable: whoever asked is answered, and the database is as it would be.
+"""The way to a server breaks at the message that makes a write durable: the caller is answered, and the database is as
+it would be.
 
 Compared is every row, with what the same operation leaves behind when nothing happens to it.
 """
@@ -79,7 +80,8 @@ class Stage:
         self._known: dict[str, tuple[object, Rows]] = {}
 
     async def prepare(self, name: str) -> Callable[[], Awaitable[object]]:
-        """Empty the database and make everything ready; what then asks for the operation, by the way that can be broken."""
+        """Empty the database and make everything ready; what then asks for the operation, by the way that can be
+        broken."""
         for table in TABLES:
             await self.direct.query(f"DELETE FROM perdure_{table}")
         self.system.set_back()
@@ -102,7 +104,7 @@ class Stage:
         asking = asyncio.ensure_future((await self.prepare(name))())
         if fault.loss is Loss.DELAY:
             await eventually(lambda: fault.fired or asking.done())
-            # Whoever holds locks cannot be overtaken.
+            # A caller that holds locks cannot be overtaken.
             await asyncio.wait([asking], timeout=0.03)
             await fault.deliver()
         async with asyncio.timeout(30):
@@ -111,7 +113,8 @@ class Stage:
         return answer
 
     async def holds_only(self, known: list[Lease]) -> bool:
-        """Give back what the worker holds and does not know of, as it does itself once a lease; whether that was nothing."""
+        """Give back what the worker holds and does not know of, as it does itself once a lease; whether that was
+        nothing."""
         strays = [lease for lease in await self.direct.holdings("w1") if lease not in known]
         if strays:
             await self.direct.commit([Turn(lease=lease, next=Release()) for lease in strays], ACTOR)

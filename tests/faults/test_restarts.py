@@ -1,4 +1,5 @@
-"""The server is killed and comes back in the middle of load: nothing is lost, nothing happens twice, work goes on by itself."""
+"""The server is killed and comes back in the middle of load: nothing is lost, nothing happens twice, work goes on by
+itself."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ WORKERS = 2
 #: Runs that are started while the server is up, each time, and what each of them does.
 LOAD = 40
 STEPS = 4
-#: No outage lasts as long, so nobody loses what he holds.
+#: No outage lasts as long, so no worker loses its runs.
 LEASE = 30.0
 
 
@@ -57,7 +58,7 @@ async def test_a_server_that_is_killed_under_load_costs_nothing_but_time(
     async with Engine(server.dsn, WORKFLOWS) as engine:
         options = {"lease": LEASE, "slots": 20, "life": 1200.0}
         workers = [await processes.fork("work", tmp_path, **options) for _ in range(WORKERS)]
-        # Whoever cannot reach the server at his start says so and ends.
+        # A worker that cannot reach the server when it starts says so and ends.
         await eventually(lambda: all(any(line["verb"] == "claim" for line in one.answers()) for one in workers))
         handles: list[Handle[list[str]]] = []
         for turn in range(RESTARTS):
@@ -88,7 +89,7 @@ async def stop(workers: list[Child]) -> None:
 
 
 async def check(url: str, ledger: Path, handles: list[Handle[list[str]]]) -> None:
-    """Nobody lost a lease, so every step was executed exactly once; and nothing in the database is wrong."""
+    """No worker lost a lease, so every step was executed exactly once; and nothing in the database is wrong."""
     executed = Counter((line["run"], line["location"]) for line in app.read(ledger) if line["did"] == "step")
     assert len(executed) == RESTARTS * LOAD * (STEPS + 2)
     assert set(executed.values()) == {1}, [where for where, times in executed.items() if times > 1]

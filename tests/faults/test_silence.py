@@ -1,4 +1,5 @@
-"""The network between a worker and the server falls silent without closing anything, for longer than the lease and for less."""
+"""The network between a worker and the server falls silent without closing anything, for longer than the lease and for
+less."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from tests.invariants import scan_store
 
 
 class Site:
-    """Workers, of whom one goes through a proxy, and the client's view of what they do."""
+    """Workers, one of them behind a proxy, and the client's view of what they do."""
 
     def __init__(self, processes: Family, directory: Path, engine: Engine, proxy: Proxy) -> None:
         self.engine = engine
@@ -57,7 +58,8 @@ class Site:
 
 @pytest.fixture
 async def site(processes: Family, served: Served, tmp_path: Path) -> AsyncIterator[Site]:
-    # The server does not learn that a socket is dead; whoever ends while it is has to be gone before the tables are emptied.
+    # The server does not learn that a socket is dead; a session that ends meanwhile has to be gone before the tables
+    # are emptied.
     async with served.place(fresh=True) as (url, proxy):
         async with Engine(url, WORKFLOWS) as engine:
             yield Site(processes, tmp_path, engine, proxy)

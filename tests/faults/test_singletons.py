@@ -1,4 +1,5 @@
-"""Workers are killed where they let the next one begin: of each singleton one run goes on at a time, and none is left waiting."""
+"""Workers are killed where they let the next one begin: of each singleton one run goes on at a time, and none is left
+waiting."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ WHOLE = bool(os.environ.get("PERDURE_PROVE"))
 KEYS = 3
 RUNS = 16
 KILLED = -9
-#: However often a run was killed with its worker, it is not to blame: one that is set aside would hold up all that wait for its end.
+#: However often a run was killed with its worker, it is not to blame: one that is set aside would hold up all that wait
+#: for its end.
 BLAMELESS = {"poison_after": 1000}
 POINTS = [f"{verb}.{place}" for verb in ("succeed", "commit") for place in ("enter", "begun", "written", "committed")]
 

@@ -1,4 +1,5 @@
-"""Tell a worker to stop at every crash point: it ends by itself, and has given back all that it held without waiting for its lease."""
+"""Tell a worker to stop at every crash point: it ends by itself, and has given back all that it held without waiting
+for its lease."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ from tests.helpers import eventually
 WHOLE = bool(os.environ.get("PERDURE_PROVE"))
 AT_ONCE = 4
 
-#: Nobody waits for this to pass: what others can take was given back. All have it, so that nothing is taken from one that is merely slow.
+#: No test waits for this to pass: what others can take was given back. All have it, so that nothing is taken from one
+#: that is merely slow.
 LEASE = 600.0
 
 
@@ -60,7 +62,7 @@ async def test_a_worker_told_to_stop_at_any_point_ends_and_leaves_nothing_behind
         wrong = await judge(home, [])
         reclaimed = [run for run, kind in (await snapshot(home, "events")).events if kind == "reclaimed"]
         assert not wrong, f"told to stop at {trap}, in {directory}:\n" + "\n".join(wrong) + worker.noise()
-        assert not reclaimed, f"told to stop at {trap}, in {directory}: somebody had to take away {reclaimed}"
+        assert not reclaimed, f"told to stop at {trap}, in {directory}: a sweep had to take away {reclaimed}"
         return worker.passed
 
     async def case(number: int, trap: Trap) -> None:

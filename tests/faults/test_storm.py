@@ -1,4 +1,5 @@
-"""A storm of kills: the work of a fleet whose workers are killed again and again is done, and no more is done twice than kills explain."""
+"""A storm of kills: the work of a fleet whose workers are killed again and again is done, and no more is done twice
+than kills explain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Runs that were in the hands of workers that died: the innocent come back together, and what kills its workers is found."""
+"""Runs that were in the hands of workers that died: the innocent come back together, and what kills its workers is
+found."""
 
 from __future__ import annotations
 
@@ -22,11 +23,13 @@ from tests.faults.roles import WORKFLOWS
 from tests.helpers import eventually
 
 PROVE = bool(os.environ.get("PERDURE_PROVE"))
-#: Runs in flight. With 500, one that kills its workers is set aside after 14 of them at the most, and each death takes two leases at the most: the
+#: Runs in flight. With 500, one that kills its workers is set aside after 14 of them at the most, and each death takes
+#: two leases at the most: the
 #: number that is in the guide (operations.md), 28 leases.
 CROWD = 500 if PROVE else 60
 LEASE = 2.0
-#: Deaths of workers at the most: two of any, one of all suspects, one for each time that they are halved, and three of the last one alone.
+#: Deaths of workers at the most: two of any, one of all suspects, one for each time that they are halved, and three of
+#: the last one alone.
 MOST_DEATHS = 2 + 1 + (ceil(log2(CROWD)) - 1) + 3
 
 pytestmark = pytest.mark.timeout(1200)

@@ -30,7 +30,7 @@ AT_ONCE = 4
 #: Cases on a server, where each takes longer and passes the same code, when not proving.
 SOME = 4
 TRIES = 8
-#: Seconds that others may take for everything there is to do, beyond the lease of somebody who stands still.
+#: Seconds that others may take for everything there is to do, beyond the lease of a frozen worker.
 BOUND = 60.0
 
 #: The verbs with which a worker writes, and the points at which it holds no transaction open.
@@ -84,7 +84,7 @@ class Zombies:
         raise AssertionError(f"no worker passes {trap}")
 
     async def _run(self, home: Home, trap: Trap) -> bool:
-        """Whether somebody was frozen there and nothing came of it."""
+        """Whether a worker was frozen there and did no harm."""
         frozen = await self._freeze(home, trap)
         if frozen is None:
             return False
@@ -120,7 +120,7 @@ class Zombies:
         # While one thread passes a point, another may be in the middle of a transaction.
         locked = await home.is_locked()
         self.locking += locked
-        # On a server, the rows of somebody who stands still are taken from him.
+        # On a server, the rows of a frozen worker are taken from it.
         inside = locked and self._homes.is_file
         return Frozen(home, trap, worker, asking, await snapshot(home, "frozen"), inside=inside)
 
@@ -161,7 +161,7 @@ class Zombies:
         ]
 
     async def _thaw_inside(self, frozen: Frozen) -> list[str]:
-        """It holds the database, so nobody can take its runs away; it goes on in one life or the next."""
+        """It holds the database, so no worker can take its runs away; it goes on in one life or the next."""
         loop = asyncio.get_running_loop()
         limit = loop.time() + 1.5 * LEASE
         finishing = asyncio.ensure_future(self._finish(frozen))
@@ -177,7 +177,8 @@ class Zombies:
         assert await worker.ended() == 0, worker.noise()
 
     def _tell_to_stop(self, worker: Child) -> None:
-        # One that was frozen while it stopped may be gone already; told twice, it may have done with signals and die of the second.
+        # One that was frozen while it stopped may be gone already; told twice, it may have done with signals and die of
+        # the second.
         if not worker.told_to_stop:
             with suppress(ProcessLookupError):
                 worker.signal(signal.SIGTERM)
@@ -294,7 +295,7 @@ async def test_a_worker_frozen_before_the_execution_of_what_it_has_prepared_hold
         await zombies.run_all(traps(passed, (PREPARED,), homes) if WHOLE or not number else some_more(passed))
         if zombies.locking:
             return
-    raise AssertionError("nobody had locked anything")
+    raise AssertionError("no worker had locked anything")
 
 
 def some_more(passed: list[str]) -> Iterator[Trap]:

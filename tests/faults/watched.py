@@ -1,4 +1,5 @@
-"""A store whose every answer is written down, with the time of the question, so that a test can see which late writes were refused."""
+"""A store whose every answer is written down, with the time of the question, so that a test can see which late writes
+were refused."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from perdure.store.contract import Store
 
 
 def watch(store: Store, answers: Path, pass_point: Callable[[str], None]) -> Store:
-    """The store, with its writing verbs wrapped. Before a commit, a crash point is passed for each turn: `turn.park`, for example."""
+    """The store, with its writing verbs wrapped. Before a commit, a crash point is passed for each turn: `turn.park`,
+    for example."""
     watched: Any = store
     file = os.open(answers, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for verb in MUTATING_VERBS:

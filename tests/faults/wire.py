@@ -1,6 +1,7 @@
 """As much of two wire protocols as it takes to know the message that makes a write durable, and the end of its answer.
 
-That message is a COMMIT, or outside of a transaction a statement that writes. Bytes are passed on as they came, cut at the ends of
+That message is a COMMIT, or outside of a transaction a statement that writes. Bytes are passed on as they came, cut at
+the ends of
 messages.
 """
 
@@ -168,7 +169,8 @@ class MysqlWire:
         elif self._columns > 0:
             self._columns -= 1
         elif kind == b"\xfe" and len(body) < 9:
-            # Old clients are told that all columns are described, and that all rows have come; newer ones only the latter.
+            # Old clients are told that all columns are described, and that all rows have come; newer ones only the
+            # latter.
             if len(body) > 5 or self._columns == -1:
                 return self._end(packet, 3 if len(body) == 5 else _after_two_numbers(body))
             self._columns = -1

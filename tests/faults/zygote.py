@@ -1,8 +1,12 @@
-"""Processes that have imported everything and fork, so that a test, and a case of it, cost milliseconds instead of an import.
+"""Processes that have imported everything and fork, so that a test, and a case of it, cost milliseconds instead of an
+import.
 
-The first listens at a socket, which it is given by its number, and forks a zygote for whoever connects. A zygote forks once per case:
-it reads one request a line from its connection and writes one event a line: a child was started, has stopped, or has ended. None of
-them has threads or a database, so what they fork starts clean. A zygote ends with its connection, and its children with it; the first
+The first listens at a socket, which it is given by its number, and forks a zygote for each connection. A zygote forks
+once per case:
+it reads one request a line from its connection and writes one event a line: a child was started, has stopped, or has
+ended. None of
+them has threads or a database, so what they fork starts clean. A zygote ends with its connection, and its children with
+it; the first
 with its standard input.
 """
 
@@ -23,7 +27,7 @@ from tests.faults.roles import ROLES
 
 
 def main() -> None:
-    # Nobody asks how zygotes ended.
+    # The exit codes of zygotes are not needed.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(fileno=int(sys.argv[1])) as door:
         while True:

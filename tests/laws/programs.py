@@ -1,6 +1,8 @@
-"""Random workflows whose outcome does not depend on timing, so that one that was interrupted can be held against one that was not.
+"""Random workflows whose outcome does not depend on timing, so that one that was interrupted can be held against one
+that was not.
 
-Steps give what follows from their arguments, branches have what they see to themselves, and who wins a race is certain: the others
+Steps give what follows from their arguments, branches have what they see to themselves, and who wins a race is certain:
+the others
 never end. Everything that a program waits for was sent before it began, or never comes.
 """
 
@@ -35,7 +37,7 @@ from perdure.errors import JoinError, RaceError
 from perdure.workflow.scopes import current_scope
 from tests.replay.generation import Tape
 
-#: A run that nobody executes, for what is sent to others.
+#: A run that no worker executes, for messages that are sent to others.
 SINK = "sink"
 _MOMENT = 0.01
 _LONG = 600
@@ -106,7 +108,8 @@ async def lingering(ctx: Context, parent: str, number: int) -> None:
 
 
 def _begun(child: str) -> str:
-    """What it says. Of several that are begun at the same place of a program, each says something else: which one is first is chance."""
+    """What it says. Of several that are begun at the same place of a program, each says something else: which one is
+    first is chance."""
     return f"begun{crc32(child.partition('/')[2].encode())}"
 
 

@@ -1,7 +1,9 @@
 """The law of durability: a program that is interrupted anywhere does what it does when it is not.
 
-Random programs over all that a workflow can say, each performed twice by real workers on a real database: in peace, and by workers
-that lose it at random moments, with whatever they had in memory. Both have the same outcome and have let the world see the same.
+Random programs over all that a workflow can say, each performed twice by real workers on a real database: in peace, and
+by workers
+that lose it at random moments, with whatever they had in memory. Both have the same outcome and have let the world see
+the same.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ _UNFINISHED = (
     "SELECT {} FROM perdure_runs WHERE (id = ? OR id LIKE ? OR id LIKE ?) "
     "AND status NOT IN ('completed', 'failed', 'cancelled')"
 )
-#: For whoever looks into one that does not end.
+#: For debugging a case that does not end.
 _STANDING = "id, status, reason, wake_at, worker, token, inbox_seq, inbox_read, marked, claims"
 _HISTORY = "SELECT seq, token, kind, location, inbox_seq FROM perdure_history WHERE run_id = ? ORDER BY seq"
 
@@ -74,7 +76,7 @@ async def _engine(url: str, seed: int) -> AsyncIterator[tuple[Engine, SqlStore, 
 async def _perform(engine: Engine, store: SqlStore, run_id: str, node: Node) -> Seen:
     run = await engine.start(program(node, []), id=run_id)
     for number, (name, value) in enumerate(letters(node)):
-        # Where nobody waits for it, the run may have ended by now.
+        # A run that nothing waits for may have ended by now.
         with suppress(RunFinished):
             await run.send(name, value, key=f"{number}")
     asking = [asyncio.create_task(run.ask(f"q{one}", one, timeout="60s")) for one in questions(node)]
@@ -99,7 +101,7 @@ async def _all(asking: Sequence[asyncio.Task[object]]) -> list[object]:
 async def _compare(url: str, turn: int, seed: int, written: Sequence[Node]) -> Counter[str]:
     """Perform programs in peace and under thieves; how many thefts there were."""
     async with _engine(url, seed) as (engine, store, thief):
-        await engine.start(program(Node("seq", 0, 0), []), id=SINK, queue="nobody")
+        await engine.start(program(Node("seq", 0, 0), []), id=SINK, queue="unserved")
         async with engine.worker(), engine.worker():
             performances = [
                 _perform(engine, store, f"{weather}-{turn}-{number}", node)

@@ -1,6 +1,7 @@
 """A store that takes runs away from the worker that writes them, at random: before a turn lands, or after.
 
-Whoever held such a run has lost it with all that it had in memory; somebody takes it up from what is stored. That is what a crash is
+The worker that held such a run has lost it with all that it had in memory; another worker takes it up from what is
+stored. That is what a crash is
 to a run, without the time until a lease ends.
 """
 
@@ -16,7 +17,8 @@ from perdure.store.contract import Store
 
 
 class Thief(Retrying):
-    """See the module. It lets go of runs whose id does not begin with `prey`, and of everything after `most` thefts of a run."""
+    """See the module. It lets go of runs whose id does not begin with `prey`, and of everything after `most` thefts of
+    a run."""
 
     def __init__(self, store: Store, system: object, rng: Random, prey: str, most: int = 6) -> None:
         super().__init__(store, system)  # type: ignore[arg-type]  # what every store is given

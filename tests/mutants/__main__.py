@@ -1,6 +1,8 @@
-"""`python -m tests.mutants [PACKAGE ...] [--seed N] [--each N]`: plant faults, one at a time, and list those that no test notices.
+"""`python -m tests.mutants [PACKAGE ...] [--seed N] [--each N]`: plant faults, one at a time, and list those that no
+test notices.
 
-Tests that need no server are tried first. With servers (`python -m tests.servers python -m tests.mutants ...`), the databases' tests are
+Tests that need no server are tried first. With servers (`python -m tests.servers python -m tests.mutants ...`), the
+databases' tests are
 tried on faults of the store that the others leave.
 """
 

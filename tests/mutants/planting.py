@@ -1,4 +1,5 @@
-"""A plugin of pytest: the module that PERDURE_FAULT names is loaded with the text that it gives, and nothing on the disk is changed."""
+"""A plugin of pytest: the module that PERDURE_FAULT names is loaded with the text that it gives, and nothing on the
+disk is changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A plugin of pytest: which functions of the engine each test calls, and how long it takes, written to the folder PERDURE_SEEN."""
+"""A plugin of pytest: which functions of the engine each test calls, and how long it takes, written to the folder
+PERDURE_SEEN."""
 
 from __future__ import annotations
 

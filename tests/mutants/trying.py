@@ -1,4 +1,5 @@
-"""Faults one after the other, each with the tests that call the function that it is in. Results are kept, so that it can be interrupted."""
+"""Faults one after the other, each with the tests that call the function that it is in. Results are kept, so that it
+can be interrupted."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 KEPT = ROOT / ".mutants"
 
-#: Seconds of tests a fault, as they were measured; and how many times that before it is ended, and at least so many seconds.
+#: Seconds of tests a fault, as they were measured; and how many times that before it is ended, and at least so many
+#: seconds.
 ENOUGH = 40.0
 PATIENCE = 15.0
 AT_LEAST = 120.0
@@ -31,7 +33,8 @@ FILES = 40
 BRIEF = ["--hypothesis-profile=quick"]
 QUIET = ["-q", "-x", "--no-header", "-p", "no:cacheprovider", "-p", "no:randomly"]
 
-#: Tests of the databases, for faults of the store that the others do not notice or cannot reach; and the seconds before they are ended.
+#: Tests of the databases, for faults of the store that the others do not notice or cannot reach; and the seconds before
+#: they are ended.
 WITH_SERVERS = ["tests/store", "tests/store/postgres", "tests/store/mysql", "tests/store/user_connections"]
 WITH_SERVERS_SECONDS = 1800.0
 _SERVERS = ("PERDURE_TEST_POSTGRES", "PERDURE_TEST_MYSQL", "PERDURE_TEST_PGBOUNCER")
@@ -72,7 +75,8 @@ class Tests:
         return cls(found)
 
     def of(self, fault: Fault) -> list[str]:
-        """Those that may notice it: its package's first, then quick ones, of as many files as possible, within a bound of time."""
+        """Those that may notice it: its package's first, then quick ones, of as many files as possible, within a bound
+        of time."""
         tests = self._calling.get(f"{fault.path}:{fault.function}") or self._using(fault)
         own = f"tests/{fault.path.split('/')[1]}/"
         chosen = sorted(tests, key=lambda test: (not test.startswith(own), self._seconds[test]))
@@ -87,7 +91,8 @@ class Tests:
         return taken
 
     def _using(self, fault: Fault) -> set[str]:
-        """Tests for code that runs at import, outside of a test: those that call the file or, of plain data, the files that import it."""
+        """Tests for code that runs at import, outside of a test: those that call the file or, of plain data, the files
+        that import it."""
         tests = self._of_files.get(fault.path)
         if tests or fault.function:
             return tests or set()

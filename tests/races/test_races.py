@@ -1,4 +1,4 @@
-"""Whichever of two things comes first, there is one outcome, nothing is lost, and nobody is left waiting."""
+"""Whichever of two things comes first, there is one outcome, nothing is lost, and nothing is left waiting."""
 
 from __future__ import annotations
 

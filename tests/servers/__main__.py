@@ -1,9 +1,13 @@
 """Run a command with private database servers: `python -m tests.servers pytest -n 2`.
 
-A server whose DSN is in the environment already is used as it is. Otherwise one is started for the time of the command, and its
-DSN put into the environment of the command. Where that is impossible it is said loudly, and the tests that need it are skipped;
-with CI=true it is a failure. So it is with the command-line clients of the databases. `--durable` starts servers that wait for the
-disk, as benchmarks must. `--pgbouncer` puts a pooler in transaction mode before PostgreSQL, through which everything but the tests' own
+A server whose DSN is in the environment already is used as it is. Otherwise one is started for the time of the command,
+and its
+DSN put into the environment of the command. Where that is impossible it is said loudly, and the tests that need it are
+skipped;
+with CI=true it is a failure. So it is with the command-line clients of the databases. `--durable` starts servers that
+wait for the
+disk, as benchmarks must. `--pgbouncer` puts a pooler in transaction mode before PostgreSQL, through which everything
+but the tests' own
 looks and preparations then goes.
 """
 

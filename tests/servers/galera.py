@@ -23,7 +23,8 @@ SETTINGS = {
 }
 
 
-#: Transfers no files: those of the second are a copy already, and what has happened since is sent by the servers themselves. The position is
+#: Transfers no files: those of the second are a copy already, and what has happened since is sent by the servers
+#: themselves. The position is
 #: handed over in a file.
 TRANSFER = """#!/bin/sh
 while [ $# -gt 0 ]; do

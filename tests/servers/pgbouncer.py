@@ -1,4 +1,5 @@
-"""A private pgbouncer in transaction mode before a PostgreSQL server: each transaction may get another session of the server."""
+"""A private pgbouncer in transaction mode before a PostgreSQL server: each transaction may get another session of the
+server."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from urllib.parse import urlsplit, urlunsplit
 from tests.servers.private import Missing, PrivateServer, programs
 
 PLACES = ("/usr/sbin", "/opt/homebrew/bin", "/usr/local/bin")
-#: Whoever the server knows may come in, as tests make users of their own. Few sessions for many connections, so that they change.
+#: Every user of the server may log in, as tests make users of their own. Few sessions for many connections, so that
+#: they change.
 CONFIGURATION = """
 [databases]
 * = host={host} port={server} auth_user={user}

@@ -1,6 +1,7 @@
 """A place of its own on a test server for each test, so that tests may run side by side.
 
-Making twenty tables and indexes takes longer than most tests. So a place that a test has left as it was made is emptied and
+Making twenty tables and indexes takes longer than most tests. So a place that a test has left as it was made is emptied
+and
 handed to the next one.
 """
 
@@ -49,7 +50,8 @@ class Places(ABC):
     def __init__(self) -> None:
         self._spare: list[str] = []
         self._made: set[str] = set()
-        #: One connection for all that is done between tests: making one, and having it find out what tables there are, takes longer.
+        #: One connection for all that is done between tests: making one, and having it find out what tables there are,
+        #: takes longer.
         self._cleaner: Any = None
         self._migrations = [(one.version, one.checksum) for one in known(self.dialect)]
 
@@ -57,7 +59,8 @@ class Places(ABC):
     async def one(self, *, fresh: bool = False, still: bool = False) -> AsyncIterator[str]:
         """The URL of a place: without any tables if it is to be fresh, otherwise perhaps with empty ones.
 
-        For tests of plans it can be still: what the server knows about its tables is what the test tells it to find out, not what
+        For tests of plans it can be still: what the server knows about its tables is what the test tells it to find
+        out, not what
         another test left behind there, or what the server looked at by itself in the middle of the test.
         """
         fresh = fresh or still

@@ -1,6 +1,7 @@
-"""A private database server: a folder of its own, a free port, nobody else's data, gone when it is over.
+"""A private database server: a folder of its own, a free port, no other data, gone when it is over.
 
-Programs are taken from the PATH or from where Debian, Ubuntu and Homebrew put them; as root on Debian they are installed. Servers
+Programs are taken from the PATH or from where Debian, Ubuntu and Homebrew put them; as root on Debian they are
+installed. Servers
 refuse to run as root, so they are started as another user then.
 """
 
@@ -193,7 +194,8 @@ def _may_enter(folder: Path, user: Mapping[str, Any]) -> bool:
 
 
 def _free_port() -> int:
-    """A port that nothing listens on, and that the kernel lends to nobody's outgoing connection while the server is restarted."""
+    """A port that nothing listens on, and that the kernel lends to no outgoing connection while the server is
+    restarted."""
     chance = random.SystemRandom()
     while True:
         port = chance.randrange(10_000, 32_000)

@@ -108,15 +108,16 @@ class Audit:
     def _unasked(self) -> Iterator[str]:
         for run in self._runs.values():
             if run.parent_id is None and (run.idempotency_key or run.id) not in self._ledger.asked:
-                yield f"run {run.id} was asked for by nobody"
+                yield f"run {run.id} was not asked for"
         for run_id, key, kind, name in self._query("SELECT run_id, message_key, kind, name FROM perdure_messages"):
             own = name.endswith("~ask") or key.startswith((f"{run_id}:", " kept:"))
             sent = (run_id, key) in self._ledger.sent or key in self._ledger.broadcasts
             if kind == "message" and not own and not sent:
-                yield f"message {key} to run {run_id} was sent by nobody"
+                yield f"message {key} to run {run_id} was not sent by a client"
 
     def _lost_results(self) -> Iterator[str]:
-        """What a step was told must be in the history, or in a state that a loop left there; else the step was begun too early."""
+        """What a step was told must be in the history, or in a state that a loop left there; else the step was begun
+        too early."""
         recorded: dict[str, set[str]] = defaultdict(set)
         for run_id, _, result in self._query("SELECT run_id, location, result FROM deeds"):
             recorded[run_id].add(result)
@@ -234,7 +235,7 @@ class Audit:
         yield from self._ledger.emitted.findings(self._query, runs, records, spared)
 
     def _tokens(self) -> Iterator[str]:
-        """Whoever takes a run or gives it back raises its token, each time."""
+        """Every claim and every release of a run raises its token."""
         last: dict[str, int] = defaultdict(int)
         for run_id, kind, data in self._query(_TOKENS):
             token = msgspec.json.decode(data, type=dict[str, int])["token"]

@@ -1,4 +1,4 @@
-"""Whoever writes the programs of a simulation, at random."""
+"""Author of the programs of a simulation, which are random."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """A database that lets one process down in every way that a real one may.
 
-Each process has its own view of the one shared database. A call may be slow on its way there or back, fail before anything was
-written, or be carried out and its answer lost. A process that is killed inside a transaction leaves nothing of it behind. Where clocks differ, a process knows the
+Each process has its own view of the one shared database. A call may be slow on its way there or back, fail before
+anything was
+written, or be carried out and its answer lost. A process that is killed inside a transaction leaves nothing of it
+behind. Where clocks differ, a process knows the
 database's time as it does on servers (`store.clock`), and its transactions go by what it knows.
 """
 
@@ -52,7 +54,7 @@ class Odds(Struct, kw_only=True):
     delay: float = 0.0
     #: That a process dies at a crash point.
     crash: float = 0.0
-    #: That somebody else has a row locked which is then passed over.
+    #: A row that another process has locked, which is then passed over.
     busy: float = 0.0
 
     def heal(self) -> None:
@@ -104,7 +106,8 @@ class Database:
                 self.turnstile.look()
 
     def guard(self, turnstile: Turnstile) -> None:
-        """Have gates: who passes them is seen, and rows that are passed over where somebody has them locked are, perhaps."""
+        """Have gates: who passes them is seen, and rows that are passed over where another process has them locked are,
+        perhaps."""
         assert self.store is not None
         writer = self.store._writer
         render = writer._render
@@ -119,11 +122,11 @@ class Database:
 
     def _is_free(self) -> bool:
         free = self.rng.random() >= self.odds.busy
-        self.ledger.sometimes["somebody else had a gate or a run locked"] += not free
+        self.ledger.sometimes["another process had a gate or a run locked"] += not free
         return free
 
     def on_change(self, change: Change) -> None:
-        """Something was committed that somebody may be waiting for; only the process that wrote it is told."""
+        """Something was committed that a process may be waiting for; only the process that wrote it is told."""
         self.commits += 1
         if self.caller is not None:
             for listener in self.caller.listeners:
@@ -296,7 +299,8 @@ class FaultStore:
         self._lost = None
 
     def _look_for_dropped(self, turns: Sequence[Turn], verdicts: Sequence[TurnOutcome]) -> None:
-        """A worker gives back what it knows nothing of. What it was told of, it knows; gates may make it give that back at once."""
+        """A worker gives back what it knows nothing of. What it was told of, it knows; gates may make it give that back
+        at once."""
         if self.knows is None or self._database.turnstile is not None:
             return
         # One that was taken from it, it may drop; giving that back says that it is done.

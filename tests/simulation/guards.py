@@ -21,7 +21,7 @@ class Bound(Struct, frozen=True):
     concurrency: int = 0
     pace: int = 0
     burst: int = 1
-    #: Whoever has passed counts until the end of its run.
+    #: A permit counts until the end of its run.
     whole: bool = False
     #: Of a breaker that is half open.
     probes: int = 0

@@ -17,7 +17,7 @@ from tests.simulation.keeper import Keeper
 from tests.simulation.nemesis import LEASE
 from tests.simulation.programs import KEYS
 
-#: Limits of which somebody changes the concurrency.
+#: Limits whose concurrency the operator changes.
 _TUNED = ("shared", "keyed", f"keyed{KEYED}{KEYS[0]}", "whole", "flows")
 _BREAKERS = ("frail", "brittle")
 
@@ -80,8 +80,8 @@ class Guest(Keeper):
         timeout = self._rng.choice((None, 0.5, 5.0))
         done = await self._persist(lambda: pusher.execute(run.id, timeout=timeout))
         self._ledger.note(name, "executed", run.id, done.state, done.worked)
-        self._ledger.sometimes["a run was worked on because somebody named it"] += done.worked
-        self._ledger.sometimes["a run that somebody named stood in line"] += done.reason == Reason.LIMIT
+        self._ledger.sometimes["a run was worked on because its id was given"] += done.worked
+        self._ledger.sometimes["a run whose id was given stood in line"] += done.reason == Reason.LIMIT
 
     async def _tune(self, name: str) -> None:
         limits, limit = self._engine.limits, self._rng.choice(_TUNED)

@@ -1,6 +1,7 @@
 """The workflow that executes any program, and what it is made of.
 
-What the workflow has seen goes into the arguments of every step, and every execution of a step returns something new. So a
+What the workflow has seen goes into the arguments of every step, and every execution of a step returns something new.
+So a
 result that was acted upon and then lost, replaced or given twice leaves a mark.
 """
 
@@ -228,7 +229,7 @@ class Interpreter:
         try:
             asked = await ctx.receive_question(QUESTION, str, timeout=timeout)
         except TimeoutError:
-            log.append("nobody asked")
+            log.append("no question came")
         else:
             log.append(f"asked {asked.value}")
             asked.reply(f"answer to {asked.value}")

@@ -1,6 +1,7 @@
-"""A client that also starts activities, and sees to what is over: it requeues dead letters, deletes runs, and prunes them.
+"""A client that also starts activities, and sees to what is over: it requeues dead letters, deletes runs, and prunes
+them.
 
-It deletes only what it has started itself, so that whoever asks again for the answer to a start finds the run.
+It deletes only what it has started itself, so that a client that repeats a start finds the run.
 """
 
 from __future__ import annotations

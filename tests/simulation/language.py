@@ -1,6 +1,6 @@
 """The part of the interpreter that knows named parts of a workflow.
 
-What such a part has seen is its own: replay may skip a part that is over, and then nobody else has to miss it.
+What such a part has seen is its own: replay may skip a part that is over, and then no other part misses it.
 """
 
 from __future__ import annotations

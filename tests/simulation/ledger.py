@@ -1,4 +1,5 @@
-"""What a simulation knows from outside the database: every effect, every acknowledgement, every record that anybody saw.
+"""What a simulation knows from outside the database: every effect, every acknowledgement, every record that anybody
+saw.
 
 It is compared with the database at the end, and, where a broken promise can be seen at once, on the spot.
 """
@@ -39,13 +40,13 @@ class Ledger:
         self.effects: list[Effect] = []
         #: What the steps of a world with streams emit.
         self.emitted = Emitted()
-        #: Ids of runs that somebody asked for, and of those whose start was acknowledged.
+        #: Ids of runs that a client asked for, and of those whose start was acknowledged.
         self.asked: set[str] = set()
         self.started: set[str] = set()
-        #: Run id and key of messages that somebody sent, and of those that were acknowledged.
+        #: Run id and key of messages that a client sent, and of those that were acknowledged.
         self.sent: set[tuple[str, str]] = set()
         self.received: set[tuple[str, str]] = set()
-        #: Keys of broadcasts that somebody made.
+        #: Keys of broadcasts that a client made.
         self.broadcasts: set[str] = set()
         #: By run, what it was given to begin with, and whenever it began anew.
         self.inputs: defaultdict[str, set[str]] = defaultdict(set)
@@ -55,9 +56,9 @@ class Ledger:
         self._loop = loop
         self._keep_trace = keep_trace
         self._hash = hashlib.blake2b(digest_size=16)
-        #: Runs whose sleeps somebody may have moved.
+        #: Runs whose sleeps may have been moved.
         self.woken: set[str] = set()
-        #: Runs that somebody asked to stop while they were under way.
+        #: Runs that a client asked to stop while they were under way.
         self.to_be_cancelled: set[str] = set()
         self._holders: dict[str, str] = {}
         #: By run and process, the token of the last lease that it was given.
@@ -118,7 +119,7 @@ class Ledger:
         self._holders[run_id] = process
 
     def generation(self, run_id: str) -> int:
-        """Which one of a run somebody was given last."""
+        """Token of a run that was given out last."""
         return self._generations.get(run_id, 1)
 
     def token(self, run_id: str, process: str) -> int | None:
@@ -130,7 +131,7 @@ class Ledger:
         return self._holders.get(run_id) == process and run_id not in self.tried_again
 
     def may_sleep_less(self, run_id: str) -> bool:
-        """Whether somebody may have moved its sleeps, or slept them in an earlier attempt."""
+        """Whether a client may have moved its sleeps, or slept them in an earlier attempt."""
         return run_id in self.woken or run_id in self.tried_again
 
     def died(self, process: str) -> None:
@@ -170,7 +171,7 @@ class Ledger:
                 self.violated(f"run {run_id} had the outcome {before} and got another: {turn.next}")
 
     def written(self, turn: Turn) -> None:
-        """Somebody was told that a turn is durable."""
+        """Note that a worker was told that a turn is durable."""
         if turn.records:
             self._seen(turn.lease.run_id, self._leases[turn.lease], turn.records)
 
@@ -185,7 +186,7 @@ class Ledger:
                 self._done.add((run_id, record.location))
 
     def loaded(self, run: Run, records: Sequence[Record]) -> None:
-        """Somebody read a whole history: it has all that was ever seen of it."""
+        """Note a whole history that was read: it has all that was ever seen of it."""
         run_id = run.id
         self._seen(run_id, run.generation, records)
         end = records[-1].seq + 1 if records else 0

@@ -1,6 +1,7 @@
 """An event loop on which several processes run at once, in an order that a seed decides, in virtual time.
 
-Each thread of a simulated process is a lane: its callbacks run in the order in which they were queued, as on a real event loop.
+Each thread of a simulated process is a lane: its callbacks run in the order in which they were queued, as on a real
+event loop.
 Which lane goes next is drawn. Time stands still while anything is ready, then jumps to the next timer. A process can be
 stalled (its lanes wait) or killed (whatever it had queued is never run).
 """
@@ -28,7 +29,8 @@ class Crashed(BaseException):
 
 
 class Violation(BaseException):
-    """A promise was broken. Not an `Exception`, so that no handler of the engine hides it; recorded by the loop as well."""
+    """A promise was broken. Not an `Exception`, so that no handler of the engine hides it; recorded by the loop as
+    well."""
 
 
 class Process:
@@ -321,7 +323,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Errors that nobody retrieves are looked for at the end."""
+        """Keep errors that are never retrieved; they are looked for at the end."""
 
     default_exception_handler = call_exception_handler
 

@@ -1,6 +1,7 @@
 """What became of the messages of a run that began anew: each was received once, in order, or is still there.
 
-Known exactly only where nothing of a workflow runs side by side, is interrupted or is let go: what such a part has received, nobody
+Known exactly only where nothing of a workflow runs side by side, is interrupted or is let go: what such a part has
+received, no record
 else knows of.
 """
 

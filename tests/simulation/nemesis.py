@@ -1,4 +1,4 @@
-"""Whoever kills, stalls and restarts workers."""
+"""Nemesis: kills, stalls and restarts workers."""
 
 from __future__ import annotations
 

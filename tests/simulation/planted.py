@@ -127,7 +127,7 @@ def token_never_raised(patch: Patch) -> None:
 
 
 def token_kept_when_given_back(patch: Patch) -> None:
-    """A run that is given back keeps its token until somebody claims it; what it still proves is then a matter of luck."""
+    """A run that is given back keeps its token until a worker claims it; what it still proves is then a matter of luck."""
     reword(patch, workers, "_GIVE_BACK", "token = token + 1", "token = token")
     reword(patch, commit, "_RELEASE", "token = token + 1", "token = token")
 
@@ -272,7 +272,7 @@ def lost_claims_forgotten(patch: Patch) -> None:
 
 
 def residents_trusted(patch: Patch) -> None:
-    """A run that stayed in memory goes on from there, whoever had it meanwhile."""
+    """A run that stayed in memory goes on from there, also if another worker had it meanwhile."""
     patch.setattr(Residents, "take", lambda self, run: self._parked.pop(run.id, None))
 
 
@@ -307,7 +307,7 @@ def transaction_unsealed(patch: Patch) -> None:
 
 
 def unreceived_left_behind(patch: Patch) -> None:
-    """A run that begins anew leaves behind what had arrived and nobody received."""
+    """A run that begins anew leaves behind what had arrived and was not received."""
     patch.setattr(Execution, "unreceived", lambda self: [])
 
 

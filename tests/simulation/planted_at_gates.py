@@ -12,7 +12,7 @@ from tests.simulation.planted import Patch, reword
 
 
 def turns_not_counted(patch: Patch) -> None:
-    """A permit that is kept for a step whose turn has come does not count."""
+    """A permit that is kept for a step that is next in line does not count."""
     reword(patch, gates, "_HELD", "OR (p.hold = 'turn'", "OR (1 = 0")
 
 
@@ -28,7 +28,7 @@ def repeated_steps_pass_free(patch: Patch) -> None:
 
 
 def rate_forgotten_without_a_line(patch: Patch) -> None:
-    """That something has passed is written down where somebody waits."""
+    """That something has passed is written down where a run waits."""
 
     def let_pass(self: GateState, now: int) -> None:
         changed = self.changed

@@ -15,7 +15,8 @@ Patch = pytest.MonkeyPatch
 
 
 def claims_judged_again(patch: Patch) -> None:
-    """A worker judges a claim again, at its own and later time, and drops what was taken if a timer has become due since."""
+    """A worker judges a claim again, at its own and later time, and drops what was taken if a timer has become due
+    since."""
     ask = Claimer._claim
 
     async def judged(self: Claimer, room: int, *, alone: bool) -> ClaimResult:

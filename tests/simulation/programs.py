@@ -51,7 +51,8 @@ class Act(Struct, frozen=True, tag="act"):
 
 
 class Guarded(Struct, frozen=True, tag="guarded"):
-    """A step that has to pass gates: those of one of the world's guards, for one of its keys. With a `deed`, a transaction."""
+    """A step that has to pass gates: those of one of the world's guards, for one of its keys. With a `deed`, a
+    transaction."""
 
     guard: int
     key: str

@@ -43,8 +43,10 @@ def simulate(
 ) -> Report:
     """Live through the world of a seed.
 
-    With activities, and with clients who see to what is over, it is another one; and another with all that and limits and breakers, or
-    with steps that emit and end in one turn of the loop. Each of them is another one where the clocks of processes differ from the database's.
+    With activities, and with clients who see to what is over, it is another one; and another with all that and limits
+    and breakers, or
+    with steps that emit and end in one turn of the loop. Each of them is another one where the clocks of processes
+    differ from the database's.
     """
     with _undisturbed():
         world = World(seed, keep_trace=keep_trace, activities=activities, limits=limits, streams=streams, clocks=clocks)

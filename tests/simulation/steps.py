@@ -120,7 +120,8 @@ class Steps:
     async def write_guarded(
         self, connection: sqlite3.Connection, key: str, guard: int, seen: list[str], failures: int
     ) -> str:
-        """As a transaction that has passed what guards it. One that the database interrupts is begun anew with what it has."""
+        """As a transaction that has passed what guards it. One that the database interrupts is begun anew with what it
+        has."""
         with self._passed(key, guard, again=True):
             return await self.write(connection, seen, failures)
 

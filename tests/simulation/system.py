@@ -21,7 +21,8 @@ EPOCH = 1_767_225_600_000_000
 
 
 class Clocks(Struct, frozen=True):
-    """The clocks of one process: how far its wall clock is ahead of the database's, in microseconds, and how fast both of its own go."""
+    """The clocks of one process: how far its wall clock is ahead of the database's, in microseconds, and how fast both
+    of its own go."""
 
     ahead: int = 0
     pace: float = 1.0

@@ -77,7 +77,7 @@ class LateAnswers:
 
 async def until(condition: Any) -> None:
     async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - there is nobody to tell us
+        while not condition():  # noqa: ASYNC110 - no event tells when it holds
             await asyncio.sleep(0)  # lets the others go on
 
 

@@ -140,10 +140,10 @@ RARE_AT_GATES = frozenset(
         "a worker that had been declared dead began again",
         "an activity failed and was tried again",
         "an activity was requeued",
-        "a run that somebody named stood in line",
-        "a run was worked on because somebody named it",
+        "a run whose id was given stood in line",
+        "a run was worked on because its id was given",
         "pause was heeded",
-        "somebody else had a gate or a run locked",
+        "another process had a gate or a run locked",
     }
 )
 

@@ -1,6 +1,7 @@
 """One simulated world: workers, clients and trouble on one database, from a seed.
 
-First everything that can go wrong may go wrong; then the world heals and every run must come to its end within a bound. What
+First everything that can go wrong may go wrong; then the world heals and every run must come to its end within a bound.
+What
 is left in the database is then held against what was promised.
 """
 
@@ -40,7 +41,7 @@ BOUND = 300.0
 LINED_BOUND = 1200.0
 
 
-#: A record may be let go once a scope has got further, or the run has begun anew and nobody has taken it up since.
+#: A record may be let go once a scope has got further, or the run has begun anew and no worker has taken it up since.
 _NOT_TRIMMED = """
 WHEN NOT EXISTS (SELECT 1 FROM perdure_history s WHERE s.run_id = OLD.run_id AND s.kind = 'scope' AND s.seq > OLD.seq)
 AND NOT EXISTS (SELECT 1 FROM perdure_runs r WHERE r.id = OLD.run_id AND r.generation > 1 AND r.progress = -1 AND r.worker IS NULL)
@@ -239,7 +240,7 @@ class World:
         try:
             await worker.start()
         except StoreError as error:
-            # Whoever runs a process that could not reach its database at the start, starts another.
+            # A process that could not reach its database at the start is started again.
             self.ledger.note(process.name, "cannot start:", error)
             self.database.kill(process)
             self.loop.call_later(1.0, self.begin_life, context=self._observer.context())

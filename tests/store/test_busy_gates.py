@@ -1,4 +1,4 @@
-"""Gates that somebody else has locked: who only wants to look leaves them alone, and who has to, waits."""
+"""Gates that another transaction has locked: a preview leaves them alone, and a request that needs them waits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perdure.store.sql.limits.gates import lock_gates
 from perdure.testing.conformance.harness import commit
 from perdure.testing.conformance.limits.gates import DONE, GATE, a_gating, admit, admit_ids, asks, ready
 
-# There is one writer at a time on SQLite, and so nobody who could find anything locked.
+# There is one writer at a time on SQLite, and so no other transaction that could find anything locked.
 pytestmark = pytest.mark.parametrize("harness", ["postgres", "mysql"], indirect=True)
 
 
@@ -28,7 +28,7 @@ async def locked(store: SqlStore, gate: str) -> AsyncIterator[None]:
         held.set()
         await over.wait()
 
-    holding = asyncio.ensure_future(store._write("admit", "somebody", hold))
+    holding = asyncio.ensure_future(store._write("admit", "another", hold))
     await held.wait()
     try:
         yield

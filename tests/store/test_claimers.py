@@ -1,4 +1,5 @@
-"""Many claimers of one SQLite file, and many timers in it that are due at one instant; for the servers, see their own folders."""
+"""Many claimers of one SQLite file, and many timers in it that are due at one instant; for the servers, see their own
+folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several processes write to one file while another sits on the lock: nobody is turned away and nothing is lost."""
+"""Several processes write to one file while another sits on the lock: no process is turned away and nothing is lost."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_writers_and_a_sitter_share_a_file(tmp_path: Path) -> None:
         assert process.stdout.readline() == "up\n", process.communicate()
     for process in processes:
         go_on(process)
-    # All go on until each has had its turns, which somebody who starves never has.
+    # All go on until each has had its turns, which a process that starves never has.
     for process in writers:
         assert process.stdout is not None
         assert process.stdout.readline() == "had its turns\n", process.communicate()

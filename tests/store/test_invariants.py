@@ -102,7 +102,8 @@ DAMAGE = {
     "DELETE FROM perdure_outputs WHERE position = 0 AND kind = 'stream'": "positions of a stream",
     "UPDATE perdure_outputs SET position = 1 WHERE kind = 'state'": "is there once",
     "UPDATE perdure_outputs SET output_key = NULL WHERE kind = 'reply'": "key of its own",
-    """INSERT INTO perdure_messages (run_id, seq, kind, message_key, sent_at, consumed) VALUES ('done', 2, 'step', 'k2', 1, 1);
+    """INSERT INTO perdure_messages (run_id, seq, kind, message_key, sent_at, consumed) VALUES ('done', 2, 'step', 'k2',
+    1, 1);
        UPDATE perdure_runs SET inbox_seq = 2, inbox_read = 2 WHERE id = 'done';
        UPDATE perdure_history SET inbox_seq = 2 WHERE seq = 0""": "in the order",
     "UPDATE perdure_runs SET parent_id = 'unknown' WHERE id = 'child'": "has a parent",

@@ -1,4 +1,5 @@
-"""What looking at gates costs: as much whether a few stand in line there or very many, also where the planner knows how many."""
+"""What looking at gates costs: as much whether a few stand in line there or very many, also where the planner knows how
+many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Whoever meets on the same rows of a server, in whatever order, gets through: no wait has no end, nothing is lost or doubled."""
+"""Transactions that meet on the same rows of a server, in any order, get through: no wait has no end, nothing is lost
+or doubled."""
 
 from __future__ import annotations
 

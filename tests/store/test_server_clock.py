@@ -1,4 +1,5 @@
-"""What a process takes for the server's time: followed when the server's clock is set, and measured again when that was long ago."""
+"""What a process takes for the server's time: followed when the server's clock is set, and measured again when that was
+long ago."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def clock_of(store: SqlStore) -> Any:
 
 
 def shift(store: SqlStore, by: int) -> None:
-    """Have a process take another time for the server's, as if the server's clock had been set by so much the other way."""
+    """Have a process take another time for the server's, as if the server's clock had been set by so much the other
+    way."""
     clock = clock_of(store)
     clock._earliest += by
     clock._latest += by

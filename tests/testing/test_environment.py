@@ -26,7 +26,7 @@ async def approval(ctx: Context) -> str:
         async with asyncio.timeout(4 * 3600):
             return "approved" if await ctx.receive("approval", bool) else "refused"
     except TimeoutError:
-        return "nobody answered"
+        return "no answer came"
 
 
 @workflow("test.patient")
@@ -120,7 +120,7 @@ async def test_a_message_that_does_not_come_times_out_at_its_time() -> None:
     async with Environment([approval]) as env:
         run = await env.start(approval())
         await env.advance("4h")
-        assert await run.result() == "nobody answered"
+        assert await run.result() == "no answer came"
 
 
 async def test_a_run_can_be_cancelled() -> None:

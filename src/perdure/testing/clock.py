@@ -1,6 +1,7 @@
 """A clock that stands still until it is told to move.
 
-`VirtualClock` is a `System`: everything that an engine does by the clock waits on its heap of timers, and runs on the event loop
+`VirtualClock` is a `System`: everything that an engine does by the clock waits on its heap of timers, and runs on the
+event loop
 that is there. Randomness comes from a seed, so the same test draws the same numbers. Threads are real.
 """
 

@@ -1,8 +1,11 @@
 """A world that ends, or stands still, at a chosen crash point.
 
-Give a `CrashingHost` to an engine in a process of its own. It is the real world, except that it counts the crash points that
-execution passes and sends its own process a signal at the one that the trap names: SIGKILL is a crash, SIGSTOP a worker that
-freezes past its lease and comes back. Without a trap it only writes down what it passes, which is the list of traps to try.
+Give a `CrashingHost` to an engine in a process of its own. It is the real world, except that it counts the crash points
+that
+execution passes and sends its own process a signal at the one that the trap names: SIGKILL is a crash, SIGSTOP a worker
+that
+freezes past its lease and comes back. Without a trap it only writes down what it passes, which is the list of traps to
+try.
 """
 
 from __future__ import annotations
@@ -51,7 +54,8 @@ class CrashingHost(Host):
                 return
             self._trap = None
         self.caught(name)
-        # To the thread, not to the process: that one may be stopped by way of another thread, and this one would go on a while.
+        # To the thread, not to the process: that one may be stopped by way of another thread, and this one would go on
+        # a while.
         signal.pthread_kill(threading.get_ident(), trap.signal)
 
     def caught(self, name: str) -> None:

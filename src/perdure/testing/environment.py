@@ -6,7 +6,8 @@
         await env.send(run, "approval", True)
         assert await run.result() == "receipt"
 
-Time passes only in `advance`, from one due timer to the next, and the worker does all there is to do in between. Nothing is
+Time passes only in `advance`, from one due timer to the next, and the worker does all there is to do in between.
+Nothing is
 waited for in real time but steps that really take some.
 """
 
@@ -73,7 +74,8 @@ class Environment:
     ) -> None:
         """`seed` is what ids, jitter and the workflows' randomness grow from.
 
-        `patience` is for how long, in real time, `settle` waits for steps. One that takes longer is taken to wait for the clock.
+        `patience` is for how long, in real time, `settle` waits for steps. One that takes longer is taken to wait for
+        the clock.
         With `strict`, every value has to come back from the database as exactly what it was, or it is refused.
         """
         if start_time.tzinfo is None:
@@ -141,7 +143,8 @@ class Environment:
                 self._clock.move_to(due)
                 await self.settle()
             self._clock.move_to(until)
-            # The worker's own sweep comes round once in a lease; what nobody serves is to expire in time all the same.
+            # The worker's own sweep comes round once in a lease; runs that no worker serves expire in time all the
+            # same.
             for name in (await self._store.sweep(_SWEEP)).successions:
                 await self._store.succeed([name], "sweep")
             await self.settle()
@@ -196,7 +199,7 @@ class Environment:
         return f" Its code waits for {', '.join(names)}." if names else ""
 
     async def _rest(self) -> bool:
-        """Wait a moment; whether nothing can happen any more without somebody else."""
+        """Wait a moment; return whether nothing happens any more without the test."""
         return await self._settle(_MOMENT) and not self._advancing
 
 

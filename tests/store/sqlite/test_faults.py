@@ -106,7 +106,7 @@ except (StoreReadOnly, StoreUnavailable) as error:
 
 @pytest.mark.parametrize("mode", ["WAL", "DELETE"])
 def test_a_file_that_may_not_be_written_is_reported(mode: str) -> None:
-    # Not below pytest's own directory, into which nobody but its owner can look.
+    # Not below pytest's own directory, into which only its owner can look.
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "shop.db")
         asyncio.run(open_and_close(f"sqlite:///{path}"))
@@ -118,7 +118,7 @@ def test_a_file_that_may_not_be_written_is_reported(mode: str) -> None:
             with pytest.raises(StoreReadOnly, match="permissions"):
                 asyncio.run(open_and_close(f"sqlite:///{path}"))
             return
-        # Permissions mean nothing to root, so somebody else has to try.
+        # Permissions mean nothing to root, so another user has to try.
         Path(folder).chmod(0o755)
         command = [sys.executable, "-c", READ_ONLY, f"sqlite:///{path}"]
         answer = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The thread behind a connection: in order, urgent first, for any loop, whoever gives up waiting."""
+"""The thread behind a connection: in order, urgent first, for any loop, also when a caller gives up waiting."""
 
 from __future__ import annotations
 

@@ -95,7 +95,8 @@ async def test_a_claim_of_many_reads_the_index_by_pages(store: SqliteStore) -> N
     await store.trace(lambda sql: seen.append(sql.split()[0]))
     got = await claim(store, limit=50, by_age=5)
     assert len(got.runs) == 50
-    # Registering is the suite's own; then who is alive, what the nonce holds, two ranges, and when to look again. The clock of a
+    # Registering is the suite's own; then who is alive, what the nonce holds, two ranges, and when to look again. The
+    # clock of a
     # test stands, so that whose attempts have started has to be asked, too.
     assert seen.count("SELECT") == 6
     # One wakes what is due, the other (with the list of the chosen) takes all fifty.

@@ -37,7 +37,8 @@ def _one_target(ctx: click.Context, param: click.Parameter | None, value: tuple[
     target = value[0] if value else os.environ.get(ENVIRONMENT, "")
     if not target:
         raise click.UsageError(
-            f"name a TARGET: an engine such as shop:engine, or a database such as sqlite:///shop.db; or set {ENVIRONMENT}",
+            "name a TARGET: an engine such as shop:engine, or a database such as sqlite:///shop.db; "
+            f"or set {ENVIRONMENT}",
             ctx,
         )
     if "://" not in target and not all(target.partition(":")):

@@ -71,6 +71,7 @@ def _print_summary(output: Printer, summary: Summary) -> None:
         output.line("A finished step ran twice. This is a bug: please report it.", "bold red")
     if summary.in_flight:
         output.line(
-            f"{', '.join(summary.in_flight)} was in flight when A died, so B ran it again: its effect may happen twice. "
+            f"{', '.join(summary.in_flight)} was in flight when A died, so B ran it again: "
+            "its effect may happen twice. "
             "Use an idempotency key for such an effect, for example run id and location."
         )

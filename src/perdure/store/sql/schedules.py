@@ -130,7 +130,7 @@ async def save(tx: Transaction, schedule: Schedule, version: int, write_id: str,
     row = {**_row(stamped), "write_id": write_id}
     if await tx.execute(_CHANGE if rows else _INSERT, row) != 1:
         # Who it was, perhaps this very request at an earlier try, is seen by looking again.
-        raise StoreUnavailable(f"Somebody created the schedule {schedule.id!r} at the same moment; try again.")
+        raise StoreUnavailable(f"another client created the schedule {schedule.id!r} at the same moment; try again")
     tx.note(schedule.trail, event, to_json({"reason": schedule.reason}) if schedule.paused else "{}")
     tx.notify(Change.READY)
     return SaveOutcome.DONE

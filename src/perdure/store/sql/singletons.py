@@ -201,7 +201,7 @@ async def head(tx: Transaction, name: str) -> str:
         await tx.execute(_NEW_HEAD, {"name": name, "now": tx.now})
     if rows := await tx.fetch(_HEAD, {"name": name}):
         return str(rows[0][0])
-    raise StoreUnavailable(f"Somebody let go of the singleton {name!r} at the same moment; try again.")
+    raise StoreUnavailable(f"another client let go of the singleton {name!r} at the same moment; try again")
 
 
 def busy(run_id: str, single: StoredSingleton, holder: str) -> str:

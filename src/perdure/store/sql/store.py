@@ -1,8 +1,7 @@
-"""What the stores on all SQL databases share: the verbs, each as one transaction over a `Transaction`.
+"""Base of the stores on all SQL databases: the verbs, each as one transaction over a `Transaction`.
 
-A store of its own says how to connect, how to run a transaction that writes and one that reads, and how to claim and to
-commit, which are spelled out in full for each database. A process that was forked from the one that opened the store must
-open its own.
+Each database adds how to connect, how to run transactions that write and that read, and how to claim and to commit,
+which are spelled out in full for each database. A forked process must open a store of its own.
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ class SqlStore(ABC):
 
     @abstractmethod
     async def query(self, sql: str, params: Sequence[object] = ()) -> builtins.list[Row]:
-        """One SELECT over the tables, called `perdure_…` whatever their prefix, with `?` for parameters. For tests and tools."""
+        """Run one SELECT, with `?` for parameters. Tables are called `perdure_…`, whatever their prefix. For tools."""
 
     @abstractmethod
     async def trace(self, callback: Trace | None) -> None:
@@ -477,7 +476,7 @@ class SqlStore(ABC):
         return await run_transaction_step(step, self._home, self.lend, self._system.crash_point, self._limit())
 
     def _limit(self) -> str:
-        """What is executed first in a transaction with a function of the user's, so that it does not outlive its worker's lease."""
+        """First statement of a transaction step: bounds it, so that it does not outlive its worker's lease."""
         return ""
 
     async def recorded(self, turn: Turn, actor: str) -> TurnOutcome:

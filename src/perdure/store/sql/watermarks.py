@@ -123,7 +123,7 @@ async def set_watermark(tx: Transaction, watermark: Watermark) -> None:
         return
     if await tx.execute(_CHANGE if there else _INSERT, {**row, "actor": tx.actor, "now": tx.now}) != 1:
         # Perhaps by this very request at an earlier try; that is seen by looking again.
-        raise StoreUnavailable(f"Somebody set the watermark of the {kind} {name!r} at the same moment; try again.")
+        raise StoreUnavailable(f"another client set the watermark of the {kind} {name!r} at the same moment; try again")
     tx.note(f"{TRAIL}{kind}:{name}", "watermark_set", to_json(row))
 
 

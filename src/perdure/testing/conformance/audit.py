@@ -53,7 +53,7 @@ def _data(event: Event) -> object:
 
 
 class Levels:
-    """How much is written is the choice of whoever writes."""
+    """The writer chooses how much is written."""
 
     async def test_each_level_holds_what_the_next_one_does(self, store: Store, harness: Harness) -> None:
         for level, kinds in _KINDS.items():

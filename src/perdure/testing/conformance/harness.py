@@ -1,6 +1,6 @@
 """What the suite needs besides a store: a clock that it can turn, a second way in, and small values to write.
 
-Whoever proves a store writes a `Harness` for it and two fixtures, `harness` and `store` (opened by the harness).
+To prove a store, write a `Harness` for it and two fixtures, `harness` and `store` (opened by the harness).
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def a_run(id: str = "r1", **changes: Any) -> NewRun:
 
 
 def a_child(id: str, parent: str = "parent", location: str = "", **changes: Any) -> NewRun:
-    """A run to create as somebody's child."""
+    """A run to create as a child."""
     return a_run(id, parent_id=parent, parent_location=location or f"call-{id}", **changes)
 
 

@@ -20,7 +20,7 @@ Verb = Callable[[Store], Awaitable[object]]
 
 
 async def acquire(store: Store, nonce: str, name: str = "import") -> LockGrant:
-    """Want a lock as somebody who is known by that nonce."""
+    """Ask for a lock under a nonce."""
     return await store.acquire_lock(name, f"owner of {nonce}", nonce, TTL, ACTOR)
 
 

@@ -222,7 +222,7 @@ async def _prepare_transact(store: Store) -> Verb:
         return turn
 
     async def ask(store: Store) -> None:
-        # The function is somebody's own, so that whoever asks again has to look first.
+        # The function belongs to the user, so a repeated request has to look first.
         if await store.recorded(turn, ACTOR) is TurnOutcome.BUSY:
             assert (
                 await store.transact(TransactionStep(function=work, is_async=True, make_turn=seal))

@@ -121,7 +121,7 @@ class Loading:
 
 
 class Watching:
-    """Whoever waits is told, through the same object or by asking."""
+    """Waiters are told, through the same object or by asking."""
 
     async def test_listeners_hear_what_concerns_them(self, store: Store) -> None:
         heard: list[Change] = []
@@ -166,7 +166,7 @@ class Watching:
         try:
             other = await harness.open()
         except Unshared:
-            pytest.skip("there is nobody else")
+            pytest.skip("there is no other process")
         await store.changed()
         await other.create([a_run("r1")], ACTOR)
         assert await store.changed()

@@ -1,4 +1,4 @@
-"""Schedules: written by whoever looked last, fired once a slot."""
+"""Schedules: written by the client that read them last, fired once for each fire time."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def trail(store: Store, id: str = "s1") -> list[str]:
 
 
 class Scheduling:
-    """A schedule is written by whoever has seen it as it is."""
+    """A schedule is written by a client that has read its current state."""
 
     async def test_it_comes_back_as_it_was_written(self, store: Store) -> None:
         wanted = a_schedule(
@@ -246,7 +246,7 @@ class Firing:
         before = await snapshot(harness)
         assert await store.trigger("s1", (START + MINUTE, START + 2 * MINUTE), "", ACTOR) == [FIRST, SECOND_ONE]
         assert await snapshot(harness) == before
-        assert await store.trigger("nobody", (), "k", ACTOR) is None
+        assert await store.trigger("missing", (), "k", ACTOR) is None
 
     async def test_one_that_is_started_by_hand_is_the_last(self, store: Store, harness: Harness) -> None:
         await saved(store)

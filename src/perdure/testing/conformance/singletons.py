@@ -68,7 +68,7 @@ async def status(store: Store, run_id: str) -> tuple[Status, Reason | None]:
 
 
 async def sweep(store: Store) -> None:
-    """Look after whatever nobody has looked after."""
+    """Start the successors that no worker has started yet."""
     for name in (await store.sweep(10)).successions:
         await store.succeed([name], ACTOR)
     assert (await store.sweep(10)).successions == ()

@@ -226,7 +226,7 @@ LOSSES = ("another token", "another nonce", "claimed by another", "reclaimed", "
 
 
 class Fencing:
-    """Whoever does not hold the lease changes nothing, whatever it tries."""
+    """A worker without the lease changes nothing, whatever it tries."""
 
     async def lose(self, store: Store, harness: Harness, how: str) -> Lease:
         """A lease that no longer holds."""

@@ -182,7 +182,7 @@ class Sweeping:
 
 
 class Deadlines:
-    """What is past its deadline and in nobody's hands fails as expired."""
+    """A run past its deadline that no worker holds fails as expired."""
 
     async def expired(self, store: Store, id: str = "r1") -> None:
         run = await store.get(id)

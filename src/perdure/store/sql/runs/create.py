@@ -144,7 +144,7 @@ async def _insert(tx: Transaction, runs: Sequence[NewRun]) -> None:
         return
     changed = await tx.execute_many(INSERT, [params_of(new, tx.now) for new in runs])
     if changed != len(runs):
-        raise StoreUnavailable("Somebody created a run of the same id or key at the same moment; try again.")
+        raise StoreUnavailable("another client created a run of the same id or key at the same moment; try again")
     if tx.notes:
         for new in runs:
             tx.note(new.id, *created_event(new))

@@ -34,7 +34,7 @@ async def finish(
     """End a run without a holder and without a result; returns the entry for its parent's inbox, if it has one."""
     changed = await tx.execute(_FINISH, {"run_id": run_id, "status": status.value, "error": error, "now": tx.now})
     if changed != 1:
-        raise StoreError(f"Run {run_id!r} was to be {event} but somebody is running it. This is a defect in Perdure.")
+        raise StoreError(f"run {run_id!r} was to be {event} but a worker holds it; this is a defect in Perdure")
     note_timeout(tx, run_id, timeout)
     tx.note(run_id, event, to_json(error_summary(error)))
     tx.notify(Change.FINISHED)

@@ -1,4 +1,4 @@
-"""Breakers, and steps at gates: what is counted, who is kept out, whose turn is kept and for how long."""
+"""Breakers, and steps at gates: what is counted, which runs are kept out, and how long a place in line is kept."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ async def asks(
 
 
 async def admit_patiently(store: Store, request: AdmissionRequest) -> AdmissionResult:
-    """As a worker does: what somebody else has locked, or what has to be made first, is asked for again."""
+    """Admit as a worker does: ask again for gates that are locked or have to be made first."""
     while True:
         admitted = await store.admit(request)
         if admitted.runs or not (admitted.busy or admitted.next_due <= admitted.now):
@@ -205,7 +205,7 @@ class Passing:
         await ready(store, "r1", "r2")
         [first] = (await admit(store)).runs
         await commit(store, first.lease, next=a_park())
-        assert await admit_ids(store, worker="w2") == [], "nobody has been told to look"
+        assert await admit_ids(store, worker="w2") == [], "no worker has been told to look"
         await store.recheck_gates(ACTOR)
         assert await admit_ids(store, worker="w2") == ["r2"]
         assert len(await harness.query("SELECT * FROM perdure_permits")) == 1
@@ -393,7 +393,7 @@ class TakingTurns:
         await store.control(RunOrder(run_id="r2", kind=RecordKind.PAUSE, key="p"), ACTOR)
         await commit(store, first.lease, next=DONE)
         [third] = (await admit(store, nonce="n1", released=(("r1", 1),))).runs
-        assert third.run.id == "r3", "nobody waits for one that is paused"
+        assert third.run.id == "r3", "no run waits for one that is paused"
         await store.control(RunOrder(run_id="r2", kind=RecordKind.RESUME, key="r"), ACTOR)
         assert await admit_ids(store, nonce="n2") == []
         await commit(store, third.lease, next=DONE)

@@ -37,7 +37,7 @@ from perdure.testing.conformance.limits.gates import (
 
 
 class Forgetting:
-    """A key that nobody uses any more leaves nothing behind."""
+    """A key that is not used any more leaves nothing behind."""
 
     async def test_gates_of_keys_are_forgotten_once_there_is_nothing_to_remember(
         self, store: Store, harness: Harness
@@ -64,7 +64,7 @@ class Forgetting:
         harness.system.advance(1)
         assert await store.delete_idle_gates(10, ACTOR) == 1
         await commit(store, runs["r2"], next=DONE)
-        assert await store.delete_idle_gates(10, ACTOR) == 0, "somebody stands in line"
+        assert await store.delete_idle_gates(10, ACTOR) == 0, "a run waits in line"
         assert await admit_ids(store, nonce="then", released=(("r2", 1),)) == ["r5"]
 
     async def test_a_gate_that_somebody_waited_at_who_is_gone_is_forgotten(
@@ -136,7 +136,7 @@ class Setting:
         assert await store.pauses() == []
         assert await admit_ids(store, a_gating(LimitBounds(), gate=gate)) == ["r1"]
         await store.set_bounds(gate, None, ACTOR)
-        assert (await claim(store, nonce="n2")).limited == (gate,), "somebody stands in line there"
+        assert (await claim(store, nonce="n2")).limited == (gate,), "a run waits in line there"
         assert await admit_ids(store, nonce="n3") == ["r2"]
         assert (await claim(store, nonce="n4")).limited == ()
         await ready(store, "r3")

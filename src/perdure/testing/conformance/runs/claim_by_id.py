@@ -204,7 +204,7 @@ class Taking:
 
 
 class DueRuns:
-    """Whoever sends runs to be worked on can ask which are ready."""
+    """A dispatcher of runs can ask which are ready."""
 
     async def test_the_longest_ready_come_first_and_others_are_left_out(self, store: Store, harness: Harness) -> None:
         await store.create(

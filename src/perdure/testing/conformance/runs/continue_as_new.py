@@ -76,7 +76,7 @@ class Renewal:
         await store.create([a_run("other")], ACTOR)
         lease = await held(store)
         await store.send([a_message(key=key) for key in ("a", "b", "c")], ACTOR)
-        # One entry was taken in with a record, the next without one, and of the third nobody knew.
+        # One entry was taken in with a record, the next without one, and the third was not known.
         record = a_record(0, "news", kind=RecordKind.MESSAGE, inbox_seq=1)
         renew = ContinueAsNew(OTHER_TYPE, "{}", 2, (("news", '"b"', "kept:1:2"),))
         verdict = await commit(store, lease, record, read=2, sends=(a_message("other"),), next=renew)

@@ -175,7 +175,7 @@ class PlainSql:
 
 
 class Blocked:
-    """What was set aside goes on when somebody says so."""
+    """A run that was set aside goes on when a person says so."""
 
     async def blocked(self, store: Store, id: str, reason: Reason, type: str = TYPE) -> None:
         await store.create([a_run(id, type=type)], ACTOR)

@@ -30,7 +30,7 @@ from perdure.testing.conformance.runs.retention import REFUSED, SLOW, dead_ids, 
 
 
 class DeadLetters:
-    """A run that failed, is poison or cannot be decoded is listed until somebody decides."""
+    """A run that failed, is poison or cannot be decoded is listed until a person decides."""
 
     async def test_only_what_is_dead_is_listed_and_the_latest_run_first(self, store: Store, harness: Harness) -> None:
         await finished(store, "done")
@@ -197,7 +197,7 @@ class Requeueing:
         token = await set_aside(store, "code", Reason.DIVERGED)
         assert await store.requeue(Requeue(run_id="done", token=1), ACTOR) is RequeueOutcome.ALIVE
         assert await store.requeue(Requeue(run_id="code", token=token), ACTOR) is RequeueOutcome.ALIVE
-        assert await store.requeue(Requeue(run_id="nobody", token=1), ACTOR) is RequeueOutcome.UNKNOWN
+        assert await store.requeue(Requeue(run_id="missing", token=1), ACTOR) is RequeueOutcome.UNKNOWN
 
     async def test_a_deadline_that_has_passed_has_to_be_another_one(self, store: Store, harness: Harness) -> None:
         await store.create([a_run(deadline=START + SECOND)], ACTOR)

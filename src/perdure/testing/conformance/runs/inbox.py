@@ -125,7 +125,7 @@ class Inbox:
         for number in range(1, 4):
             await store.send([a_message(f"r{number}", key="a"), a_message(f"r{number}", key="b")], ACTOR)
         await commit(store, lease, taken(0, 1), read=1)
-        found = await store.unread(["r1", "r3", "nobody"])
+        found = await store.unread(["r1", "r3", "missing"])
         assert [(message.run_id, message.key) for message in found] == [("r1", "b"), ("r3", "a"), ("r3", "b")]
         assert await store.unread([]) == []
 

@@ -51,7 +51,7 @@ PAUSED = (Status.WAITING, Reason.PAUSED, FAR)
 
 
 class Steering:
-    """An order is carried out where nobody holds the run, and otherwise in its inbox."""
+    """An order is carried out where no worker holds the run, and otherwise in its inbox."""
 
     @pytest.mark.parametrize("kind", [RecordKind.PAUSE, RecordKind.RESUME, RecordKind.EVICT, RecordKind.WAKE])
     async def test_an_order_to_nobody_or_to_a_finished_run_changes_nothing(
@@ -59,7 +59,7 @@ class Steering:
     ) -> None:
         assert await commit(store, await held(store), next=Finish(Status.COMPLETED, "1")) is TurnOutcome.APPLIED
         before = await snapshot(harness)
-        assert await tell(store, kind, "nobody") is OrderOutcome.UNKNOWN
+        assert await tell(store, kind, "missing") is OrderOutcome.UNKNOWN
         assert await tell(store, kind) is OrderOutcome.FINISHED
         assert await snapshot(harness) == before
 

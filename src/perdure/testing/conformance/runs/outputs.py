@@ -1,4 +1,4 @@
-"""What runs show to whoever asks, and what they no longer need."""
+"""Outputs of runs that clients read, and records that runs no longer need."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Reopening:
         before = await snapshot(harness)
         assert await store.reopen("done", 1, None, ACTOR) is ReopenOutcome.COMPLETED
         assert await store.reopen("busy", 1, None, ACTOR) is ReopenOutcome.UNFINISHED
-        assert await store.reopen("nobody", 1, None, ACTOR) is ReopenOutcome.UNKNOWN
+        assert await store.reopen("missing", 1, None, ACTOR) is ReopenOutcome.UNKNOWN
         assert await snapshot(harness) == before
 
     async def test_past_its_deadline_it_needs_another_one(self, store: Store, harness: Harness) -> None:
@@ -137,7 +137,7 @@ class Reopening:
 
 
 class Families:
-    """A parent that is opened again knows how its children ended; one that was told of a child's end is told of the next."""
+    """A parent that is opened again knows how its children ended, and is told of each further end."""
 
     async def test_children_that_ended_after_it_are_in_its_history(self, store: Store) -> None:
         lease = await held(store, "parent")
@@ -258,7 +258,7 @@ class Recovering:
         before = await snapshot(harness)
         for run in await store.get_many(["diverged", "busy", "done"]):
             assert not await store.recover(run.id, run.token, ACTOR)
-        assert not await store.recover("nobody", 0, ACTOR)
+        assert not await store.recover("missing", 0, ACTOR)
         assert await snapshot(harness) == before
 
 

@@ -106,8 +106,8 @@ class Deleting:
         await set_aside(store, "r2")
         for run_id in ("r1", "r2"):
             assert await store.delete(run_id, "", ACTOR) is DeleteOutcome.REFUSED
-        assert await store.delete("nobody", "", ACTOR) is DeleteOutcome.UNKNOWN
-        assert await store.undelete("nobody", ACTOR) is DeleteOutcome.UNKNOWN
+        assert await store.delete("missing", "", ACTOR) is DeleteOutcome.UNKNOWN
+        assert await store.undelete("missing", ACTOR) is DeleteOutcome.UNKNOWN
 
     async def test_a_discarded_run_that_was_set_aside_is_cancelled_and_its_parent_told(self, store: Store) -> None:
         parent = await held(store, "parent")
@@ -237,7 +237,7 @@ class Pruning:
     async def test_only_the_named_go_if_some_are_named(self, store: Store) -> None:
         for number in range(3):
             await finished(store, f"r{number}")
-        named = PruneRequest(before=FAR, ids=("r0", "r2", "nobody"))
+        named = PruneRequest(before=FAR, ids=("r0", "r2", "missing"))
         assert await store.prune(named, 10, None, ACTOR) == PruneResult(runs=2, spared=0, cursor=None)
         assert await ids(store) == ["r1"]
 

@@ -37,7 +37,7 @@ async def tell(store: Store, *, key: str = "b1", after: str | None = None, limit
 
 
 class Broadcasting:
-    """A message for whoever listens to a topic."""
+    """A message for all runs that listen to a topic."""
 
     async def test_it_wakes_every_run_that_listens_and_nobody_else(self, store: Store) -> None:
         await listeners(store, ("a", "b"))
