@@ -1,4 +1,4 @@
-"""w9: what an activity costs, started directly, awaited by a workflow of its own, and awaited by one workflow for all."""
+"""w9: cost of an activity: started directly, awaited by a workflow of its own, awaited by one workflow for all."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ STEPS = 10
 
 
 async def w8(bench: Bench) -> Result:
-    """The same queue of runs for one worker process and for two: of steps that do nothing, and of steps that compute."""
+    """The same queue of runs for one worker process and for two, with steps that do nothing and steps that compute."""
     # Many more than the workers have slots, so that both are at work until nearly the end: what one has taken, the
     # other cannot.
     runs = max(2, 5 * bench.sizes.runs)

@@ -1,4 +1,4 @@
-"""What waiting runs cost in memory: in the table, and resident in the worker. Each is measured in a process of its own."""
+"""Memory of waiting runs: in the table, and resident in the worker, each measured in a process of its own."""
 
 from __future__ import annotations
 

@@ -77,7 +77,8 @@ class RawSqlite(RawDatabase):
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute(f"PRAGMA synchronous = {url.synchronous}")
         self._connection.execute(
-            "CREATE TABLE IF NOT EXISTS raw (run_id TEXT, seq INTEGER, at INTEGER, payload TEXT, PRIMARY KEY (run_id, seq))"
+            "CREATE TABLE IF NOT EXISTS raw "
+            "(run_id TEXT, seq INTEGER, at INTEGER, payload TEXT, PRIMARY KEY (run_id, seq))"
             " WITHOUT ROWID"
         )
         self._connection.execute("DELETE FROM raw")

@@ -149,7 +149,7 @@ STATES = (
         f"SELECT id, status, deleted_at FROM perdure_runs WHERE deleted_at <> 0 AND status NOT IN {_FINISHED}",
     ),
     Rule(
-        "a running run has a worker that is known, or a lease of its own, a nonce and a token; no other run has any (I8)",
+        "a running run has a known worker or a lease of its own, a nonce and a token; no other run has any (I8)",
         """
         SELECT r.id, r.status, r.worker, r.lease_until, r.nonce, r.token FROM perdure_runs r
         LEFT JOIN perdure_workers w ON w.id = r.worker
@@ -228,8 +228,10 @@ INBOXES = (
         SELECT m.run_id, m.seq, m.kind, COUNT(h.seq), MIN(h.kind) FROM perdure_messages m
         JOIN perdure_runs r ON r.id = m.run_id
         LEFT JOIN perdure_history h ON h.run_id = m.run_id AND h.inbox_seq = m.seq
-        WHERE m.consumed = 1 AND m.kind NOT IN ('pause', 'resume', 'evict', 'wake', 'call') GROUP BY m.run_id, m.seq, m.kind, r.id, r.type, r.generation
-        HAVING COUNT(h.seq) > 1 OR MIN(h.kind) <> m.kind OR (COUNT(h.seq) = 0 AND NOT {TRIMMED} AND r.type NOT IN {_ACTIVITIES})
+        WHERE m.consumed = 1 AND m.kind NOT IN ('pause', 'resume', 'evict', 'wake', 'call')
+        GROUP BY m.run_id, m.seq, m.kind, r.id, r.type, r.generation
+        HAVING COUNT(h.seq) > 1 OR MIN(h.kind) <> m.kind OR (COUNT(h.seq) = 0 AND NOT {TRIMMED}
+          AND r.type NOT IN {_ACTIVITIES})
         """,
     ),
     # A later attempt takes in again what an earlier one did, a call that cannot be written fails where it was made, and
@@ -241,7 +243,8 @@ INBOXES = (
         SELECT h.run_id, h.seq, h.inbox_seq FROM perdure_history h JOIN perdure_runs r ON r.id = h.run_id
         LEFT JOIN perdure_messages m ON m.run_id = h.run_id AND m.seq = h.inbox_seq AND m.consumed = 1
         WHERE m.seq IS NULL AND (h.inbox_seq > 0 OR (h.kind IN ('message', 'cancel', 'child') AND h.run_attempt = 1
-          AND NOT (h.kind = 'child' AND (h.failed = 1 OR r.generation > 1)))) AND NOT (h.inbox_seq BETWEEN 1 AND r.inbox_read AND {TRIMMED})
+          AND NOT (h.kind = 'child' AND (h.failed = 1 OR r.generation > 1))))
+          AND NOT (h.inbox_seq BETWEEN 1 AND r.inbox_read AND {TRIMMED})
         """,
     ),
     Rule(

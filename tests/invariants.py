@@ -100,7 +100,8 @@ def _compare(ask: Query, known: Known) -> Iterator[str]:
     stored = {(run_id, location): payload for run_id, location, payload, _ in steps}
     for (run_id, location), payload in known.results.items():
         if stored.get((run_id, location)) != payload and ((run_id, location) in stored or run_id not in trimmed):
-            yield f"Run {run_id!r}: the result at {location!r} was {payload!r} and is {stored.get((run_id, location))!r} (I2)"
+            found = stored.get((run_id, location))
+            yield f"Run {run_id!r}: the result at {location!r} was {payload!r} and is {found!r} (I2)"
     if known.effects is not None:
         yield from _compare_effects(steps, known)
 

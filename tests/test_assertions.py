@@ -23,7 +23,7 @@ def functions_of(tree: ast.AST) -> Iterator[Function]:
 
 
 def called_in(function: Function) -> set[str]:
-    """The functions that it calls by their bare names, and so none that only shares its name with one of the suite's."""
+    """The functions that it calls by their bare names, so none that only shares its name with one of the suite."""
     return {
         node.func.id for node in ast.walk(function) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }

@@ -151,7 +151,7 @@ def test_the_graph_has_no_cycle() -> None:
 
 
 def world_used_in(source: str) -> Iterator[tuple[int, str]]:
-    """The lines that use something of `WORLD`, under the name by which it is known outside, whatever it is called here."""
+    """The lines that use something of `WORLD`, under the name by which it is known outside."""
     tree = ast.parse(source)
     known: dict[str, str] = {}
     for node in ast.walk(tree):

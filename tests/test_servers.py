@@ -1,4 +1,4 @@
-"""The private servers of the tests themselves: what fails says why, and a folder is enough that only we may write to."""
+"""The private servers of the tests: a failure says why, and a folder that only we may write to is enough."""
 
 from __future__ import annotations
 

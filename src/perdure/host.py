@@ -17,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from perdure.core.process_fork import ForkAware, watch_forks
+from perdure.core.process_fork import watch_forks
 from perdure.core.system import Background, Cancellable, System
 
 T = TypeVar("T")
@@ -77,12 +77,12 @@ class Host(System):
         """Do nothing: only simulations crash here."""
 
 
-class _Threads(ForkAware):
+class _Threads:
     """A pool of daemon threads, started on demand and ended when idle. A forked child begins with none."""
 
     def __init__(self) -> None:
         self._begin()
-        watch_forks(self)
+        watch_forks(self._after_fork_in_child)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()

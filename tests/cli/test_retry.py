@@ -25,7 +25,8 @@ def test_a_run_set_aside_as_poison_is_retried(perdure: Perdure) -> None:
     failed(perdure)
     with sqlite3.connect("shop.db") as database:
         database.execute(
-            "UPDATE perdure_runs SET status = 'blocked', reason = 'poison', error = '{}', finished_at = 0 WHERE id = 'o-1'"
+            "UPDATE perdure_runs SET status = 'blocked', reason = 'poison', error = '{}', finished_at = 0 "
+            "WHERE id = 'o-1'"
         )
     database.close()
     assert perdure("retry", URL, "o-1").out == "o-1 continues, as generation 1.\n"

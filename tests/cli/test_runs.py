@@ -269,7 +269,8 @@ def test_interruptions_are_shown(perdure: Perdure) -> None:
     with sqlite3.connect("shop.db") as database:
         for position, one in enumerate((lost, stopped)):
             database.execute(
-                "INSERT INTO perdure_outputs (run_id, kind, name, position, payload, failed, at, output_key) VALUES (?, ?, '', ?, ?, 0, 1, ?)",
+                "INSERT INTO perdure_outputs (run_id, kind, name, position, payload, failed, at, output_key) "
+                "VALUES (?, ?, '', ?, ?, 0, 1, ?)",
                 ("a-1", "takeover", position, interruption_output(one, position).payload, f"k{position}"),
             )
     database.close()

@@ -124,7 +124,8 @@ async def _check_rows(home: Home, end: Snapshot) -> list[str]:
 async def _check_items(home: Home, end: Snapshot, ledger: Sequence[Mapping[str, Any]]) -> list[str]:
     """Items of an execution are there in order and once: all of them if its end is recorded, else the first ones."""
     async with home.looking("items") as look:
-        sql = f"SELECT run_id, payload FROM perdure_outputs WHERE kind = 'stream' AND name = '{STREAM}' ORDER BY run_id, position"
+        where = f"kind = 'stream' AND name = '{STREAM}'"
+        sql = f"SELECT run_id, payload FROM perdure_outputs WHERE {where} ORDER BY run_id, position"
         rows = [] if look is None else [(row["run_id"], *json.loads(row["payload"])) for row in await look(sql)]
     runs = {line["value"]: line["run"] for line in ledger if line["did"] == "step"}
     recorded = {
@@ -151,7 +152,8 @@ async def _check_outputs(home: Home, end: Snapshot) -> list[str]:
     async with home.looking("outputs") as look:
         sql = (
             "SELECT kind, payload FROM perdure_outputs "
-            f"WHERE run_id = 'main' AND kind IN ('state', 'stream') AND name <> '{STREAM}' ORDER BY kind, name, position"
+            f"WHERE run_id = 'main' AND kind IN ('state', 'stream') AND name <> '{STREAM}' "
+            "ORDER BY kind, name, position"
         )
         shown = [] if look is None else [(row["kind"], json.loads(row["payload"])) for row in await look(sql)]
     seen = json.loads(end.runs.get("main", {}).get("output") or "[]")

@@ -454,7 +454,7 @@ async def set_bounds(store: Store, system: ManualSystem) -> Ask:
 
 @operation
 async def admit_steps(store: Store, system: ManualSystem) -> Ask:
-    """One that may pass, one that may not, one that has ended so that another is called, and what became of a breaker."""
+    """One that may pass, one that may not, one that has ended so that another is called, and the state of a breaker."""
     leases = [await held(store, name) for name in ("r1", "r2", "r3")]
     first, second, third = [a_step(lease, LimitBounds(concurrency=1, pace=SECOND)) for lease in leases]
     await store.admit(a_request("before", steps=(first, second)))

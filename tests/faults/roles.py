@@ -248,7 +248,7 @@ class Client:
         await stuck.result()
 
     async def tidy(self) -> None:
-        """Requeue, discard, bring back and delete a run that always fails. Others may do the same at the same moment."""
+        """Requeue, discard, bring back and delete a run that always fails, while others may do the same."""
         with suppress(UsageError):
             litter = await self._engine.start(app.hopeless(), id="litter")
             await until(lambda: self._is(litter, *FINISHED))

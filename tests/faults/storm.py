@@ -1,4 +1,4 @@
-"""Runs for a storm of kills: steps one after the other, timers, activities and children, each execution written down."""
+"""Runs for a storm of kills: steps in sequence, timers, activities and children, each execution written down."""
 
 from __future__ import annotations
 

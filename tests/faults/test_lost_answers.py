@@ -41,9 +41,10 @@ Rows = dict[str, list[tuple[Any, ...]]]
 
 #: Different each time: which claim it was, the run's randomness, the number of an event.
 _RUNS = """
-SELECT id, status, token, CASE WHEN nonce = '' THEN 0 ELSE 1 END, inbox_seq, inbox_read, marked, worker, home, claims, progress,
-  type, queue, priority, reason, attempt, max_attempts, generation, wake_at, deadline, close_by, lease_until, created_at, started_at,
-  finished_at, deleted_at, CASE WHEN seed = '' THEN 0 ELSE 1 END, parent_id, parent_location, idempotency_key, write_id, options, input,
+SELECT id, status, token, CASE WHEN nonce = '' THEN 0 ELSE 1 END, inbox_seq, inbox_read, marked, worker, home, claims,
+  progress, type, queue, priority, reason, attempt, max_attempts, generation, wake_at, deadline, close_by, lease_until,
+  created_at, started_at, finished_at, deleted_at, CASE WHEN seed = '' THEN 0 ELSE 1 END, parent_id, parent_location,
+  idempotency_key, write_id, options, input,
   output, error
 FROM perdure_runs ORDER BY id
 """

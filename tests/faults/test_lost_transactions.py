@@ -31,7 +31,7 @@ class Trouble:
         self._loss = loss
 
     def order(self, number: int) -> None:
-        """The next message that makes something durable is that commit, unless the worker sweeps or claims just then."""
+        """The next durable message is that commit, unless the worker sweeps or claims just then."""
         self.tries.append(number)
         if number not in self.faults:
             self.faults[number] = self._proxy.lose(self._loss)

@@ -1,4 +1,4 @@
-"""Servers that are away when a worker starts, and servers that do not let it in, each with a private server of its own."""
+"""Servers that are away when a worker starts, and servers that do not let it in; each test has a private server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Freeze a worker at every crash point until others have done its work, then let it go on: nothing it writes is taken."""
+"""Freeze a worker at every crash point until others have done its work, then thaw it: none of its writes are taken."""
 
 from __future__ import annotations
 

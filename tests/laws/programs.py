@@ -343,7 +343,7 @@ def everything() -> list[Node]:
 
 
 def letters(node: Node) -> list[tuple[str, int]]:
-    """What has to be sent to a run that performs this: names and values. Children are sent nothing: they take nothing."""
+    """Names and values of the messages that a run of this program needs. Children need none."""
     found: list[tuple[str, int]] = []
     if node.op in ("receive", "receive_any"):
         found.append((f"m{node.id}", node.id))

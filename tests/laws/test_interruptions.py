@@ -140,7 +140,8 @@ def _law(url: str, kind: str) -> Counter[str]:
     holds()
     assert set(programs.ended) == {*LEAVES, *NESTS}
     print(
-        f"\n{kind}, {next(rounds)} rounds: {stolen.total()} times a run was taken away from its worker; of each primitive ended: {dict(programs.ended)}"
+        f"\n{kind}, {next(rounds)} rounds: {stolen.total()} times a run was taken away from its worker; "
+        f"of each primitive ended: {dict(programs.ended)}"
     )
     return stolen
 

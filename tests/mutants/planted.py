@@ -35,5 +35,6 @@ PLANTED = (
     Planted("a late release of a former lease frees the permit of a run", "perdure/store/sql/limits/gates.py",
         "if token <= tokens[run_id]", "if run_id in tokens"),
     Planted("a lease is its token alone", "perdure/store/sql/turn.py",
-        "tuple(rows[0]) == (Status.RUNNING.value, lease.token, lease.nonce)", "rows[0][:2] == (Status.RUNNING.value, lease.token)"),
+        "tuple(rows[0]) == (Status.RUNNING.value, lease.token, lease.nonce)",
+        "rows[0][:2] == (Status.RUNNING.value, lease.token)"),
 )  # fmt: skip

@@ -18,7 +18,8 @@ SEEN = "PERDURE_SEEN"
 #: Tests that no fault reaches (other processes do not have it) or that need a server, by fixture and by place.
 _FIXTURES = frozenset({"processes", "postgres", "mysql", "on_server", "on_postgres", "on_mysql"})
 _PLACES = (
-    "tests/faults/", "tests/store/migrations/", "tests/mutants/", "tests/store/postgres/", "tests/store/mysql/", "tests/servers/", "tests/typing/", "tests/test_",
+    "tests/faults/", "tests/store/migrations/", "tests/mutants/", "tests/store/postgres/", "tests/store/mysql/",
+    "tests/servers/", "tests/typing/", "tests/test_",
     "tests/cli/test_demo.py", "tests/cli/test_stress.py",
 )  # fmt: skip
 _SERVERS = ("postgres", "mysql")

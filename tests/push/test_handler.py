@@ -109,7 +109,8 @@ async def test_every_message_of_a_batch_gets_its_own_right_answer(stage: Stage) 
     fresh, twice, old, done, elsewhere = [
         await engine.start(call, id=id)
         for id, call in {
-            "fresh": greeting("a"), "twice": greeting("b"), "old": greeting("c"), "done": greeting("d"), "held": holding(),
+            "fresh": greeting("a"), "twice": greeting("b"), "old": greeting("c"), "done": greeting("d"),
+            "held": holding(),
         }.items()
     ]  # fmt: skip
     await pusher_of(engine).execute(done.id)
@@ -190,7 +191,8 @@ async def test_what_one_message_raises_is_its_own(on_disk: Stage, caplog: pytest
     async with QueueHandler(engine, credentials=some, concurrency=2) as handler:
         answers = await handler.handle(deliveries)
     assert [answer.outcome for answer in answers] == [
-        MessageOutcome.FINISHED, MessageOutcome.FINISHED, MessageOutcome.FAILED, MessageOutcome.UNKNOWN, MessageOutcome.MALFORMED,
+        MessageOutcome.FINISHED, MessageOutcome.FINISHED, MessageOutcome.FAILED, MessageOutcome.UNKNOWN,
+        MessageOutcome.MALFORMED,
     ]  # fmt: skip
     assert [delivery.told for delivery in deliveries] == [
         ["ack finished"], [], ["retry failed"], ["retry unknown"], ["ack malformed"],

@@ -39,7 +39,7 @@ class Mariadb(PrivateServer):
     """One server."""
 
     name = "MariaDB"
-    users = ("mysql", "nobody")
+    users = ("mysql",)
 
     def __init__(self, *, durable: bool) -> None:
         self._programs = programs(PROGRAMS, PLACES, *PACKAGES)

@@ -35,7 +35,7 @@ class Pgbouncer(PrivateServer):
     """One pooler."""
 
     name = "pgbouncer"
-    users = ("postgres", "nobody")
+    users = ("postgres",)
 
     def __init__(self, dsn: str) -> None:
         found = programs(("pgbouncer",), PLACES, "pgbouncer")

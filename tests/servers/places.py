@@ -25,7 +25,8 @@ from perdure.store.url import PostgresUrl, SqliteUrl, parse
 from tests.invariants import scan
 
 TABLES = (
-    "runs", "history", "messages", "events", "outputs", "topics", "pauses", "schedules", "workers", "registry", "gates", "lines",
+    "runs", "history", "messages", "events", "outputs", "topics", "pauses", "schedules", "workers", "registry",
+    "gates", "lines",
     "permits", "shares", "locks", "singletons", "successors", "watermarks", "health",
 )  # fmt: skip
 MIGRATIONS = "SELECT version, checksum FROM {}.perdure_migrations ORDER BY version"
@@ -92,7 +93,8 @@ class Places(ABC):
     def _is_sound(self, name: str) -> bool:
         """Whether the tables are there, and as they were made."""
         [[there]] = self._ask(
-            f"SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = '{name}' AND table_name = 'perdure_migrations'"
+            f"SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = '{name}' "
+            "AND table_name = 'perdure_migrations'"
         )
         return bool(there) and self._ask(MIGRATIONS.format(name)) == self._migrations
 

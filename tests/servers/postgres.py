@@ -31,7 +31,7 @@ class Postgres(PrivateServer):
     """One server."""
 
     name = "PostgreSQL"
-    users = ("postgres", "nobody")
+    users = ("postgres",)
     deadly = signal.SIGQUIT
 
     def __init__(self, *, durable: bool) -> None:

@@ -23,6 +23,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+#: Id of the account that owns nothing, on every Linux.
+_WITHOUT_RIGHTS = 65534
+
 
 class Missing(Exception):
     """There is no such server on this machine."""
@@ -32,12 +35,12 @@ class PrivateServer(ABC):
     """One server. Subclasses say how its files are made, how it is started and how it shows that it is ready."""
 
     name: str
-    #: Users that it may run as, if we are root; what ends it as a crash would.
-    users: Sequence[str] = ("nobody",)
+    #: Accounts that it may run as, if we are root, before the one without rights; what ends it as a crash would.
+    users: Sequence[str] = ()
     deadly: signal.Signals = signal.SIGKILL
 
     def __init__(self) -> None:
-        self._as = _somebody_else(self.name, self.users)
+        self._as = _other_user(self.name, self.users)
         self._folder = Path(tempfile.mkdtemp(prefix=f"perdure-{self.name.lower()}-", dir=reachable(self._as)))
         self._port = _free_port()
         self._process: subprocess.Popen[bytes] | None = None
@@ -163,16 +166,17 @@ def found(names: Sequence[str], places: Sequence[str]) -> dict[str, str]:
     return known if len(known) == len(names) else {}
 
 
-def _somebody_else(server: str, users: Sequence[str]) -> Mapping[str, Any]:
+def _other_user(server: str, users: Sequence[str]) -> Mapping[str, Any]:
     if os.geteuid() != 0:
         return {}
-    for name in users:
-        try:
-            entry = pwd.getpwnam(name)
-        except KeyError:
-            continue
-        return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
-    raise Missing(f"{server} does not run as root, and there is no user {' or '.join(users)}")
+    for entry in pwd.getpwall():
+        if entry.pw_name in users:
+            return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+    try:
+        entry = pwd.getpwuid(_WITHOUT_RIGHTS)
+    except KeyError:
+        raise Missing(f"{server} does not run as root, and there is no other account for it") from None
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
 
 
 def reachable(user: Mapping[str, Any]) -> Path:

@@ -14,7 +14,7 @@ class Redis(PrivateServer):
     """One server."""
 
     name = "Redis"
-    users = ("redis", "nobody")
+    users = ("redis",)
 
     def __init__(self) -> None:
         # Installed by `make prove` alone: `make test` makes do with what is there.

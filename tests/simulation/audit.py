@@ -29,7 +29,12 @@ from tests.simulation.steps import Steps
 #: Errors with which the store itself ends a run, whatever its code was doing.
 _ENDED_FROM_OUTSIDE = ("RunCancelled", "Expired")
 
-_TOKENS = "SELECT run_id, kind, data FROM perdure_events WHERE kind IN ('started', 'claimed', 'released', 'reclaimed') ORDER BY run_id, id"
+_TOKENS = """
+SELECT run_id, kind, data
+FROM perdure_events
+WHERE kind IN ('started', 'claimed', 'released', 'reclaimed')
+ORDER BY run_id, id
+"""
 _ENDS = "SELECT parent_id, COALESCE(output, error) FROM temp.ends WHERE finished_at > 0 AND parent_id IS NOT NULL"
 _REQUEUED = "SELECT run_id FROM perdure_outputs WHERE kind = 'requeue'"
 _OVERWRITTEN = "SELECT what FROM temp.overwritten"
@@ -140,7 +145,8 @@ class Audit:
                 if not seen.startswith(("result", "message")) or seen in recorded[told]:
                     continue
                 if f'"{seen}"' not in states[told]:
-                    yield f"{effect.location} of run {effect.run_id} was executed with {seen!r}, which is not in the history"
+                    where = f"{effect.location} of run {effect.run_id}"
+                    yield f"{where} was executed with {seen!r}, which is not in the history"
 
     def _everything(self) -> Iterator[tuple[str, Iterable[Record]]]:
         """All records that there are, and those that were there and have been let go since."""

@@ -54,7 +54,8 @@ class Author:
         self._rng = rng
         #: Each simulation uses its own few kinds of operation, so that rare combinations come up.
         leaves: list[tuple[Callable[[], Op], int]] = [
-            (self._step, 8), (self._deed, 6), (self._sleep, 3), (self._receive, 3), (self._effect, 3), (self._listen, 2),
+            (self._step, 8), (self._deed, 6), (self._sleep, 3), (self._receive, 3), (self._effect, 3),
+            (self._listen, 2),
         ]  # fmt: skip
         nests: list[tuple[Callable[[int], Op], int]] = [
             (self._gather, 3), (self._group, 2), (self._race, 2), (self._limit, 2), (self._try, 3), (self._cleanup, 2),

@@ -71,7 +71,8 @@ class Client:
     def _kinds(self) -> tuple[tuple[Action, int], ...]:
         """What it does, and how often."""
         return (
-            (self._start, 5), (self._send, 6), (self._cancel, 2), (self._steer, 3), (self._ask, 2), (self._broadcast, 2),
+            (self._start, 5), (self._send, 6), (self._cancel, 2), (self._steer, 3), (self._ask, 2),
+            (self._broadcast, 2),
         )  # fmt: skip
 
     async def compare(self) -> None:

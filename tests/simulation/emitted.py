@@ -107,6 +107,6 @@ class Emitted:
                 given = execution.given or (0, 0)
                 if given < (number, before.beats - 1):
                     yield (
-                        f"execution {later} of run {before.run_id} was given the details {given}, and execution {number} "
-                        f"had given {before.beats} before it failed"
+                        f"execution {later} of run {before.run_id} was given the details {given}, and execution "
+                        f"{number} had given {before.beats} before it failed"
                     )

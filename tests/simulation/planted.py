@@ -127,7 +127,7 @@ def token_never_raised(patch: Patch) -> None:
 
 
 def token_kept_when_given_back(patch: Patch) -> None:
-    """A run that is given back keeps its token until a worker claims it; what it still proves is then a matter of luck."""
+    """A run that is given back keeps its token until a worker claims it, so that its last holder may still write."""
     reword(patch, workers, "_GIVE_BACK", "token = token + 1", "token = token")
     reword(patch, commit, "_RELEASE", "token = token + 1", "token = token")
 
@@ -247,7 +247,8 @@ def commit_retried_under_another_number(patch: Patch) -> None:
         commit,
         "RECORD",
         "SELECT id, ?, token,",
-        "SELECT id, MAX(?, (SELECT COALESCE(MAX(seq) + 1, 0) FROM perdure_history WHERE run_id = perdure_runs.id)), token,",
+        "SELECT id, MAX(?, "
+        "(SELECT COALESCE(MAX(seq) + 1, 0) FROM perdure_history WHERE run_id = perdure_runs.id)), token,",
     )
 
 

@@ -240,7 +240,8 @@ class Anew(Struct, frozen=True, tag="anew"):
 
 
 Op = (
-    Step | Act | Guarded | Lined | Deed | Sleep | Receive | Gather | Group | Race | Limit | Try | Cleanup | Child | Show | Tell | ReceiveAny | Answer
+    Step | Act | Guarded | Lined | Deed | Sleep | Receive | Gather | Group | Race | Limit | Try | Cleanup | Child | Show
+    | Tell | ReceiveAny | Answer
     | Listen | Version
     | Join | Contest | Map | Loop | Saga | Outcome | Shield | Spawn | Anew
 )  # fmt: skip

@@ -68,7 +68,7 @@ def simulate(
 
 @contextmanager
 def _undisturbed() -> Generator[None]:
-    """Without the garbage collector, which runs code when it likes, and without the engine's warnings about the faults."""
+    """Without the garbage collector, which runs code at any time, and without warnings about the faults."""
     logger = logging.getLogger("perdure")
     level = logger.level
     enabled = gc.isenabled()

@@ -44,7 +44,8 @@ LINED_BOUND = 1200.0
 #: A record may be let go once a scope has got further, or the run has begun anew and no worker has taken it up since.
 _NOT_TRIMMED = """
 WHEN NOT EXISTS (SELECT 1 FROM perdure_history s WHERE s.run_id = OLD.run_id AND s.kind = 'scope' AND s.seq > OLD.seq)
-AND NOT EXISTS (SELECT 1 FROM perdure_runs r WHERE r.id = OLD.run_id AND r.generation > 1 AND r.progress = -1 AND r.worker IS NULL)
+AND NOT EXISTS (SELECT 1 FROM perdure_runs r
+  WHERE r.id = OLD.run_id AND r.generation > 1 AND r.progress = -1 AND r.worker IS NULL)
 """
 
 
@@ -165,7 +166,8 @@ class World:
             for task in self.loop.tasks
             if task.done() and not task.cancelled() and task.get_name().startswith("perdure")
             # What an asking ends with, its caller is told.
-            and isinstance(task.exception(), Exception) and not task.get_name().startswith(("perdure ask", "perdure why"))
+            and isinstance(task.exception(), Exception)
+            and not task.get_name().startswith(("perdure ask", "perdure why"))
         ]  # fmt: skip
         runs, histories = await read_all(self.store)
         raw = self.store._writer._open()

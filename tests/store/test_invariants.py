@@ -29,18 +29,22 @@ VALUES ('done', 't', 'completed', '1', 5, 1, 1, 2, 'n', 1, 's');
 INSERT INTO perdure_runs (id, type, status, error, finished_at) VALUES ('failed', 't', 'failed', '{ERROR}', 5);
 INSERT INTO perdure_runs (id, type, status, worker, nonce, token, started_at, seed, idempotency_key)
 VALUES ('live', 't', 'running', 'w1', 'n', 1, 1, 's', 'k');
-INSERT INTO perdure_runs (id, type, status, reason, wake_at, started_at) VALUES ('asleep', 't', 'waiting', 'message', {FAR}, 1);
+INSERT INTO perdure_runs (id, type, status, reason, wake_at, started_at)
+  VALUES ('asleep', 't', 'waiting', 'message', {FAR}, 1);
 INSERT INTO perdure_runs (id, type, parent_id, parent_location) VALUES ('child', 't', 'live', 'call');
 INSERT INTO perdure_runs (id, type, status, reason, error) VALUES ('aside', 't', 'blocked', 'poison', '{ERROR}');
 INSERT INTO perdure_history (run_id, seq, token, kind, location, at) VALUES ('done', 0, 1, 'step', 'a', 1);
-INSERT INTO perdure_history (run_id, seq, token, kind, location, at, inbox_seq) VALUES ('done', 1, 2, 'message', 'm', 2, 1);
+INSERT INTO perdure_history (run_id, seq, token, kind, location, at, inbox_seq)
+  VALUES ('done', 1, 2, 'message', 'm', 2, 1);
 INSERT INTO perdure_history (run_id, seq, token, kind, location, at) VALUES ('done', 2, 2, 'step', 'b', 2);
-INSERT INTO perdure_messages (run_id, seq, kind, message_key, sent_at, consumed) VALUES ('done', 1, 'message', 'k1', 1, 1);
+INSERT INTO perdure_messages (run_id, seq, kind, message_key, sent_at, consumed)
+  VALUES ('done', 1, 'message', 'k1', 1, 1);
 INSERT INTO perdure_runs (id, type, status, reason, wake_at, started_at, inbox_seq, inbox_read, token)
 VALUES ('loop', 't', 'waiting', 'message', {FAR}, 1, 9, 9, 4);
 INSERT INTO perdure_history (run_id, seq, token, kind, location, at) VALUES ('loop', 3, 3, 'step', 'beside', 2),
   ('loop', 8, 4, 'scope', 'loop', 3), ('loop', 9, 4, 'step', 'loop/~5/x', 3);
-INSERT INTO perdure_messages (run_id, seq, kind, message_key, sent_at, consumed) VALUES ('loop', 9, 'message', 'k9', 1, 1);
+INSERT INTO perdure_messages (run_id, seq, kind, message_key, sent_at, consumed)
+  VALUES ('loop', 9, 'message', 'k9', 1, 1);
 INSERT INTO perdure_runs (id, type, generation, inbox_seq, inbox_read) VALUES ('anew', 't', 2, 2, 1);
 INSERT INTO perdure_messages (run_id, seq, kind, message_key, sent_at) VALUES ('anew', 2, 'message', 'k2', 1);
 INSERT INTO perdure_events (run_id, at, kind) VALUES ('anew', 1, 'created'), ('anew', 2, 'continued');
@@ -51,9 +55,11 @@ INSERT INTO perdure_topics (topic, run_id) VALUES ('news@1', 'loop'), ('news@1',
 INSERT INTO perdure_events (run_id, at, kind) VALUES ('gate:g', 4, 'limit_set');
 INSERT INTO perdure_runs (id, type, status, reason, wake_at) VALUES ('lined', 't', 'waiting', 'limit', {FAR});
 INSERT INTO perdure_gates (name, concurrency, due_at, waits_for) VALUES ('g', 1, 9, 'room');
-INSERT INTO perdure_lines (run_id, gate, queue, type, priority, turn, gating, since) VALUES ('lined', 'g', 'q', 't', 0, 1, '{{}}', 1);
+INSERT INTO perdure_lines (run_id, gate, queue, type, priority, turn, gating, since)
+  VALUES ('lined', 'g', 'q', 't', 0, 1, '{{}}', 1);
 INSERT INTO perdure_permits (gate, run_id, token, granted_at) VALUES ('g', 'live', 1, 1);
-INSERT INTO perdure_events (run_id, at, kind) VALUES ('done', 4, 'started'), ('done', 5, 'completed'), ('failed', 5, 'expired'), ('live', 1, 'created');
+INSERT INTO perdure_events (run_id, at, kind)
+  VALUES ('done', 4, 'started'), ('done', 5, 'completed'), ('failed', 5, 'expired'), ('live', 1, 'created');
 """
 
 #: What is done to the sound database, and a word of the complaint.
@@ -65,9 +71,8 @@ DAMAGE = {
     "UPDATE perdure_history SET at = 1 WHERE seq = 2": "never go back",
     "UPDATE perdure_history SET run_attempt = 2 WHERE seq = 1": "never go back",
     "INSERT INTO perdure_events (run_id, at, kind) VALUES ('ghost', 1, 'created')": "belong to a run",
-    "INSERT INTO perdure_events (run_id, at, kind) VALUES ('schedule:s', 1, 'schedule_fired'), ('schedule:s', 2, 'schedule_fired')": (
-        "becomes a run once"
-    ),
+    "INSERT INTO perdure_events (run_id, at, kind) "
+    "VALUES ('schedule:s', 1, 'schedule_fired'), ('schedule:s', 2, 'schedule_fired')": ("becomes a run once"),
     "UPDATE perdure_runs SET finished_at = 0 WHERE id = 'done'": "exactly one outcome",
     "UPDATE perdure_runs SET error = '{}' WHERE id = 'done'": "exactly one outcome",
     "UPDATE perdure_runs SET output = NULL WHERE id = 'done'": "exactly one outcome",

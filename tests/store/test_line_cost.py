@@ -39,7 +39,8 @@ async def _fill(harness: Any, gate: str, types: str) -> None:
     columns = "run_id, gate, queue, type, priority, turn, gating, since"
     for first in range(0, STANDING, 2000):
         rows = ", ".join(
-            f"('{gate}{number:06}', '{gate}', 'default', 'suite.{types[number % 2]}.v1', 100, {number}, '{{}}', {START})"
+            f"('{gate}{number:06}', '{gate}', 'default', 'suite.{types[number % 2]}.v1', "
+            f"100, {number}, '{{}}', {START})"
             for number in range(first, first + 2000)
         )
         await harness.execute(f"INSERT INTO perdure_lines ({columns}) VALUES {rows}")

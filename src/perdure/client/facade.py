@@ -21,7 +21,7 @@ from types import GenericAlias, TracebackType
 from typing import Any, ClassVar, TypeVar
 
 from perdure.client.session import refuse_in_workflow
-from perdure.core.process_fork import ForkAware, detach_loop, never_finalize, watch_forks
+from perdure.core.process_fork import detach_loop, never_finalize, watch_forks
 from perdure.errors import EngineClosed, UsageError
 from perdure.store.sql.dialect import drive
 from perdure.store.user_connections.adapter import adapter_for
@@ -32,14 +32,14 @@ T = TypeVar("T")
 _views: dict[type, type[Facade]] = {}
 
 
-class Portal(ForkAware):
+class Portal:
     """A background event loop that callers of one engine wait on. In a forked child it begins anew."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._closed = False
         self._begin()
-        watch_forks(self)
+        watch_forks(self._after_fork_in_child)
 
     def _begin(self) -> None:
         """Set up what belongs to one process."""
@@ -210,30 +210,24 @@ def _fields(target: type) -> list[str]:
 def _method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def call(self: Facade, *args: Any, **kwargs: Any) -> Any:
-        portal, target = _parts(self)
-        return portal.settle(getattr(target, name)(*args, **kwargs), kwargs.get("connection"))
+        return self._portal.settle(getattr(self._target, name)(*args, **kwargs), kwargs.get("connection"))
 
     return call
 
 
 def _property(name: str, member: property) -> property:
     def get(self: Facade) -> Any:
-        portal, target = _parts(self)
-        return portal.view(getattr(target, name))
+        return self._portal.view(getattr(self._target, name))
 
     def set_(self: Facade, value: Any) -> None:
-        setattr(_parts(self)[1], name, value)
+        setattr(self._target, name, value)
 
     return property(get, None if member.fset is None else set_, doc=member.__doc__)
 
 
-def _parts(facade: Facade) -> tuple[Portal, Any]:
-    return facade._portal, facade._target
-
-
 def parts_of(facade: Facade) -> tuple[Portal, Any]:
     """Return the portal and the async object of a view, for views that are made from another one."""
-    return _parts(facade)
+    return facade._portal, facade._target
 
 
 async def _next(items: AsyncGenerator[T]) -> T | None:

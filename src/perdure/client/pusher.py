@@ -18,7 +18,7 @@ from perdure.core.ids import check_id, check_name
 from perdure.core.model.claim import ExecutionResult
 from perdure.core.model.run import DEFAULT_QUEUE, Run
 from perdure.core.policy.retry import Retry
-from perdure.core.process_fork import ForkAware, never_finalize, watch_forks
+from perdure.core.process_fork import never_finalize, watch_forks
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import RunNotFound, UnknownWorkflow, UsageError
 from perdure.store.url import shown
@@ -29,7 +29,7 @@ _SWEPT = 500
 _FIRED = 20
 
 
-class Pusher(ForkAware):
+class Pusher:
     """A worker that executes only the runs that it is told to.
 
     It starts by itself; the engine stops it when it is closed.
@@ -53,7 +53,7 @@ class Pusher(ForkAware):
             lease=lease, grace=grace, retry=retry, resident=resident, retention=self._session.retention, claims=False
         )
         self._begin()
-        watch_forks(self)
+        watch_forks(self._after_fork_in_child)
 
     def _begin(self) -> None:
         self._workers: dict[asyncio.AbstractEventLoop, Worker] = {}

@@ -24,7 +24,7 @@ from perdure.core.model.run import NewRun, Run
 from perdure.core.option_checks import check_time
 from perdure.core.policy.retention import Retention
 from perdure.core.policy.watermark import Watermark
-from perdure.core.process_fork import ForkAware, never_finalize, watch_forks
+from perdure.core.process_fork import never_finalize, watch_forks
 from perdure.core.routing import select_types
 from perdure.core.system import System
 from perdure.core.time.duration import Duration
@@ -70,7 +70,7 @@ class SessionOptions(Struct, frozen=True, kw_only=True):
     database_timeout: Duration
 
 
-class Session(ForkAware):
+class Session:
     """A database, the workflows that run on it, and the process that uses them."""
 
     def __init__(
@@ -100,7 +100,7 @@ class Session(ForkAware):
         self.duplicates = DuplicateCheck(self.codec, workflows)
         self._state = "new"
         self._begin()
-        watch_forks(self)
+        watch_forks(self._after_fork_in_child)
 
     def _begin(self) -> None:
         """Set up what belongs to one process."""

@@ -1,4 +1,4 @@
-"""Forks of this process: `ForkAware` objects are called before and after a fork.
+"""Forks of this process: callbacks before and after a fork.
 
 A forked child has one thread and a copy of everything else: locks that no thread will release, and the parent's sockets
 and files. Objects with threads, locks or connections drop their copies in the child. `os.register_at_fork` never
@@ -14,34 +14,39 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import Struct
+
 _log = logging.getLogger("perdure.host")
 
 
-class ForkAware:
-    """Base of objects that react to forks, after `watch_forks`.
-
-    In the child they are called while it has one thread.
-    """
-
-    def _before_fork(self) -> None:
-        """Prepare for a fork; called in the parent, on the thread that forks."""
-
-    def _after_fork_in_parent(self) -> None:
-        """Resume after a fork, on the same thread; also called if the fork failed."""
-
-    def _after_fork_in_child(self) -> None:
-        """Drop what belongs to the parent."""
+Callback = Callable[[], object]
 
 
-_watched: dict[int, weakref.ref[ForkAware]] = {}
+class _Watch(Struct, frozen=True):
+    """The methods of one object that are called at forks."""
+
+    before: weakref.WeakMethod[Callback] | None
+    in_parent: weakref.WeakMethod[Callback] | None
+    in_child: weakref.WeakMethod[Callback] | None
+
+
+_watched: dict[int, _Watch] = {}
 #: In a child, objects of the parent: their finalizers would act on sockets and event loops that the parent still uses.
 _kept: list[object] = []
 
 
-def watch_forks(one: ForkAware) -> None:
-    """Call an object at forks for as long as it lives; watching it again changes nothing."""
-    number = id(one)
-    _watched[number] = weakref.ref(one, lambda _: _watched.pop(number, None))
+def watch_forks(in_child: Callback, *, before: Callback | None = None, in_parent: Callback | None = None) -> None:
+    """Call methods of an object at forks for as long as it lives; watching it again changes nothing.
+
+    `in_child` drops what belongs to the parent, while the child has one thread. `before` prepares for a fork, in the
+    parent and on the thread that forks. `in_parent` resumes on the same thread, also if the fork failed.
+    """
+    number = id(getattr(in_child, "__self__"))  # noqa: B009 - only methods have it
+    _watched[number] = _Watch(
+        before=None if before is None else weakref.WeakMethod(before),
+        in_parent=None if in_parent is None else weakref.WeakMethod(in_parent),
+        in_child=weakref.WeakMethod(in_child, lambda _: _watched.pop(number, None)),
+    )
 
 
 def never_finalize(*things: object) -> None:
@@ -80,20 +85,21 @@ def detach_loop(loop: asyncio.AbstractEventLoop) -> None:
         detach_descriptor(descriptor)
 
 
-def _call_all(act: Callable[[ForkAware], object]) -> None:
-    for reference in list(_watched.values()):
-        one = reference()
-        if one is None:
+def _call_all(moment: Callable[[_Watch], weakref.WeakMethod[Callback] | None]) -> None:
+    for watch in list(_watched.values()):
+        reference = moment(watch)
+        callback = None if reference is None else reference()
+        if callback is None:
             continue
         try:
-            act(one)
+            callback()
         except Exception:
-            _log.exception("%r failed to handle a fork of its process", one)
+            _log.exception("%r failed to handle a fork of its process", callback)
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=lambda: _call_all(lambda one: one._before_fork()),
-        after_in_parent=lambda: _call_all(lambda one: one._after_fork_in_parent()),
-        after_in_child=lambda: _call_all(lambda one: one._after_fork_in_child()),
+        before=lambda: _call_all(lambda watch: watch.before),
+        after_in_parent=lambda: _call_all(lambda watch: watch.in_parent),
+        after_in_child=lambda: _call_all(lambda watch: watch.in_child),
     )

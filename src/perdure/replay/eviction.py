@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextvars import copy_context
 from typing import Any
 
+from perdure.core.process_fork import suppress_pending_warning
 from perdure.errors import Evicted
 from perdure.replay.futures import RunTask
 from perdure.replay.run_loop import RunLoop
@@ -48,7 +49,7 @@ def _end_all(loop: RunLoop) -> bool:
 
 
 def _end_task(task: Any) -> bool:
-    task._log_destroy_pending = False  # it is dropped on purpose
+    suppress_pending_warning(task)
     coroutine = task.get_coro()
     if task.done() or coroutine is None or _throw_through(coroutine):
         return True

@@ -1,4 +1,4 @@
-"""Power loss: the log cut off at every commit, and torn anywhere in between, leaves a database that keeps its promises."""
+"""Power loss: a log cut off at every commit, or torn anywhere in between, leaves a database that keeps promises."""
 
 from __future__ import annotations
 

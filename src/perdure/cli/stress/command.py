@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import click
 import msgspec
@@ -96,11 +96,10 @@ def _isolated_url(store: str | None) -> Generator[str]:
         with tempfile.TemporaryDirectory(prefix="perdure-stress-") as folder:
             yield f"sqlite:///{folder}/stress.db"
         return
-    parts = urlsplit(store)
-    options = {**dict(parse_qsl(parts.query, keep_blank_values=True)), "prefix": f"stress_{Host().entropy(4).hex()}_"}
-    # `urlunsplit` would drop slashes of a SQLite path.
-    url = urlunsplit(parts._replace(query=urlencode(options)))
-    yield url if not store.startswith("sqlite:///") else f"{store.partition('?')[0]}?{urlencode(options)}"
+    options = dict(parse_qsl(urlsplit(store).query, keep_blank_values=True))
+    options["prefix"] = f"stress_{Host().entropy(4).hex()}_"
+    # Not by `urlunsplit`, which would drop slashes of a SQLite path.
+    yield f"{store.partition('?')[0]}?{urlencode(options)}"
 
 
 @asynccontextmanager

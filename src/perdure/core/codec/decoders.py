@@ -13,17 +13,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from perdure.core.process_fork import ForkAware, watch_forks
+from perdure.core.process_fork import watch_forks
 
 T = TypeVar("T")
 
 
-class _InspectionLock(ForkAware):
+class _InspectionLock:
     """The lock around inspection; a forked child gets a new one, because no thread there would release the parent's."""
 
     def __init__(self) -> None:
         self._after_fork_in_child()
-        watch_forks(self)
+        watch_forks(self._after_fork_in_child)
 
     def _after_fork_in_child(self) -> None:
         #: Reentrant, because inspecting a type evaluates the names in it.

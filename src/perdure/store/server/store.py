@@ -19,7 +19,7 @@ from perdure.core.model.outputs import BroadcastResult
 from perdure.core.model.record import NewMessage, RecordKind, SendOutcome
 from perdure.core.model.turn import Turn, TurnOutcome
 from perdure.core.model.worker_info import WorkerInfo
-from perdure.core.process_fork import ForkAware, never_finalize, watch_forks
+from perdure.core.process_fork import never_finalize, watch_forks
 from perdure.core.routing import TypeInfo
 from perdure.core.system import System
 from perdure.core.time.schedule import FiringResult
@@ -63,7 +63,7 @@ class ServerTransaction(Transaction, TransactionNotices, Protocol):
 X = TypeVar("X", bound=ServerTransaction)
 
 
-class ServerStore(SqlStore, ForkAware, Generic[C, X]):
+class ServerStore(SqlStore, Generic[C, X]):
     """The verbs of `Store` over a server. `time` replaces the server's clock in tests."""
 
     def __init__(
@@ -282,7 +282,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
 
     async def _connect(self) -> None:
         self._process = os.getpid()
-        watch_forks(self)
+        watch_forks(self._after_fork_in_child)
         try:
             await self.now()
         except BaseException:

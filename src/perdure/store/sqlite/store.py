@@ -19,7 +19,7 @@ import msgspec
 
 from perdure.core.model.claim import ClaimRequest, ClaimResult
 from perdure.core.model.turn import Turn, TurnOutcome
-from perdure.core.process_fork import ForkAware, never_finalize, watch_forks
+from perdure.core.process_fork import never_finalize, watch_forks
 from perdure.core.system import System
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Row
@@ -41,7 +41,7 @@ _FORK_SECONDS = 5.0
 _log = logging.getLogger("perdure.store")
 
 
-class SqliteStore(SqlStore, ForkAware):
+class SqliteStore(SqlStore):
     """The `Store` over one SQLite database."""
 
     exclusive = True
@@ -172,7 +172,7 @@ class SqliteStore(SqlStore, ForkAware):
     async def _connect(self) -> None:
         await self._writer_thread.run(self._writer.open)
         self._process = os.getpid()
-        watch_forks(self)
+        watch_forks(self._after_fork_in_child, before=self._before_fork, in_parent=self._after_fork_in_parent)
         try:
             for reader, thread in self._readers:
                 if reader is not self._writer:
