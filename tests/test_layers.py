@@ -19,7 +19,7 @@ ALLOWED = {
     "store": {"core"},
     "worker": {"core", "workflow", "replay", "store"},
     "client": {"core", "workflow", "store", "worker", "host"},
-    "push": {"core", "store", "client"},
+    "push": {"core", "store", "client", "host"},
     "admin": {"core", "workflow", "client"},
     "blocking": {"client"},
     "machine": {"workflow"},

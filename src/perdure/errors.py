@@ -12,6 +12,7 @@
       Expired: the run passed its deadline
         NotStarted
       Undeliverable: the queue message of the run failed repeatedly
+      InvalidSignature: a queue message is not signed, or not by a known key, or too long ago
       StepFailed: an error of a step or child whose class is not known here
         StepTimeout (also TimeoutError)   ProcessDied
           ActivityTimeout
@@ -196,6 +197,10 @@ class NotStarted(Expired):
 
 class Undeliverable(PerdureError):
     """The queue message that asked for the run's execution failed repeatedly."""
+
+
+class InvalidSignature(PerdureError):
+    """A queue message carries no valid signature."""
 
 
 class StepFailed(PerdureError):

@@ -11,12 +11,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure import Context, Retry, RunFailed, Status, StoreUnavailable, UsageError, activity, credentials, workflow
+from perdure import (
+    Context,
+    Handle,
+    Retry,
+    RunFailed,
+    Status,
+    StoreUnavailable,
+    UsageError,
+    activity,
+    credentials,
+    workflow,
+)
 from perdure.errors import DecodeError, Undeliverable
 from perdure.push import Announcer, MessageOutcome, MessageResult, QueueHandler, QueueMessage
 from tests.helpers import eventually
 from tests.push.pushers import pusher_of
 from tests.stage import Stage
+from tests.worker.damage import damage
 
 HOUR = 3_600_000
 
@@ -28,6 +40,12 @@ def now() -> int:
 def body(run_id: str, *, age: int = 0, retries: int = 0, **more: object) -> bytes:
     message = {"run_id": run_id, "retry_count": retries, "enqueued_at": now() - age, "authorization": "ref"}
     return json.dumps({**message, **more}).encode()
+
+
+async def grow_old(stage: Stage, run: Handle[Any], *, hours: int) -> None:
+    """Make a run one that has been ready for so long, by the database."""
+    since = (now() - hours * HOUR) * 1000
+    await damage(stage, "UPDATE perdure_runs SET wake_at = :since WHERE id = :id", since=since, id=run.id)
 
 
 class Delivered:
@@ -117,6 +135,7 @@ async def test_every_message_of_a_batch_gets_its_own_right_answer(stage: Stage) 
     before = await done.events()
     async with other.worker(), QueueHandler(engine) as handler:
         await entered.wait()
+        await grow_old(stage, old, hours=25)
         batch = {
             "poisoned": Delivered(b'{"run_id": "fresh", "retry_count": -1}'),
             "fresh": Delivered(body(fresh.id)),
@@ -226,6 +245,43 @@ async def test_a_stale_message_of_a_run_that_has_gone_on_harms_nobody(stage: Sta
         waits = await handler.answer(body(sleeping.id, age=48 * HOUR))
     assert (waits.ack, waits.outcome, waits.status) == (False, MessageOutcome.WAITING, Status.WAITING)
     assert await talking.result() == "ever"
+
+
+async def test_no_field_of_a_message_fails_a_run_whose_delivery_does_not_fail(stage: Stage) -> None:
+    engine = stage.engine(greeting, held)
+    forged: list[dict[str, Any]] = [
+        {"retries": 999},
+        {"age": 480 * HOUR},
+        {"retries": 2**53 - 1, "age": now()},
+        {"retries": 11, "generation": 7},
+        {"step_index": -1, "retries": 10},
+    ]
+    async with QueueHandler(engine) as handler:
+        for fields in forged:
+            run, waits = await engine.start(greeting("you")), await engine.start(held())
+            assert (await handler.answer(body(run.id, **fields))).outcome is MessageOutcome.FINISHED
+            assert await run.result() == "hello you"
+            assert (await handler.answer(body(waits.id, **fields))).outcome is MessageOutcome.WAITING
+            assert await waits.status() is Status.WAITING
+
+
+async def test_retries_of_an_earlier_generation_do_not_count(stage: Stage) -> None:
+    async def no_credentials(message: QueueMessage) -> Mapping[str, Any]:
+        raise PermissionError("the token has expired")
+
+    engine = stage.engine(greeting)
+    run = await engine.start(greeting("you"))
+    async with QueueHandler(engine, credentials=no_credentials, max_retries=1) as handler:
+        late = await handler.answer(body(run.id))
+        assert QueueMessage.decode(late.body).generation == (await run.run()).generation
+        assert (await handler.answer(late.body)).outcome is MessageOutcome.GIVEN_UP
+        await run.retry()
+        # A copy of the message that failed the run comes once more.
+        again = await handler.answer(late.body)
+        assert (again.ack, again.outcome) == (False, MessageOutcome.FAILED)
+        assert QueueMessage.decode(again.body).retry_count == 1
+        assert await run.status() is Status.PENDING
+        assert (await handler.answer(again.body)).outcome is MessageOutcome.GIVEN_UP
 
 
 async def test_a_message_never_grows_too_old_if_that_is_wanted(on_disk: Stage) -> None:
@@ -461,7 +517,12 @@ def test_the_names_of_other_systems_are_understood() -> None:
         '{"run_id": "r1", "enqueued_at": -1}', '{"run_id": "r1", "enqueued_at": 1, "retry_count": -1}',
         '{"run_id": "r1", "enqueued_at": 1, "retry_count": true}', '{"run_id": 1, "enqueued_at": 1}',
         '{"run_id": "r1", "enqueued_at": 1, "authorization": {}}', '{"run_id": "r1", "enqueued_at": 1, "more": 1}',
-        '{"run_id": "r1", "executionId": "r2", "enqueued_at": 1}',
+        '{"run_id": "r1", "executionId": "r2", "enqueued_at": 1}', '{"run_id": "r1", "run_id": "r2", "enqueued_at": 1}',
+        '{"run_id": "r1", "enqueued_at": NaN}', '{"run_id": "r1", "enqueued_at": 1e400}',
+        f'{{"run_id": "r1", "enqueued_at": {10**30}}}', f'{{"run_id": "r1", "enqueued_at": {"9" * 5000}}}',
+        f'{{"run_id": "r1", "enqueued_at": 1, "retry_count": {2**53}}}',
+        '{"run_id": "\\ud800", "enqueued_at": 1}', '\ufeff{"run_id": "r1", "enqueued_at": 1}',
+        '{"run_id": "r1", "enqueued_at": 1, "generation": -1}', "[" * 60_000, '{"a":' * 10_000,
         f'{{"run_id": "{"x" * 300}", "enqueued_at": 1}}', f'{{"run_id": "{"x" * 70_000}", "enqueued_at": 1}}',
     ],
     ids=lambda text: text[:60],
@@ -469,6 +530,18 @@ def test_the_names_of_other_systems_are_understood() -> None:
 def test_what_is_no_message_is_refused_whole(text: str) -> None:
     with pytest.raises(DecodeError, match="queue message"):
         QueueMessage.decode(text)
+
+
+def test_a_field_of_a_message_cannot_forge_a_line_of_the_log() -> None:
+    with pytest.raises(DecodeError) as refused:
+        QueueMessage.decode(json.dumps({"run_id": "r1", "enqueued_at": 1, "\x1b[2J\nERROR": 1}))
+    assert "\\x1b[2J\\nERROR" in str(refused.value)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "utf-8-sig", "latin-1"])
+def test_a_message_in_another_encoding_is_refused(encoding: str) -> None:
+    with pytest.raises(DecodeError, match="queue message"):
+        QueueMessage.decode('{"run_id": "\xfc", "enqueued_at": 1}'.encode(encoding))
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200))

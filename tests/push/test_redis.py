@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from perdure import Context, Engine, Status, UsageError, activity, workflow
-from perdure.push import QueueHandler, QueueMessage, RedisQueue
+from perdure.push import QueueHandler, QueueMessage, RedisQueue, SigningKeys
 from tests.helpers import eventually
 from tests.push.pushers import pusher_of
 from tests.servers.databases import Databases
@@ -60,10 +60,15 @@ class Broker:
         except redis.exceptions.RedisError:
             return False
 
+    def with_keys(self, *keys: str) -> RedisQueue:
+        """The same queue, as a process with these keys uses it."""
+        return RedisQueue(self.client, name=self.name, idle=0.4, keys=keys)
+
     @asynccontextmanager
-    async def consuming(self, engine: Engine, **options: Any) -> AsyncIterator[QueueHandler]:
-        async with QueueHandler(engine, enqueue=self.queue.enqueue, contention=0.1, **options) as handler:
-            consuming = asyncio.ensure_future(self.queue.run(handler))
+    async def consuming(self, engine: Engine, queue: RedisQueue | None = None) -> AsyncIterator[QueueHandler]:
+        queue = queue or self.queue
+        async with QueueHandler(engine, enqueue=queue.enqueue, contention=0.1) as handler:
+            consuming = asyncio.ensure_future(queue.run(handler))
             try:
                 yield handler
             finally:
@@ -153,9 +158,45 @@ async def test_a_run_is_asked_for_later_once_and_as_early_as_anybody_wants(on_di
     assert due - (seconds * 1000 + microseconds / 1000) == pytest.approx(20_000, abs=5000)
 
 
+async def test_a_queue_with_keys_signs_its_messages_and_takes_no_others(
+    stage: Stage, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, new = SigningKeys.generate(), SigningKeys.generate()
+    engine = stage.engine(tree, leaf)
+    # The keys are being rotated: senders sign with the old one still, and consumers know both.
+    sender, consumer = broker.with_keys(old), broker.with_keys(new, old)
+    victim = await engine.start(leaf(7))
+    forged = QueueMessage(run_id=victim.id, retry_count=99, enqueued_at=0)
+    stream = f"{{{broker.name}}}"
+    await broker.queue.enqueue(forged)
+    await broker.with_keys(SigningKeys.generate()).enqueue(forged)
+    await sender.enqueue(QueueMessage(run_id="other", enqueued_at=0))
+    [(_, signed)] = await broker.client.xrevrange(stream, count=1)
+    await broker.client.xadd(stream, {**signed, b"message": forged.encode()})
+    stale = SigningKeys(new).sign(forged.encode(), delay=-49 * 3600)
+    await broker.client.xadd(stream, {"message": forged.encode(), **stale})
+    early = SigningKeys(new).sign(forged.encode(), delay=3600)
+    await broker.client.xadd(stream, {"message": forged.encode(), **early})
+    async with broker.consuming(engine, consumer) as handler:
+        run = await engine.start(tree(0.3))
+        await sender.enqueue(handler.message(run.id))
+        assert await run.result("20s") == 3
+
+        async def put_aside() -> bool:
+            return bool(await broker.client.xlen(f"{stream}:dead") == 5)
+
+        await eventually(put_aside)
+        assert await victim.status() is Status.PENDING
+    reasons = [fields[b"reason"].decode() for _, fields in await broker.client.xrange(f"{stream}:dead")]
+    for reason in ("is missing", "the key differs", "longer than is allowed", "ahead"):
+        assert any(reason in one for one in reasons), reasons
+    assert caplog.text.count("message_unsigned") == 5
+
+
 CONSUMER = """
 import asyncio, sys, pathlib
-from perdure import Context, Engine, QueueHandler, RedisQueue, workflow
+from perdure import Context, Engine, workflow
+from perdure.push import QueueHandler, RedisQueue
 
 def note(path):
     with pathlib.Path(path).open("a") as ledger:
@@ -237,10 +278,10 @@ async def test_a_broker_that_is_killed_in_the_middle_of_a_batch_loses_nothing(
                 return sum([(await run.status()).finished for run in runs]) >= share * count
 
             await eventually(has_come)
-            noticed = caplog.text.count("cannot be reached")
+            noticed = caplog.text.count("queue consumer failed")
 
             def is_missed(before: int = noticed) -> bool:
-                return caplog.text.count("cannot be reached") > before
+                return caplog.text.count("queue consumer failed") > before
 
             broker.server.kill()
             await eventually(is_missed)
@@ -261,7 +302,7 @@ async def test_a_broker_that_is_killed_in_the_middle_of_a_batch_loses_nothing(
         await eventually(finished, within=60)
         assert [await run.result() for run in runs] == [3] * count
         await eventually(broker.is_empty)
-    assert "cannot be reached" in caplog.text
+    assert "queue consumer failed" in caplog.text
 
 
 async def test_a_queue_without_the_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

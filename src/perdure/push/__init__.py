@@ -11,6 +11,7 @@ from perdure.push.handler import QueueHandler
 from perdure.push.http import PushApp
 from perdure.push.message import Delivery, MessageOutcome, MessageResult, QueueMessage
 from perdure.push.redis import RedisQueue
+from perdure.push.signature import SigningKeys
 
 __all__ = [
     "Announcer",
@@ -24,4 +25,5 @@ __all__ = [
     "QueueHandler",
     "QueueMessage",
     "RedisQueue",
+    "SigningKeys",
 ]

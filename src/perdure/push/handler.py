@@ -71,9 +71,10 @@ class QueueHandler:
         enqueued, and a run that waits for a time is enqueued for that time. Without it, its message is returned with
         that delay. `credentials(message)` is called for each execution; steps read its result with
         `perdure.credentials()`, and it is never stored. `timeout` is how long one execution may take before the run is
-        given back. A message that failed `max_retries` times, or that is older than `stale_after` (None: no bound)
-        while its run waited for it, fails its run. `contention` is the delay after which a run held by another worker
-        is tried again, `longest_delay` the longest that the broker supports.
+        given back. A message whose delivery fails after `max_retries` retries fails its run, and so does a message that
+        is older than `stale_after` (None: no bound) if the database, too, says that the run has been ready since then.
+        `contention` is the delay after which a run held by another worker is tried again, `longest_delay` the longest
+        that the broker supports.
         """
         if concurrency < 1 or max_retries < 0:
             raise UsageError("concurrency must be 1 or more, max_retries 0 or more")
@@ -168,7 +169,9 @@ class QueueHandler:
             logger.error("message_malformed: a queue message is dropped: %s", error)
             return MessageResult(ack=True, outcome=MessageOutcome.MALFORMED, detail=str(error))
         try:
-            return await self._process(message)
+            run = await self._session.find(message.run_id)
+            message = _counted_for(message, run)
+            return await self._process(message, run)
         except (EngineClosed, StoreError, _QueueUnavailable) as error:
             return self._again(message, MessageOutcome.UNAVAILABLE, self._backoff(1), detail=str(error))
         except RunNotFound as error:
@@ -178,14 +181,11 @@ class QueueHandler:
             log("message_failed: the message for run %s could not be processed: %s", message.run_id, error)
             return await self._count(message, MessageOutcome.FAILED, f"{type(error).__name__}: {error}")
 
-    async def _process(self, message: QueueMessage) -> MessageResult:
-        run = await self._session.find(message.run_id)
+    async def _process(self, message: QueueMessage, run: Run) -> MessageResult:
         if run.status.finished:
             return MessageResult(ack=True, outcome=MessageOutcome.FINISHED, run_id=run.id, status=run.status)
         if self._is_stale(message, run) and (expired := await self._expire(message, run)) is not None:
             return expired
-        if message.retry_count > self._max_retries:
-            return await self._count(message, MessageOutcome.FAILED, "it was sent with too many retries")
         credentials = None if self._hook is None else await self._hook(message)
         done = await self._pusher.execute(run.id, timeout=self._timeout, credentials=credentials)
         if done.state is ExecutionState.FINISHED and done.parent_id is not None and self._enqueue is not None:
@@ -234,18 +234,16 @@ class QueueHandler:
     # what goes wrong
 
     def _is_stale(self, message: QueueMessage, run: Run) -> bool:
-        """Return whether the message is too old while its run is ready and no worker has taken it."""
+        """Return whether the message is too old and its run has been ready for as long, by the database."""
         if self._stale_after is None:
             return False
         now, bound = self._session.store.clock(), self._stale_after * 1e6
-        waits = run.status in (Status.PENDING, Status.WAITING) and run.wake_at <= now
-        # If the run was worked on since, the message is an old copy.
-        ever_since = run.started_at == 0 or now - run.wake_at >= bound
-        return waits and ever_since and now - message.enqueued_at * 1000 >= bound
+        ready = run.status in (Status.PENDING, Status.WAITING) and now - run.wake_at >= bound
+        return ready and now - message.enqueued_at * 1000 >= bound
 
     async def _expire(self, message: QueueMessage, run: Run) -> MessageResult | None:
         """Fail a run whose message is too old; None if the run is not ready any more."""
-        hours = (self._session.store.clock() / 1000 - message.enqueued_at) / 3_600_000
+        hours = (self._session.store.clock() - max(run.wake_at, message.enqueued_at * 1000)) / 3.6e9
         text = (
             f"run {run.id!r} waited in a queue for {hours:.1f} hours, longer than it may; "
             "start it again if it is still wanted"
@@ -311,3 +309,9 @@ class QueueHandler:
         except Exception as error:
             # The broker delivers it again, and the run keeps its state.
             logger.warning("the answer for run %s did not reach the queue: %s", answer.run_id or "?", error)
+
+
+def _counted_for(message: QueueMessage, run: Run) -> QueueMessage:
+    """Leave out retries that were counted for another generation of the run."""
+    known = message.generation is None or message.generation == run.generation
+    return replace(message, generation=run.generation, retry_count=message.retry_count if known else 0)

@@ -2,23 +2,28 @@
 
 `POST` one message: the status is 200 if it is done, 503 with `Retry-After` if it is to be sent again, 400 if it is no
 message. `POST` a JSON array of messages: the body has a result for each. `POST` to a path that ends in `/due`, now and
-then: ready runs are enqueued or, without a queue, listed. Bodies are bounded, and a token, if there is one, is compared
-in constant time.
+then: ready runs are enqueued or, without a queue, listed. A request is authenticated by its signature, by a token, or
+by both. Bodies are bounded in size and in time. A request never leads to the status 500.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import math
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
 import msgspec
 
-from perdure.errors import StoreError, UsageError
+from perdure.client.session import session_of
+from perdure.core.printable import printable
+from perdure.core.time.duration import Duration, seconds
+from perdure.errors import EngineClosed, InvalidSignature, StoreError, UsageError
 from perdure.push.handler import QueueHandler
 from perdure.push.message import MessageOutcome, MessageResult
+from perdure.push.signature import SigningKeys, signing_keys
 
 logger = logging.getLogger("perdure.push")
 
@@ -26,6 +31,11 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
+
+#: Most digits of a Content-Length that is looked at.
+_DIGITS = 18
+#: WebSocket code for "this endpoint does not take such data".
+_UNSUPPORTED = 1003
 
 
 class _Refused(Exception):
@@ -41,33 +51,53 @@ class PushApp:
     """An ASGI application that hands what is posted to a `QueueHandler`, which starts and stops with it."""
 
     def __init__(
-        self, handler: QueueHandler, *, token: str | None, max_body: int = 1024 * 1024, max_batch: int = 1000
+        self,
+        handler: QueueHandler,
+        *,
+        keys: SigningKeys | str | Iterable[str] | None = None,
+        token: str | None = None,
+        unauthenticated: bool = False,
+        max_body: int = 1024 * 1024,
+        max_batch: int = 1000,
+        body_timeout: Duration = "30s",
     ) -> None:
-        """Accept requests with `Authorization: Bearer` and this `token`; None accepts all.
+        """Accept requests that are signed with one of the `keys`, or that have the `token` as `Authorization: Bearer`.
 
-        Use None for tests and private networks only.
+        With both, both are needed. Without either, `unauthenticated=True` accepts every request; use it for tests, or
+        behind a gateway that authenticates. Raises `UsageError` if none of the three is given.
 
-        Bodies of more than `max_body` bytes, and batches of more than `max_batch` messages, are refused.
+        Bodies of more than `max_body` bytes, batches of more than `max_batch` messages, and bodies that take longer
+        than `body_timeout` to arrive are refused.
         """
         if token is not None and not token:
-            raise UsageError("an empty token protects nothing; give one, or None to accept all requests")
+            raise UsageError("an empty token protects nothing; give one, or signing keys")
+        self._keys = signing_keys(keys)
+        if (self._keys is None and token is None) != unauthenticated:
+            raise UsageError(
+                "PushApp has keys or a token, and unauthenticated=True as well; leave one out"
+                if unauthenticated
+                else "PushApp without authentication lets every caller execute runs; give keys=SigningKeys(...) or "
+                "token=..., or say unauthenticated=True"
+            )
         self._handler = handler
         self._token = None if token is None else token.encode()
         self._max_body = max_body
         self._max_batch = max_batch
+        self._body_timeout = seconds(body_timeout)
+        self._system = session_of(handler.engine).system
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or the events of the server's life, by the ASGI specification."""
-        if scope["type"] == "lifespan":
-            await self._live(receive, send)
-        elif scope["type"] == "http":
-            try:
-                status, answer, headers = await self._respond(scope, receive)
-            except _Refused as refused:
-                status, answer, headers = refused.status, {"error": str(refused)}, refused.headers
-            await _reply(send, status, answer, headers)
-        else:
-            raise UsageError(f"PushApp speaks HTTP, not {scope['type']}")
+        match scope["type"]:
+            case "lifespan":
+                await self._live(receive, send)
+            case "http":
+                status, answer, headers = await self._answer(scope, receive)
+                await _reply(send, status, answer, headers)
+            case "websocket":
+                await send({"type": "websocket.close", "code": _UNSUPPORTED})
+            case other:
+                raise UsageError(f"PushApp speaks HTTP, not {other}")
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while True:
@@ -80,17 +110,37 @@ class PushApp:
                     return
                 await send({"type": "lifespan.startup.complete"})
             else:
-                await self._handler.stop()
+                try:
+                    await self._handler.stop()
+                except Exception as error:
+                    await send({"type": "lifespan.shutdown.failed", "message": str(error)})
+                    return
                 await send({"type": "lifespan.shutdown.complete"})
                 return
 
+    async def _answer(self, scope: Scope, receive: Receive) -> tuple[int, object, Headers]:
+        """Answer a request, whatever happens."""
+        try:
+            return await self._respond(scope, receive)
+        except _Refused as refused:
+            return refused.status, {"error": printable(str(refused))}, refused.headers
+        except (EngineClosed, StoreError) as error:
+            return 503, {"error": printable(f"the database cannot be reached: {error}")}, [(b"retry-after", b"5")]
+        except Exception:
+            logger.exception("request_failed: a request to %s could not be answered", printable(str(scope.get("path"))))
+            return 503, {"error": "the request could not be processed; the log says why"}, [(b"retry-after", b"30")]
+
     async def _respond(self, scope: Scope, receive: Receive) -> tuple[int, object, Headers]:
+        headers: Headers = list(scope["headers"])
         if scope["method"] != "POST":
             raise _Refused(405, "only POST is understood here", [(b"allow", b"POST")])
-        self._let_in(scope["headers"])
-        if scope["path"].endswith("/due"):
+        self._check_token(headers)
+        due = scope["path"].endswith("/due")
+        if due and self._keys is None:
             return await self._due()
-        body = await self._read(scope["headers"], receive)
+        body = await self._signed_body(headers, receive)
+        if due:
+            return await self._due()
         if body.lstrip()[:1] == b"[":
             answers = await self._handler.handle([bytes(one) for one in self._batch(body)])
             return 200, {"answers": [_shown(answer) for answer in answers]}, ()
@@ -100,46 +150,76 @@ class PushApp:
         after = [] if answer.ack else [(b"retry-after", str(math.ceil(answer.delay)).encode())]
         return 200 if answer.ack else 503, _shown(answer), after
 
-    def _let_in(self, headers: Headers) -> None:
+    def _check_token(self, headers: Headers) -> None:
         if self._token is None:
             return
-        given = next((value for name, value in headers if name.lower() == b"authorization"), b"")
-        scheme, _, token = given.partition(b" ")
+        given = _values(headers, b"authorization")
+        scheme, _, token = (given[0] if len(given) == 1 else b"").partition(b" ")
         # Compared even if the scheme is wrong, so that the time of an answer reveals nothing.
         same = hmac.compare_digest(token.strip(), self._token)
         if scheme.lower() != b"bearer" or not same:
             raise _Refused(401, "the token is missing or wrong", [(b"www-authenticate", b"Bearer")])
 
-    async def _due(self) -> tuple[int, object, Headers]:
+    async def _signed_body(self, headers: Headers, receive: Receive) -> bytes:
+        """Read the body and check its signature. A request without a recent one is refused before it is read."""
+        if self._keys is None:
+            return await self._read(headers, receive)
         try:
-            return 200, {"due": await self._handler.due()}, ()
-        except StoreError as error:
-            raise _Refused(503, f"the database cannot be reached: {error}", [(b"retry-after", b"5")]) from error
+            self._keys.check_headers(headers)
+            body = await self._read(headers, receive)
+            self._keys.verify(body, headers)
+        except InvalidSignature as error:
+            raise _Refused(401, str(error), [(b"www-authenticate", b"Standard-Webhooks")]) from error
+        return body
+
+    async def _due(self) -> tuple[int, object, Headers]:
+        return 200, {"due": await self._handler.due()}, ()
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
+        """Read the body, within its bounds of size and time."""
         too_large = _Refused(413, f"a body may have {self._max_body} bytes at the most")
-        said = next((value for name, value in headers if name.lower() == b"content-length"), b"0")
-        if said.isdigit() and int(said) > self._max_body:
+        if any(value.strip().lower() not in (b"", b"identity") for value in _values(headers, b"content-encoding")):
+            raise _Refused(415, "a body must not be compressed")
+        said = _values(headers, b"content-length")
+        if len(set(said)) > 1 or any(not value.isdigit() for value in said):
+            raise _Refused(400, "the content-length is not a number")
+        if any(len(value) > _DIGITS or int(value) > self._max_body for value in said):
             raise too_large
+        too_slow = _Refused(
+            408, f"the body took longer than {self._body_timeout:g} seconds", [(b"connection", b"close")]
+        )
+        until = self._system.monotonic() + self._body_timeout
         body = bytearray()
-        while True:
-            event = await receive()
-            if event["type"] == "http.disconnect":
-                raise _Refused(400, "the request ended before its body did")
-            body += event.get("body", b"")
-            if len(body) > self._max_body:
-                raise too_large
-            if not event.get("more_body", False):
-                return bytes(body)
+        try:
+            async with asyncio.timeout(self._body_timeout):
+                # The clock is read, too: a timeout does not interrupt a server that always has the next part ready.
+                while self._system.monotonic() <= until:
+                    event = await receive()
+                    if event["type"] == "http.disconnect":
+                        raise _Refused(400, "the request ended before its body did")
+                    body += event.get("body", b"")
+                    if len(body) > self._max_body:
+                        raise too_large
+                    if not event.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            raise too_slow from None
+        raise too_slow
 
     def _batch(self, body: bytes) -> list[msgspec.Raw]:
         try:
             batch = msgspec.json.decode(body, type=list[msgspec.Raw])
-        except msgspec.DecodeError as error:
+        except RecursionError:
+            raise _Refused(400, "not a JSON array of messages: it is nested too deeply") from None
+        except (msgspec.DecodeError, UnicodeError) as error:
             raise _Refused(400, f"not a JSON array of messages: {error}") from error
         if len(batch) > self._max_batch:
             raise _Refused(413, f"a batch may have {self._max_batch} messages at the most, not {len(batch)}")
         return batch
+
+
+def _values(headers: Headers, name: bytes) -> list[bytes]:
+    return [value for known, value in headers if known.lower() == name]
 
 
 def _shown(answer: MessageResult) -> dict[str, object]:
@@ -150,7 +230,7 @@ def _shown(answer: MessageResult) -> dict[str, object]:
         shown["delay_seconds"] = answer.delay
         shown["message"] = msgspec.Raw(answer.body)
     if answer.detail:
-        shown["detail"] = answer.detail
+        shown["detail"] = printable(answer.detail)
     return shown
 
 

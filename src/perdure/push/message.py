@@ -2,11 +2,13 @@
 
 A message is a JSON object: `run_id`, `retry_count`, `enqueued_at` (milliseconds since the epoch) and `authorization`.
 The names `executionId`, `retryCount`, `enqueuedAt` and `stepIndex` of other systems are accepted. A message only names
-a run: the next step follows from the run's history. A body that does not fit is refused as a whole.
+a run: the next step follows from the run's history. A body that does not fit is refused as a whole. Nothing in a
+message fails a run by itself: the fields are hints, and the database has the facts.
 """
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from typing import Annotated, Any, Protocol
 
@@ -16,10 +18,14 @@ from msgspec import Meta, Struct
 from perdure.core.codec.decoders import decoder_for
 from perdure.core.ids import check_id
 from perdure.core.model.run import Status
+from perdure.core.printable import printable
 from perdure.errors import DecodeError, UsageError
 
 #: Size from which a message is refused before it is parsed, in bytes.
 LONGEST = 64 * 1024
+
+#: Largest count and time that a message may have: all that fits into a JavaScript number.
+_LARGEST = 2**53 - 1
 
 #: Names of fields in messages of other systems.
 _FOREIGN = {
@@ -35,18 +41,27 @@ class QueueMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     run_id: str
     #: Failed deliveries so far. Waits for another worker, or for the database, do not count.
-    retry_count: Annotated[int, Meta(ge=0)] = 0
+    retry_count: Annotated[int, Meta(ge=0, le=_LARGEST)] = 0
     #: Time of its first intended delivery, in milliseconds since the epoch.
-    enqueued_at: Annotated[int, Meta(ge=0)]
+    enqueued_at: Annotated[int, Meta(ge=0, le=_LARGEST)]
     #: For the handler's `credentials` hook. Tokens expire in queues, so a reference is better than a token.
     authorization: str | None = None
     #: Accepted from senders of other systems, and not used.
     step_index: int | None = None
+    #: Generation of the run that `retry_count` belongs to; None if it is not known. Another one has its own count.
+    generation: Annotated[int, Meta(ge=0, le=_LARGEST)] | None = None
 
     def encode(self) -> bytes:
         """Write the message as JSON."""
-        fields = {"run_id": self.run_id, "retry_count": self.retry_count, "enqueued_at": self.enqueued_at}
-        return msgspec.json.encode({**fields, "authorization": self.authorization})
+        fields: dict[str, object] = {
+            "run_id": self.run_id,
+            "retry_count": self.retry_count,
+            "enqueued_at": self.enqueued_at,
+            "authorization": self.authorization,
+        }
+        if self.generation is not None and self.retry_count:
+            fields["generation"] = self.generation
+        return msgspec.json.encode(fields)
 
     @classmethod
     def decode(cls, body: bytes | str) -> QueueMessage:
@@ -54,18 +69,31 @@ class QueueMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if len(body) > LONGEST:
             raise DecodeError(f"a queue message of {len(body)} bytes is longer than any can be ({LONGEST})")
         try:
-            fields = _fields.decode(body)
-            ours = {_FOREIGN.get(name, name): value for name, value in fields.items()}
-            if len(ours) < len(fields):
-                raise UsageError("a field has two names")
+            text = body if isinstance(body, str) else body.decode()
+            ours = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+            if not isinstance(ours, dict):
+                raise UsageError("a message is a JSON object")
             message = _messages.decode(msgspec.json.encode(ours))
             check_id(message.run_id)
-        except (msgspec.DecodeError, UsageError, UnicodeDecodeError) as error:
-            raise DecodeError(f"not a queue message: {error}") from error
+        except RecursionError:
+            raise DecodeError("not a queue message: it is nested too deeply") from None
+        except Exception as error:
+            raise DecodeError(f"not a queue message: {printable(str(error))}") from error
         return message
 
 
-_fields = decoder_for(dict[str, Any])
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse an object with a field twice, of which two readers might choose different ones."""
+    ours = {_FOREIGN.get(name, name): value for name, value in pairs}
+    if len(ours) < len(pairs):
+        raise UsageError("a field is there twice, or with two names")
+    return ours
+
+
+def _no_constant(name: str) -> Any:
+    raise UsageError(f"{name} is not JSON")
+
+
 _messages = decoder_for(QueueMessage)
 
 
@@ -81,6 +109,8 @@ class MessageOutcome(StrEnum):
     PAUSED = "paused"
     #: It is not a message.
     MALFORMED = "malformed"
+    #: Its signature is missing, wrong or too old.
+    UNSIGNED = "unsigned"
     #: It was too old; its run, which no worker had taken, has failed for that.
     EXPIRED = "expired"
     #: It was tried too often; its run, if there is one here, has failed for that.

@@ -4,51 +4,59 @@ Delivery is at least once: a message is acknowledged, and its successor added, i
 dead consumer are claimed by others when they have been idle for long enough. Delayed messages are kept by run; the
 earliest wins. Consumers wait for a server that goes away. Messages that it had not written to disk are lost, so it
 needs `appendonly yes` and `appendfsync always`.
+
+With keys, an entry of the stream has the headers of its signature as further fields, and consumers refuse entries
+without a valid one. Messages wait, so `max_age` bounds their age instead of the tolerance of the keys.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from perdure.client.session import session_of
 from perdure.core.background_loops import LoopGuard, LoopHealth
 from perdure.core.time.duration import Duration, seconds
-from perdure.errors import UsageError
+from perdure.errors import InvalidSignature, UsageError
 from perdure.push.handler import QueueHandler
 from perdure.push.message import MessageOutcome, MessageResult, QueueMessage
+from perdure.push.signature import SigningKeys, signing_keys
 
 logger = logging.getLogger("perdure.push")
 
 _FIELD = "message"
+#: Outcomes of messages that go to the stream of dead ones.
+_PUT_ASIDE = frozenset({MessageOutcome.MALFORMED, MessageOutcome.UNSIGNED})
 #: Delayed messages moved in one step.
 _AT_ONCE = 100
 #: Seconds to wait for a message.
 _BLOCK = 2.0
 
 #: Adds a message to the stream or, with a delay, to the set of delayed ones by its run: KEYS stream, later, bodies.
+#: `fields` has `message` and the body, then the headers of its signature. A delayed message without one is its body.
 _PUT = """
-local function put(body, run, delay)
-  if delay <= 0 then return redis.call('XADD', KEYS[1], '*', 'message', body) end
+local function put(run, delay, fields)
+  if delay <= 0 then return redis.call('XADD', KEYS[1], '*', unpack(fields)) end
   local time = redis.call('TIME')
   local due = time[1] * 1000 + math.floor(time[2] / 1000) + delay
   local there = redis.call('ZSCORE', KEYS[2], run)
   if there and tonumber(there) <= due then return false end
   redis.call('ZADD', KEYS[2], due, run)
-  redis.call('HSET', KEYS[3], run, body)
+  redis.call('HSET', KEYS[3], run, #fields > 2 and cmsgpack.pack(fields) or fields[2])
 end
 """
 
-_ENQUEUE = f"{_PUT} put(ARGV[1], ARGV[2], tonumber(ARGV[3]))"
+#: ARGV: run, delay, fields.
+_ENQUEUE = f"{_PUT} put(ARGV[1], tonumber(ARGV[2]), {{unpack(ARGV, 3)}})"
 
-#: Acknowledges a message. ARGV: group, id, verdict, body, run or reason, delay. KEYS has the stream of dead messages as
-#: its fourth.
+#: Acknowledges a message. ARGV: group, id, verdict, run or reason, delay, fields. KEYS has the stream of dead messages
+#: as its fourth.
 _SETTLE = f"""{_PUT}
-if ARGV[3] == 'retry' then put(ARGV[4], ARGV[5], tonumber(ARGV[6])) end
-if ARGV[3] == 'dead' then redis.call('XADD', KEYS[4], '*', 'message', ARGV[4], 'reason', ARGV[5]) end
+if ARGV[3] == 'retry' then put(ARGV[4], tonumber(ARGV[5]), {{unpack(ARGV, 6)}}) end
+if ARGV[3] == 'dead' then redis.call('XADD', KEYS[4], '*', 'reason', ARGV[4], unpack(ARGV, 6)) end
 redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
 redis.call('XDEL', KEYS[1], ARGV[2])
 """
@@ -59,7 +67,10 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 for _, run in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, {_AT_ONCE})) do
   local body = redis.call('HGET', KEYS[3], run)
-  if body then redis.call('XADD', KEYS[1], '*', 'message', body) end
+  if body then
+    local fields = string.sub(body, 1, 1) == '{{' and {{'message', body}} or cmsgpack.unpack(body)
+    redis.call('XADD', KEYS[1], '*', unpack(fields))
+  end
   redis.call('ZREM', KEYS[2], run)
   redis.call('HDEL', KEYS[3], run)
 end
@@ -87,13 +98,23 @@ class RedisQueue:
     """A queue of messages on a Redis server, for `QueueHandler(enqueue=queue.enqueue)` and `queue.run(handler)`."""
 
     def __init__(
-        self, client: RedisClient, *, name: str = "perdure", group: str = "workers", idle: Duration = "1m"
+        self,
+        client: RedisClient,
+        *,
+        name: str = "perdure",
+        group: str = "workers",
+        idle: Duration = "1m",
+        keys: SigningKeys | str | Iterable[str] | None = None,
+        max_age: Duration = "48h",
     ) -> None:
         """Use a `redis.asyncio.Redis`. Several queues on a server differ by `name`.
 
-        Messages of a consumer that has been silent for `idle` are claimed by others.
+        Messages of a consumer that has been silent for `idle` are claimed by others. With `keys`, messages are signed,
+        and those without a valid signature, or with one that was due longer than `max_age` ago, are put aside.
         """
         self._client = client
+        self._signing = signing_keys(keys)
+        self._max_age = seconds(max_age)
         #: Key of the stream, name of the consumer group, and seconds after which a silent consumer loses its messages.
         self.stream = f"{{{name}}}"
         self.group = group
@@ -101,7 +122,16 @@ class RedisQueue:
         self._keys = (self.stream, f"{self.stream}:later", f"{self.stream}:bodies", f"{self.stream}:dead")
 
     @classmethod
-    def at(cls, url: str, *, name: str = "perdure", group: str = "workers", idle: Duration = "1m") -> RedisQueue:
+    def at(
+        cls,
+        url: str,
+        *,
+        name: str = "perdure",
+        group: str = "workers",
+        idle: Duration = "1m",
+        keys: SigningKeys | str | Iterable[str] | None = None,
+        max_age: Duration = "48h",
+    ) -> RedisQueue:
         """Make a queue on the server of a URL such as `redis://localhost:6379`. Raises `UsageError`."""
         try:
             from redis.asyncio import Redis
@@ -110,7 +140,7 @@ class RedisQueue:
                 "a queue on Redis needs the package redis, which is not installed. Say: pip install 'perdure[redis]'"
             ) from missing
         client: Any = Redis.from_url(url)
-        return cls(client, name=name, group=group, idle=idle)
+        return cls(client, name=name, group=group, idle=idle, keys=keys, max_age=max_age)
 
     async def close(self) -> None:
         """Disconnect from the server."""
@@ -118,7 +148,8 @@ class RedisQueue:
 
     async def enqueue(self, message: QueueMessage, delay: float = 0.0) -> None:
         """Add a message, to be delivered now or after so many seconds."""
-        await self.evaluate(_ENQUEUE, 3, message.encode(), message.run_id, round(delay * 1000))
+        body = message.encode()
+        await self.evaluate(_ENQUEUE, 3, message.run_id, round(delay * 1000), *self._fields(body, delay))
 
     async def run(self, handler: QueueHandler, *, concurrency: int = 16) -> None:
         """Deliver messages to a handler until cancelled, so many at a time. Messages under way are finished first."""
@@ -126,13 +157,28 @@ class RedisQueue:
 
     async def settle(self, id: str, answer: MessageResult, body: bytes) -> None:
         """Acknowledge a message, and put its successor in its place."""
-        if answer.outcome is MessageOutcome.MALFORMED:
-            what: tuple[object, ...] = ("dead", body, answer.detail, 0)
+        if answer.outcome in _PUT_ASIDE:
+            what: tuple[object, ...] = ("dead", answer.detail, 0, _FIELD, body)
         elif answer.ack:
-            what = ("ack", b"", "", 0)
+            what = ("ack", "", 0)
         else:
-            what = ("retry", answer.body, answer.run_id, round(answer.delay * 1000))
+            what = ("retry", answer.run_id, round(answer.delay * 1000), *self._fields(answer.body, answer.delay))
         await self.evaluate(_SETTLE, 4, self.group, id, *what)
+
+    def _refusal(self, body: bytes, fields: Sequence[tuple[str, bytes]]) -> str:
+        """Return the reason why an entry is refused; empty if its signature is valid or none is needed."""
+        if self._signing is None:
+            return ""
+        try:
+            self._signing.verify(body, fields, max_age=self._max_age)
+        except InvalidSignature as error:
+            return str(error)
+        return ""
+
+    def _fields(self, body: bytes, delay: float) -> list[object]:
+        """The fields of an entry. A delayed message is signed for the time when it is due."""
+        signature = {} if self._signing is None else self._signing.sign(body, delay=delay)
+        return [_FIELD, body, *(text for pair in signature.items() for text in pair)]
 
     async def command(self, *arguments: object) -> Any:
         """Send a command to the server and return its answer."""
@@ -244,11 +290,22 @@ class _Consumer:
             # A message that was deleted meanwhile has no fields.
             if fields and known not in self._under_way:
                 pairs = fields.items() if isinstance(fields, dict) else zip(fields[::2], fields[1::2], strict=True)
-                body = next((_bytes(value) for name, value in pairs if _text(name) == _FIELD), b"")
-                delivered = _Delivered(self._queue, known, body)
-                task = self._system.spawn(self._handler.handle([delivered]), "perdure delivery")
+                task = self._system.spawn(
+                    self._handle(known, [(_text(name), _bytes(value)) for name, value in pairs]), "perdure delivery"
+                )
                 self._under_way[known] = task
                 task.add_done_callback(partial(self._over, known))
+
+    async def _handle(self, id: str, fields: Sequence[tuple[str, bytes]]) -> None:
+        bodies = [value for name, value in fields if name == _FIELD]
+        body = bodies[0] if len(bodies) == 1 else b""
+        refused = self._queue._refusal(body, fields)
+        if not refused:
+            await self._handler.handle([_Delivered(self._queue, id, body)])
+            return
+        logger.error("message_unsigned: entry %s of a queue is put aside: %s", id, refused)
+        answer = MessageResult(ack=True, outcome=MessageOutcome.UNSIGNED, detail=refused)
+        await self._queue.settle(id, answer, body)
 
     def _over(self, id: str, task: asyncio.Task[Any]) -> None:
         del self._under_way[id]
@@ -264,7 +321,7 @@ def _redis_error() -> type[Exception]:
 
 
 def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def _bytes(value: Any) -> bytes:
