@@ -30,7 +30,8 @@ class Rule(Struct, frozen=True):
 
 _ENDS = f"""(
   SELECT r.id, r.status, r.generation, CASE WHEN r.status IN {_FINISHED} THEN 1 ELSE 0 END AS ended,
-    SUM(CASE WHEN e.kind IN ('completed', 'failed', 'cancelled', 'expired', 'continued') THEN 1 ELSE 0 END) AS ends,
+    SUM(CASE WHEN e.kind IN ('completed', 'failed', 'cancelled', 'expired', 'terminated', 'continued')
+      THEN 1 ELSE 0 END) AS ends,
     SUM(CASE WHEN e.kind = 'created' THEN 1 ELSE 0 END) AS beginnings, COUNT(e.run_id) AS told
   FROM perdure_runs r LEFT JOIN perdure_events e ON e.run_id = r.id GROUP BY r.id, r.status, r.generation
 ) AS counted"""

@@ -9,6 +9,7 @@
       WorkflowError: the workflow's code breaks a rule of durable execution
         NeverAwaited   DuplicateName   NotInWorkflow   LoopStuck   Diverged   ChildLimit
       RunFailed   RunCancelled: the outcome of a run, raised where its result is awaited
+        RunTerminated (also RunFailed)
       Expired: the run passed its deadline
         NotStarted
       Undeliverable: the queue message of the run failed repeatedly
@@ -177,6 +178,10 @@ class RunFailed(PerdureError):
         super().__init__(message)
         self.run_id = run_id
         self.failure = failure
+
+
+class RunTerminated(RunFailed):
+    """The run was ended by order, without its code. Its steps were undone only if the order said so."""
 
 
 class RunCancelled(PerdureError):

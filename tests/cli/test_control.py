@@ -36,6 +36,20 @@ def test_one_queue_or_one_type_is_paused(perdure: Perdure, arguments: tuple[str,
     assert perdure("queues", "resume", *arguments).code == 2
 
 
+def test_a_run_is_terminated(perdure: Perdure) -> None:
+    perdure("start", "shop:engine", "approval", "--id", "a")
+    assert perdure("terminate", URL, "a", "--reason", "enough", "--json").json == {"id": "a", "terminated": True}
+    assert perdure("runs", "terminate", URL, "a").out == "a had finished already.\n"
+    assert "RunTerminated: run 'a' was terminated: enough" in perdure("why", URL, "a").out
+    assert perdure("terminate", URL, "b").err == "perdure: there is no run 'b' to terminate\n"
+
+
+def test_a_run_is_terminated_with_its_undos(perdure: Perdure) -> None:
+    perdure("start", "shop:engine", "approval", "--id", "a")
+    assert perdure("terminate", URL, "a", "--undo").out == "a undoes its steps and ends.\n"
+    assert "RunTerminated" in perdure("why", URL, "a").out
+
+
 def test_a_run_without_a_worker_cannot_be_evicted(perdure: Perdure) -> None:
     perdure("start", "shop:engine", "approval", "--id", "a")
     assert perdure("runs", "evict", URL, "a").out == "a is held by no worker.\n"

@@ -260,6 +260,20 @@ async def cancel_while_it_runs(store: Store, system: ManualSystem) -> Ask:
 
 
 @operation
+async def terminate_a_child_that_runs(store: Store, system: ManualSystem) -> Ask:
+    await commit(store, await held(store, "parent"), children=(a_child("r1"),), next=a_park(reason=Reason.CHILD))
+    got = await claim(store, nonce="second")
+    await commit(store, got.runs[0].lease, children=(a_child("c1", "r1"),))
+    return lambda store: store.terminate("r1", "enough", "t1", ACTOR)
+
+
+@operation
+async def terminate_with_undos(store: Store, system: ManualSystem) -> Ask:
+    await commit(store, await held(store), next=a_park())
+    return lambda store: store.terminate("r1", "enough", "t1", ACTOR, undo=True)
+
+
+@operation
 async def pause_one_that_waits(store: Store, system: ManualSystem) -> Ask:
     await commit(store, await held(store), next=a_park())
     return lambda store: store.control(RunOrder(run_id="r1", kind=RecordKind.PAUSE, key="p1"), ACTOR)

@@ -177,6 +177,10 @@ class Driver:
         """Cancel the run from outside."""
         self._record(RecordKind.CANCEL, "", codec.encode(reason, "reason"), 0)
 
+    def terminate(self, reason: str = "asked to") -> None:
+        """Terminate the run from outside, with its undos."""
+        self._record(RecordKind.CANCEL, "", codec.encode(reason, "reason"), 0, failed=True)
+
     def feed(self, record: Record | Together) -> None:
         """Let the event of a record happen."""
         self.happened.append(record)

@@ -9,7 +9,7 @@ import pytest
 from perdure import Break, Context, Continue, Rollback, workflow
 from perdure.core.codec.failure import Failure
 from perdure.core.model.run import Status
-from perdure.errors import WorkflowError
+from perdure.errors import RunTerminated, WorkflowError
 from tests.replay.driver import Driver, named, work
 
 
@@ -450,3 +450,105 @@ async def test_beginning_anew_undoes_nothing() -> None:
     assert renewed is not None
     assert renewed.definition is anew
     assert [record.location for record in run.history] == ["a"]
+
+
+async def test_a_terminated_run_undoes_its_steps_without_its_code() -> None:
+    seen: list[str] = []
+
+    async def flow(ctx: Context) -> None:
+        await undone(ctx, "a")
+        async with ctx.saga():
+            await undone(ctx, "b")
+            while True:
+                try:
+                    await ctx.receive("never")
+                except BaseException:
+                    seen.append("caught")
+                    raise
+
+    run = Driver(flow)
+    run.complete("a", "A")
+    run.complete("b", "B")
+    run.terminate("enough")
+    assert run.open == ["b/~undo"]
+    run.cancel("too late")
+    run.complete("b/~undo")
+    run.complete("a/~undo")
+    assert run.ended.status is Status.FAILED
+    assert isinstance(run.error, RunTerminated)
+    assert str(run.error) == "run 'run-1' was terminated: enough"
+    run.settled()
+
+
+async def test_a_terminated_run_that_refuses_to_end_undoes_its_steps() -> None:
+    async def flow(ctx: Context) -> None:
+        await undone(ctx, "a")
+        while True:
+            try:
+                await ctx.sleep(60)
+            except BaseException:
+                continue
+
+    run = Driver(flow)
+    run.complete("a", "A")
+    run.terminate()
+    run.complete("a/~undo")
+    assert isinstance(run.error, RunTerminated)
+
+
+async def test_a_terminated_run_waits_for_steps_under_way_that_have_an_undo() -> None:
+    async def flow(ctx: Context) -> None:
+        await asyncio.gather(undone(ctx, "a"), asyncio.shield(undone(ctx, "b")), named(ctx, "plain"), ctx.sleep(60))
+
+    run = Driver(flow)
+    run.complete("a", "A")
+    run.terminate()
+    assert run.open == ["b"]
+    run.complete("b", "B")
+    assert run.open == ["b/~undo"]
+    run.complete("b/~undo")
+    run.complete("a/~undo")
+    assert isinstance(run.error, RunTerminated)
+    run.settled()
+
+
+async def test_a_terminated_run_begins_the_undo_of_a_block_anew() -> None:
+    async def flow(ctx: Context) -> None:
+        await undone(ctx, "a")
+        async with ctx.saga():
+            await undone(ctx, "b")
+            raise ValueError("no")
+
+    run = Driver(flow)
+    run.complete("a", "A")
+    run.complete("b", "B")
+    assert run.open == ["b/~undo"]
+    run.terminate()
+    assert run.open == ["b/~undo"]
+    run.complete("b/~undo")
+    run.complete("a/~undo")
+    assert isinstance(run.error, RunTerminated)
+    run.settled()
+
+
+async def test_a_terminated_run_with_nothing_to_undo_ends_at_once_and_lets_its_children_go() -> None:
+    async def flow(ctx: Context) -> None:
+        await ctx.spawn(anew(), on_close="wait")
+
+    run = Driver(flow)
+    run.terminate()
+    assert isinstance(run.error, RunTerminated)
+    run.settled()
+
+
+async def test_a_run_that_is_being_undone_is_not_terminated_again() -> None:
+    async def flow(ctx: Context) -> None:
+        await undone(ctx, "a")
+        raise ValueError("no")
+
+    run = Driver(flow)
+    run.complete("a", "A")
+    run.terminate()
+    run.complete("a/~undo")
+    assert isinstance(run.error, ValueError)
+    run.settled()

@@ -32,6 +32,7 @@ COMMANDS = MappingProxyType(
             "ask": "perdure.cli.messages:ask",
             "broadcast": "perdure.cli.messages:broadcast",
             "cancel": "perdure.cli.control:cancel",
+            "terminate": "perdure.cli.control:terminate",
             "check": "perdure.cli.deploy:check",
         },
         "Short for `perdure runs ...`": {

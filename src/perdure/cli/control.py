@@ -1,4 +1,4 @@
-"""Commands that control one run: cancel, pause, resume, wake and evict."""
+"""Commands that control one run: cancel, terminate, pause, resume, wake and evict."""
 
 from __future__ import annotations
 
@@ -20,6 +20,24 @@ def cancel(target: str, run: str, reason: str, output: Printer) -> None:
     accepted = with_engine(target, lambda engine: engine.cancel(run, reason))
     text = f"{run}: cancellation requested." if accepted else f"{run} had finished already."
     output.result({"id": run, "cancelling": accepted}, text)
+
+
+@click.command(
+    "terminate", cls=Command, example="perdure terminate sqlite:///shop.db order-42 --reason 'ignores its cancellation'"
+)
+@with_target
+@click.argument("run")
+@click.option("--reason", default="", metavar="TEXT", help="Stored with the run.")
+@click.option("--undo", is_flag=True, help="Undo its completed steps first, by a worker.")
+@with_output
+def terminate(target: str, run: str, reason: str, output: Printer, *, undo: bool) -> None:
+    """End a run now, in whatever status it is, without its code.
+
+    It fails, its steps are stopped and its children are cancelled. `perdure cancel` lets the workflow clean up.
+    """
+    ended = with_engine(target, lambda engine: engine.runs.terminate(run, reason, undo=undo))
+    done = f"{run} undoes its steps and ends." if undo else f"{run} is terminated."
+    output.result({"id": run, "terminated": ended}, done if ended else f"{run} had finished already.")
 
 
 @click.command("pause", cls=Command, example="perdure runs pause sqlite:///shop.db order-42 --reason 'on holiday'")

@@ -42,6 +42,7 @@ group = CommandGroup(
         },
         "Control": {
             "cancel": "perdure.cli.control:cancel",
+            "terminate": "perdure.cli.control:terminate",
             "pause": "perdure.cli.control:pause",
             "resume": "perdure.cli.control:resume",
             "wake": "perdure.cli.control:wake",

@@ -275,6 +275,11 @@ class Handle(Generic[R_co]):
     ) -> Generator[StreamItem[Any]]: ...
     def cancel(self, reason: str = "") -> bool:
         """Ask it to stop: its workflow gets a `CancelledError` and may clean up. False if it had finished already."""
+    def terminate(self, reason: str = "", *, undo: bool = False) -> bool:
+        """End it now, in whatever status it is, without its code; False if it had finished already.
+
+        With `undo`, its completed steps are undone first. `Runs.terminate` says what that means.
+        """
     def pause(self, reason: str = "") -> bool:
         """Pause it once the steps that are under way have ended; False if it is paused already or has finished."""
     def resume(self) -> bool:
@@ -466,6 +471,14 @@ class Runs:
         """Say in a sentence why a run is where it is."""
     def unserved(self, runs: Sequence[Run]) -> set[str]:
         """Return the ids of runs that are ready, but whose type or queue no live worker serves."""
+    def terminate(self, run_id: str, reason: str = "", *, undo: bool = False) -> bool:
+        """End a run now, in whatever status it is, without its code; False if it had finished already.
+
+        It fails with `RunTerminated`. A worker that holds it stops its steps. Children are cancelled, unless they
+        outlive their parent. With `undo`, its code is ended and the completed steps that have an undo are undone first,
+        by a worker; steps under way that have one are awaited. Raises `RunNotFound`, and `UsageError` if a blocked run
+        is to undo its steps.
+        """
     def pause(self, run_id: str, reason: str = "") -> bool:
         """Pause a run once the steps that are under way have ended; False if it is paused already or has finished.
 

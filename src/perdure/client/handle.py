@@ -188,6 +188,13 @@ class Handle(Generic[R_co]):
         """Ask it to stop: its workflow gets a `CancelledError` and may clean up. False if it had finished already."""
         return await messages.cancel(self._session, self.id, reason)
 
+    async def terminate(self, reason: str = "", *, undo: bool = False) -> bool:
+        """End it now, in whatever status it is, without its code; False if it had finished already.
+
+        With `undo`, its completed steps are undone first. `Runs.terminate` says what that means.
+        """
+        return await Runs(self._session).terminate(self.id, reason, undo=undo)
+
     async def pause(self, reason: str = "") -> bool:
         """Pause it once the steps that are under way have ended; False if it is paused already or has finished."""
         return await Runs(self._session).pause(self.id, reason)

@@ -279,7 +279,7 @@ def _moment(moment: int) -> str:
 
 _OPERATIONS = (RecordKind.STEP, RecordKind.ATTEMPT, RecordKind.CHILD, RecordKind.TIMER)
 #: Kinds of events that report an error.
-_FAILURES = ("retried", "failed", "cancelled", "expired", "blocked")
+_FAILURES = ("retried", "failed", "cancelled", "expired", "terminated", "blocked")
 
 
 def report(

@@ -28,6 +28,7 @@ from perdure.errors import (
     RunCancelled,
     RunFailed,
     RunNotFound,
+    RunTerminated,
     StoreCorrupt,
     StoreError,
     UsageError,
@@ -86,6 +87,8 @@ class Results:
         if run.status is Status.CANCELLED:
             raise RunCancelled(failure.message, run_id=run.id)
         name = failure.type.rpartition(".")[2]
+        if name == RunTerminated.__name__:
+            raise RunTerminated(failure.message, run_id=run.id, failure=failure)
         raise RunFailed(
             f"run {run.id!r} ({run.type}) failed with {name}: {failure.message}", run_id=run.id, failure=failure
         ) from self._session.errors.restore(failure)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Unpack
 
 from msgspec import Struct
@@ -19,9 +20,11 @@ from perdure.core.model.orders import OrderOutcome, RunOrder
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import FINISHED, Run, RunFilter, RunPage, Status
 from perdure.core.policy.retention import PruneRequest
+from perdure.core.policy.singleton import stored_singleton_of
 from perdure.core.routing import check_patterns
 from perdure.core.time.duration import FAR, Duration, instant, microseconds
-from perdure.errors import RunFinished, RunNotFound, UsageError
+from perdure.errors import RunFinished, RunNotFound, StoreError, UsageError
+from perdure.store.contract import Store
 
 #: Runs examined for deletion in one transaction.
 CHUNK = 100
@@ -81,6 +84,41 @@ class Runs:
         workers, now = await store.workers(), await store.now()
         elsewhere = served_elsewhere(await store.types())
         return {run.id for run in runs if is_unserved(run, workers, elsewhere, now)}
+
+    async def terminate(self, run_id: str, reason: str = "", *, undo: bool = False) -> bool:
+        """End a run now, in whatever status it is, without its code; False if it had finished already.
+
+        It fails with `RunTerminated`. A worker that holds it stops its steps. Children are cancelled, unless they
+        outlive their parent. With `undo`, its code is ended and the completed steps that have an undo are undone first,
+        by a worker; steps under way that have one are awaited. Raises `RunNotFound`, and `UsageError` if a blocked run
+        is to undo its steps.
+        """
+        session = self._session
+        session.codec.encode(reason, "the reason of a termination")
+        store, key = await session.opened(), session.system.entropy(16).hex()
+        outcome = await store.terminate(check_id(run_id), reason, key, session.actor, undo=undo)
+        if outcome is OrderOutcome.UNKNOWN:
+            raise RunNotFound(f"there is no run {run_id!r} to terminate")
+        if outcome is OrderOutcome.REFUSED:
+            raise UsageError(
+                f"run {run_id!r} is blocked, so its undos cannot be found; let it go on by retry, or terminate it "
+                f"without its undos. {await self.why(run_id)}"
+            )
+        if outcome is OrderOutcome.DONE and not undo:
+            await self._let_others_in(store, run_id)
+        return outcome is not OrderOutcome.FINISHED
+
+    async def _let_others_in(self, store: Store, run_id: str) -> None:
+        """Start what waited for a run that was ended: the next one of its singleton, runs at the limits it had passed.
+
+        An error leaves that to the next sweep.
+        """
+        run = await self._session.find(run_id)
+        single = stored_singleton_of(run.options)
+        with suppress(StoreError):
+            if single is not None:
+                await store.succeed([single.name], self._session.actor)
+            await store.recheck_gates(self._session.actor)
 
     async def pause(self, run_id: str, reason: str = "") -> bool:
         """Pause a run once the steps that are under way have ended; False if it is paused already or has finished.

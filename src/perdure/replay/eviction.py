@@ -32,6 +32,15 @@ def end_tasks(loop: RunLoop, main: RunTask[Any] | None) -> bool:
     return copy_context().run(_end_all, loop)
 
 
+def end_code(loop: RunLoop, main: RunTask[Any]) -> bool:
+    """End every task and generator of a run that goes on without them, with its undos; False if one did not end."""
+    try:
+        return end_tasks(loop, main)
+    finally:
+        loop.forget_tasks()
+        loop.closed = False
+
+
 def _end_all(loop: RunLoop) -> bool:
     ended = True
     with loop.inside():

@@ -22,13 +22,14 @@ from msgspec.structs import replace
 
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import AttemptSummary, ErrorTypes, Failure, attach_attempts
+from perdure.core.model.orders import termination_message
 from perdure.core.model.record import Message, NewMessage, Record, RecordKind
 from perdure.core.model.run import NewRun, OnClose, Status
-from perdure.errors import Diverged, LoopStuck, WorkflowError
+from perdure.errors import Diverged, LoopStuck, RunTerminated, WorkflowError
 from perdure.replay.checkpoints import Checkpoints, checkpoint_payload, places_below
 from perdure.replay.divergence import RecordedArguments, diverged, position
 from perdure.replay.earlier_attempts import NOTHING, EarlierAttempts
-from perdure.replay.eviction import end_tasks
+from perdure.replay.eviction import end_code, end_tasks
 from perdure.replay.futures import RunTask, new_operation_future
 from perdure.replay.operations import (
     ChildOperation,
@@ -43,7 +44,7 @@ from perdure.replay.outcome import OutcomeContext, RunOutcome, failed, outcome_o
 from perdure.replay.run_loop import DrainContext
 from perdure.replay.undo import UndoPhase
 from perdure.workflow.context import Context
-from perdure.workflow.saga import UNDO
+from perdure.workflow.saga import UNDO, UndoLog
 from perdure.workflow.scopes import current_scope
 
 #: Prefix that counts versions apart from other operations of the same name; no name contains a tilde.
@@ -51,6 +52,9 @@ _APART = "~version."
 
 #: Any version: the code says that it no longer asks.
 _ANY = -1
+
+#: Policies of children that end with their parent.
+_BOUND = (OnClose.CANCEL, OnClose.WAIT)
 
 
 class RecordIndex:
@@ -362,7 +366,7 @@ class Execution(OperationsApi):
         if kind is _MESSAGE:
             self._mailbox.arrive(record.location, record.seq, record.payload or "null")
         elif kind is _CANCEL:
-            self._cancel(record)
+            (self._terminate if record.failed else self._cancel)(record)
         elif kind is _WAKE:
             self._wake(record)
         else:
@@ -377,10 +381,52 @@ class Execution(OperationsApi):
         if self._closing is not None:
             self._stop_children()
             return
+        if self._undo_phase is not None:
+            return
         assert self._main is not None
         # Once only: cleanup code is not interrupted again, unless it has called `uncancel`.
         if not again or not self._main.cancelling():
             self._main.cancel(record.payload and self._codec.decode(record.payload, str, "reason of a cancellation"))
+
+    def _terminate(self, record: Record) -> None:
+        """End the workflow's code and undo its steps. A workflow that has ended keeps its outcome."""
+        self.cancel_requested = True
+        if self._undo_phase is not None:
+            return
+        self._let_children_go(_BOUND)
+        if self._closing is not None:
+            return
+        reason = record.payload and self._codec.decode(record.payload, str, "reason of a termination")
+        outcome = failed(RunTerminated(termination_message(self.run_id, reason or ""), run_id=self.run_id), self._codec)
+        if self.undos is None or not self.undos.needed:
+            self._end(outcome)
+        else:
+            self._undo_without_code(outcome, self.undos)
+
+    def _undo_without_code(self, outcome: RunOutcome, undos: UndoLog) -> None:
+        assert self._main is not None
+        undos.leave_blocks()
+        kept = undos.pending.keys()
+        for operation in [one for one in self._open.values() if one.location not in kept]:
+            if isinstance(operation, StepOperation) and operation.location.endswith(UNDO):
+                # A block was undoing this step; the run begins that undo anew.
+                undos.append(operation.location.removesuffix(UNDO), operation.request)
+            if not isinstance(operation, ChildOperation):
+                self._close(operation)
+                if not self.replaying:
+                    self.dropped.append(operation)
+        self._mailbox.close()
+        self.timers.clear()
+        if not end_code(self.loop, self._main):
+            self._logger.warning("run %s was terminated, but some of its code would not end", self.run_id)
+        for location, step in undos.pending.items():
+            # The tasks that waited for the step are gone; only its undo waits.
+            operation = self._open[location]
+            future = operation.future = step.future = new_operation_future(self.loop, self._root, location, None)
+            future.watcher, future.operation = self, operation
+            future.observe(step.ended)
+        self._undo_phase = UndoPhase(outcome, undos, self.loop)
+        self._main = self._undo_phase.task
 
     def _wake(self, record: Record) -> None:
         if not self.move_timer(record.location, int(record.payload or 0)) and not self.checkpoints.is_behind(record):
@@ -597,7 +643,7 @@ class Execution(OperationsApi):
         self._closing = outcome
         if self._is_last(outcome):
             self._closing = outcome if outcome.error is None else replace(outcome, final=True)
-            self._let_children_go()
+            self._let_children_go((OnClose.CANCEL,))
         others = [operation for operation in self._open.values() if not isinstance(operation, ChildOperation)]
         for operation in others:
             self._close(operation)
@@ -614,10 +660,10 @@ class Execution(OperationsApi):
             return outcome.final is not False
         return outcome.final is not False and (outcome.error is None or self._gives_up(outcome.error, self.time))
 
-    def _let_children_go(self) -> None:
+    def _let_children_go(self, policies: tuple[OnClose, ...]) -> None:
         """Cancel children that the run does not wait for. One that was only just asked for is not started."""
         for child in [one for one in self._open.values() if isinstance(one, ChildOperation)]:
-            if child.options.on_close is OnClose.CANCEL:
+            if child.options.on_close in policies:
                 self._close(child)
                 self._closed_children.add(child.location)
                 self.orphans.append(child)

@@ -291,14 +291,14 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     @contextmanager
     def inside(self) -> Generator[None]:
-        """Make this the running loop and the holder of new generators. Not reentrant."""
+        """Make this the running loop and the holder of new generators."""
         with DrainContext() as drain_context:
-            self._thread = get_ident()
+            before, self._thread = self._thread, get_ident()
             _set_running_loop(self)
             try:
                 yield
             finally:
-                self._thread = 0
+                self._thread = before
                 _set_running_loop(drain_context.loop)
 
     def hold_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
@@ -316,6 +316,11 @@ class RunLoop(asyncio.AbstractEventLoop):
         """Drop generators that began in parts of the workflow that are over. An abandoned one ends silently."""
         if self.generators:
             self.generators = [held for held in self.generators if not is_location_over(held[1])]
+
+    def forget_tasks(self) -> None:
+        """Drop what ended tasks have left: their callbacks, and those of them that did not end."""
+        self._ready.clear()
+        self.tasks.clear()
 
     def untie(self) -> None:
         """Drop the references to the execution: the run has ended."""

@@ -27,16 +27,17 @@ class UndoPhase:
         self._undos = undos
         self._loop = loop
         context = ContextVars()
-        self._task: RunTask[Any] = context.run(loop.create_task, self._undo(), context=context)
+        #: Task that undoes.
+        self.task: RunTask[Any] = context.run(loop.create_task, self._undo(), context=context)
 
     @property
     def over(self) -> bool:
         """True if nothing is left to be undone."""
-        return self._task.done()
+        return self.task.done()
 
     def outcome(self, codec: Codec) -> RunOutcome:
         """Outcome of the run, with the errors of failed undos."""
-        self._task.result()
+        self.task.result()
         outcome = replace(self._outcome, final=True)
         problems = list(self._undos.errors.items())[:_LISTED]
         if not problems or outcome.error is None:

@@ -54,6 +54,7 @@ MUTATING_VERBS = (
     "send",
     "broadcast",
     "cancel",
+    "terminate",
     "control",
     "pause",
     "resume",
@@ -108,6 +109,8 @@ class Change(IntFlag):
     ALL = 15
     #: No commit: another server took the database's place, and may lack its last commits.
     REPLACED = 16
+    #: A run was ended that a worker may hold.
+    ENDED = 32
 
 
 #: Called after a commit of this process that changed something, from any thread.
@@ -232,6 +235,13 @@ class Store(Protocol):
         """Request a run's cancellation.
 
         A blocked run, or one that never started, ends at once; others find the request in their inbox.
+        """
+
+    async def terminate(self, run_id: str, reason: str, key: str, actor: str, *, undo: bool = False) -> OrderOutcome:
+        """End a run as failed, in whatever status it is, without its code; bound children are cancelled.
+
+        With `undo`, a run that has begun gets the order in its inbox, undoes its steps and ends then. REFUSED if it is
+        blocked, because its code cannot be followed to its undos.
         """
 
     async def control(self, order: RunOrder, actor: str) -> OrderOutcome:

@@ -104,6 +104,7 @@ class Retrying:
     send = _repeated(Store.send)
     broadcast = _repeated(Store.broadcast)
     cancel = _repeated(Store.cancel)
+    terminate = _repeated(Store.terminate)
     control = _repeated(Store.control)
     pause = _repeated(Store.pause)
     resume = _repeated(Store.resume)

@@ -22,7 +22,7 @@ from perdure.core.ids import uuid7
 from perdure.core.model.claim import ClaimedRun
 from perdure.core.model.record import Message, Record
 from perdure.core.model.run import Reason
-from perdure.core.model.turn import NextState, Park, RetryLater
+from perdure.core.model.turn import Lease, NextState, Park, RetryLater
 from perdure.core.model.worker_info import WorkerInfo
 from perdure.core.routing import TypeInfo
 from perdure.core.system import System
@@ -389,6 +389,16 @@ class Worker:
     def knows(self, run_id: str) -> bool:
         """True if the worker holds that run or is about to."""
         return run_id in self._held or self.executor.is_claiming(run_id)
+
+    def stable_leases(self) -> set[Lease]:
+        """Leases of the held runs that write nothing at the moment, so that only others can end them."""
+        return {held.lease for held in self._held.values() if held.is_stable}
+
+    def lose(self, lease: Lease) -> None:
+        """Let go of a run whose lease was taken away, if it is still held under it. From a plain callback."""
+        held = self._held.get(lease.run_id)
+        if held is not None and held.lease == lease and held.is_stable:
+            held.lose("its lease was taken away")
 
     def resident(self, claimed: ClaimedRun) -> WorkflowRun | None:
         """The parked run in memory, if it can go on from there."""

@@ -36,6 +36,14 @@ class UndoStep(Struct, frozen=True):
     order: int
 
 
+class WatchedStep(Struct):
+    """A step under way that has an undo."""
+
+    future: asyncio.Future[Any]
+    #: Adds the undo if the step has succeeded.
+    ended: Callable[[asyncio.Future[Any]], None]
+
+
 class UndoLog:
     """Undos of the completed steps of a run, or of one saga block in it.
 
@@ -51,7 +59,7 @@ class UndoLog:
         #: Task that entered the block.
         self.owner = None if outer is None else asyncio.current_task()
         #: Steps that have an undo and have not ended, by location.
-        self.pending: dict[str, asyncio.Future[Any]] = {}
+        self.pending: dict[str, WatchedStep] = {}
         #: Undos of steps that have completed, oldest first.
         self.done: list[UndoStep] = []
         #: True once the block was left; what completes from then on belongs to the log around it.
@@ -84,7 +92,7 @@ class UndoLog:
                 log.append(location, StepRequest(spec.name or location, spec, (result,), {}, spec.options))
 
         location = self._runtime.observe(operation, ended)
-        self.pending[location] = operation
+        self.pending[location] = WatchedStep(operation, ended)
 
     def add(self, request: StepRequest) -> None:
         """Add an undo by hand, at a location of its own."""
@@ -119,13 +127,17 @@ class UndoLog:
     async def settle(self) -> None:
         """Wait for the steps that are still running: they may have to be undone, too."""
         if self.pending:
-            await asyncio.wait(list(self.pending.values()))
+            await asyncio.wait([step.future for step in self.pending.values()])
 
     async def settle_blocks(self) -> None:
         """Wait for the blocks of other tasks, which are being cancelled."""
         owners = {block.owner: None for block in self.blocks if block.owner is not None and not block.owner.done()}
         if owners:
             await asyncio.wait(list(owners))
+        self.leave_blocks()
+
+    def leave_blocks(self) -> None:
+        """Leave all blocks of a run whose tasks were ended."""
         for block in tuple(self.blocks):
             block.leave()
 

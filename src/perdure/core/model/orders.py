@@ -35,6 +35,11 @@ class OrderOutcome(StrEnum):
     UNKNOWN = "unknown"
 
 
+def termination_message(run_id: str, reason: str) -> str:
+    """Message of the error of a run that was terminated."""
+    return f"run {run_id!r} was terminated{f': {reason}' if reason else ''}"
+
+
 class PauseKind(StrEnum):
     """Kind of a pause that covers many runs."""
 

@@ -14,6 +14,7 @@ class RecordKind(StrEnum):
     TIMER = "timer"
     MESSAGE = "message"
     CHILD = "child"
+    #: With `failed`: end the code of the run, undo its steps and fail it; its payload is the reason all the same.
     CANCEL = "cancel"
     #: Checkpoint of a scope: the history before it may be trimmed. Its location is the path of the scope.
     SCOPE = "scope"

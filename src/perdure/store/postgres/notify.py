@@ -158,4 +158,4 @@ class Notifier:
     def _on_notification(self, connection: object, pid: int, channel: str, payload: object) -> None:
         change, _, name = str(payload).partition(" ")
         if name != self._name and change.isdecimal():
-            self._on_change(Change(int(change) & int(Change.ALL)))
+            self._on_change(Change(int(change) & int(Change.ALL | Change.ENDED)))

@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, Protocol, TypeVar
 
 from perdure.core.audit import Audit
+from perdure.core.model.orders import OrderOutcome
 from perdure.core.model.outputs import BroadcastResult
 from perdure.core.model.record import NewMessage, RecordKind, SendOutcome
 from perdure.core.model.turn import Turn, TurnOutcome
@@ -33,6 +34,7 @@ from perdure.store.sql import schedules, workers
 from perdure.store.sql.dialect import Dialect, Transaction, TransactionNotices
 from perdure.store.sql.rows import known
 from perdure.store.sql.runs.inbox import broadcast, cancel, send
+from perdure.store.sql.runs.terminate import terminate
 from perdure.store.sql.store import SqlStore, Trace
 from perdure.store.sql.turn import NO_FENCE, Fence
 from perdure.store.user_connections.transaction_step import TransactionStep, run_transaction_step
@@ -122,6 +124,15 @@ class ServerStore(SqlStore, Generic[C, X]):
             return await cancel(tx, run_id, reason, key)
 
         return await self._transact("cancel", actor, body)
+
+    async def terminate(self, run_id: str, reason: str, key: str, actor: str, *, undo: bool = False) -> OrderOutcome:
+        """End a run as failed, in whatever status it is, without its code."""
+
+        async def body(tx: X) -> OrderOutcome:
+            await self._lock_in_order(tx, [run_id], [run_id])
+            return await terminate(tx, run_id, reason, key, undo=undo)
+
+        return await self._transact("terminate", actor, body)
 
     async def broadcast(
         self, topic: str, payload: str | None, key: str, after: str | None, limit: int, actor: str

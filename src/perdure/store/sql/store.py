@@ -61,6 +61,7 @@ from perdure.store.sql.runs.outputs import outputs
 from perdure.store.sql.runs.pruning import prune
 from perdure.store.sql.runs.reopen import fork as fork_run
 from perdure.store.sql.runs.reopen import recover, reopen
+from perdure.store.sql.runs.terminate import terminate
 from perdure.store.sql.turn import recorded
 from perdure.store.user_connections.transaction import StoreDatabase, join_transaction
 from perdure.store.user_connections.transaction_step import TransactionStep, run_transaction_step
@@ -230,6 +231,10 @@ class SqlStore(ABC):
     async def cancel(self, run_id: str, reason: str, key: str, actor: str) -> SendOutcome:
         """Request a run's cancellation."""
         return await self._write("cancel", actor, lambda tx: cancel(tx, run_id, reason, key))
+
+    async def terminate(self, run_id: str, reason: str, key: str, actor: str, *, undo: bool = False) -> OrderOutcome:
+        """End a run as failed, in whatever status it is, without its code."""
+        return await self._write("terminate", actor, lambda tx: terminate(tx, run_id, reason, key, undo=undo))
 
     def borrowed(
         self, connection: object, actor: str, *, locking: bool = True

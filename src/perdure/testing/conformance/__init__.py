@@ -22,7 +22,7 @@ from perdure.testing.conformance.runs.continue_as_new import Renewal
 from perdure.testing.conformance.runs.create import Blocked, PlainSql, Runs
 from perdure.testing.conformance.runs.dead_letters import DeadLetters, Requeueing
 from perdure.testing.conformance.runs.inbox import Cancelling, Inbox, Parking
-from perdure.testing.conformance.runs.orders import Pauses, Steering
+from perdure.testing.conformance.runs.orders import Pauses, Steering, Terminations
 from perdure.testing.conformance.runs.outputs import Outputs, Trimming
 from perdure.testing.conformance.runs.reopen import Families, Forking, Recovering, Reopening
 from perdure.testing.conformance.runs.retention import Deleting, Pruning
@@ -88,6 +88,7 @@ __all__ = [
     "Sweeping",
     "Taking",
     "TakingTurns",
+    "Terminations",
     "Timers",
     "Trail",
     "Trimming",

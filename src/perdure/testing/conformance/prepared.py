@@ -67,6 +67,12 @@ async def _prepare_cancel(store: Store) -> Verb:
     return lambda store: store.cancel("r1", "enough", "c1", ACTOR)
 
 
+async def _prepare_terminate(store: Store) -> Verb:
+    lease = await held(store, "r1")
+    await commit(store, lease, children=(a_child("c1", "r1"),))
+    return lambda store: store.terminate("r1", "enough", "t1", ACTOR)
+
+
 async def _prepare_control(store: Store) -> Verb:
     await commit(store, await held(store), next=a_park())
     order = RunOrder(run_id="r1", kind=RecordKind.PAUSE, key="p1", reason="lunch")
@@ -239,6 +245,7 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "send": _prepare_send,
     "broadcast": _prepare_broadcast,
     "cancel": _prepare_cancel,
+    "terminate": _prepare_terminate,
     "control": _prepare_control,
     "pause": _prepare_pause,
     "resume": _prepare_resume,

@@ -47,6 +47,8 @@ SMALLEST_SHARE = 32
 SHORTEST_POLL = 0.005
 #: Polls without a change after which a claim is made all the same.
 UNASKED_POLLS = 20
+#: Changes that concern a claimer.
+_CONCERNS = Change.READY | Change.MARKED | Change.ENDED
 #: Seconds for which a worker that gave a run away does not claim runs that have another home.
 STAND_OFF = 2.0
 
@@ -121,11 +123,13 @@ class Claimer:
 
     def _on_change(self, change: Change) -> None:
         # Called from the thread that wrote. The end of a run makes nothing ready.
-        if change & (Change.READY | Change.MARKED) and self._loop is not None and not self._loop.is_closed():
+        if change & _CONCERNS and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._notified, change)
 
     def _notified(self, change: Change) -> None:
         self._hint |= change
+        if change & Change.ENDED:
+            self._reconcile_at = 0.0
         self._alarm.ring()
 
     async def _run(self) -> None:
@@ -378,15 +382,26 @@ class Claimer:
             self._reconcile_at = 0.0
 
     async def _reconcile(self) -> None:
-        """Give back runs that the database assigns to this worker and that it does not know.
+        """Give back runs that the database assigns to this worker and that it does not know, and drop the converse.
 
-        The answer to a claim was lost, or a claim was repeated and both took effect.
+        The answer to a claim was lost, or a claim was repeated and both took effect. A run that the worker holds and
+        the database does not assign to it was terminated.
         """
+        held = self._worker.stable_leases()
         leases = await self._store.holdings(self._worker.id)
+        if held - set(leases):
+            await self._drop_lost(held - set(leases))
         unknown = [lease for lease in leases if not self._worker.knows(lease.run_id)]
         if unknown:
             logger.warning("giving back %d runs of a claim whose answer was lost", len(unknown))
             await self._give_back(unknown)
+
+    async def _drop_lost(self, leases: set[Lease]) -> None:
+        """Let go of runs whose leases are gone. Each is read again: a replica may not have had the claim yet."""
+        current = await self._store.get_many([lease.run_id for lease in leases])
+        held = {Lease(run.id, run.token, run.nonce) for run in current if run.status is Status.RUNNING}
+        for lease in leases - held:
+            asyncio.get_running_loop().call_soon(self._worker.lose, lease)
 
     async def _give_back(self, leases: list[Lease]) -> None:
         """Give back runs. Busy ones are given back by the next reconciliation, which is soon then."""

@@ -123,7 +123,7 @@ class HookCaller:
             # The sweep fails an overdue run, so no turn reports it.
             if hooks.on_error is not None and kind == "expired":
                 self._add("on_error", line)
-            if hooks.on_dead_letter is not None and kind in ("failed", "expired", "blocked"):
+            if hooks.on_dead_letter is not None and kind in ("failed", "expired", "terminated", "blocked"):
                 self._add("on_dead_letter", line)
 
     def _add(self, name: str, news: AttemptEnd | NewEvent) -> None:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from perdure.core.codec.failure import Failure
 from perdure.core.model.claim import ClaimedRun
+from perdure.core.model.orders import termination_message
 from perdure.core.model.outputs import Interruption, NewOutput, OutputKind
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.run import Reason, Status
@@ -23,7 +24,7 @@ from perdure.core.model.turn import Finish, NextState, Park, Release, RetryLater
 from perdure.core.policy.retry import Retry
 from perdure.core.system import System
 from perdure.core.time.duration import FAR
-from perdure.errors import ActivityTimeout, PerdureError, StoreError, UsageError
+from perdure.errors import ActivityTimeout, PerdureError, RunTerminated, StoreError, UsageError
 from perdure.replay.outcome import cancelled
 from perdure.store.contract import Store
 from perdure.store.sql.reads import interruptions_since_requeue
@@ -148,6 +149,12 @@ class ActivityRun(HeldRun):
             return
         services = self._services
         reason = "" if message.payload is None else services.codec.decode(message.payload, Any, "reason")
+        if message.failed:
+            # It is terminated: an activity has nothing to undo, and is not waited for.
+            self._cancel_attempts()
+            error = RunTerminated(termination_message(self.run.id, str(reason or "")), run_id=self.run.id)
+            self._after = Finish(Status.FAILED, Failure.of(error, services.codec).to_json())
+            return
         self._cancelled = str(reason or "")
         if self._attempt is None:
             self._end_cancelled()

@@ -138,9 +138,14 @@ class HeldRun(ABC):
         if not self._committing:
             self._services.journal.submit(self)
 
-    def lose(self) -> None:
-        """Let go of a run whose lease another worker has."""
-        logger.warning("lease_lost: run %s was taken over by another worker", self.run.id)
+    @property
+    def is_stable(self) -> bool:
+        """True if the run is held and no turn of it is being written, which could end its lease."""
+        return self.stage in (Stage.REPLAYING, Stage.ACTIVE, Stage.LOCKED) and not self._committing
+
+    def lose(self, why: str = "it was taken over by another worker, or ended") -> None:
+        """Let go of a run whose lease is gone, and stop its steps."""
+        logger.warning("lease_lost: run %s is dropped: %s", self.run.id, why)
         self._let_go()
 
     def _let_go(self, after: NextState | None = None) -> None:

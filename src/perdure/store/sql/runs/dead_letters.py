@@ -55,7 +55,7 @@ SELECT * FROM (
 _FAULTS = """
 SELECT run_id, at, started_at, location, attempts, run_attempt, kind, payload
 FROM perdure_history
-WHERE run_id IN ({chosen}) AND failed = 1
+WHERE run_id IN ({chosen}) AND failed = 1 AND kind <> 'cancel'
 ORDER BY run_id, seq
 """
 

@@ -94,9 +94,9 @@ async def _stop(tx: Transaction, request: NewMessage) -> SendOutcome:
     return outcome
 
 
-async def stop_children(tx: Transaction, run_id: str) -> None:
+async def stop_children(tx: Transaction, run_id: str, how: str = "cancelled") -> None:
     """Cancel the children of a run that was ended without its code, which would have done so."""
-    reason = to_json(f"its parent {run_id!r} was cancelled")
+    reason = to_json(f"its parent {run_id!r} was {how}")
     for (child,) in await tx.fetch(_CHILDREN, {"run_id": run_id}):
         await _stop(tx, NewMessage(run_id=child, kind=RecordKind.CANCEL, payload=reason, key=f"cancel:{run_id}"))
 

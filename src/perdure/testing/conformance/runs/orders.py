@@ -9,8 +9,9 @@ import pytest
 
 from perdure.core.model.orders import OrderOutcome, Pause, PauseKind, RunOrder
 from perdure.core.model.record import RecordKind
-from perdure.core.model.run import Reason, Status
-from perdure.core.model.turn import Finish, Release, RetryLater, TurnOutcome
+from perdure.core.model.reopen import ReopenOutcome
+from perdure.core.model.run import ABANDONED, Reason, Status
+from perdure.core.model.turn import Block, Finish, Release, RetryLater, TurnOutcome
 from perdure.core.time.duration import FAR
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
@@ -182,6 +183,88 @@ class Steering:
         for run_id in ("r1", "pending"):
             assert await tell(store, RecordKind.WAKE, run_id) is OrderOutcome.REFUSED
         assert await snapshot(harness) == before
+
+
+class Terminations:
+    """A run ends by order, whatever it is doing, and the lease of its holder ends with it."""
+
+    async def test_a_run_ends_in_any_status(self, store: Store) -> None:
+        await store.create([a_run("later", wake_at=START + SECOND), a_run("ready")], ACTOR)
+        parked, blocked = await held(store, "parked"), await held(store, "blocked")
+        await held(store, "running")
+        assert await commit(store, parked, next=a_park()) is TurnOutcome.APPLIED
+        assert await commit(store, blocked, next=Block(Reason.DIVERGED, "{}")) is TurnOutcome.APPLIED
+        for run_id in ("later", "ready", "parked", "blocked", "running"):
+            assert await store.terminate(run_id, "enough", "t1", ACTOR) is OrderOutcome.DONE
+            run = await store.get(run_id)
+            assert run is not None
+            assert (run.status, run.reason, run.worker, run.finished_at) == (Status.FAILED, None, None, START)
+            error = msgspec.json.decode(run.error or "")
+            assert error["type"] == "perdure.errors.RunTerminated"
+            assert error["message"] == f"run {run_id!r} was terminated: enough"
+            event = (await store.events(run_id))[-1]
+            assert (event.kind, event.actor) == ("terminated", ACTOR)
+            assert msgspec.json.decode(event.data)["reason"] == "enough"
+
+    async def test_the_holder_of_a_terminated_run_has_lost_its_lease(self, harness: Harness, store: Store) -> None:
+        lease = await held(store)
+        assert await store.terminate("r1", "", "t1", ACTOR) is OrderOutcome.DONE
+        before = await snapshot(harness)
+        for next in (None, Finish(Status.FAILED, "{}"), Finish(Status.COMPLETED, "1"), Release()):
+            records = () if next else (a_record(0),)
+            assert await commit(store, lease, *records, next=next) is TurnOutcome.LOST
+        assert await store.holdings("w1") == []
+        assert await snapshot(harness) == before
+
+    async def test_a_second_termination_finds_the_run_finished(self, harness: Harness, store: Store) -> None:
+        await held(store)
+        assert await store.terminate("missing", "", "t1", ACTOR) is OrderOutcome.UNKNOWN
+        assert await store.terminate("r1", "", "t1", ACTOR) is OrderOutcome.DONE
+        before = await snapshot(harness)
+        assert await store.terminate("r1", "", "t1", ACTOR) is OrderOutcome.DONE
+        assert await store.terminate("r1", "", "t2", ACTOR) is OrderOutcome.FINISHED
+        assert await snapshot(harness) == before
+
+    async def test_the_parent_is_told_and_the_bound_children_are_cancelled(self, store: Store) -> None:
+        parent = await held(store, "parent")
+        park = a_park(reason=Reason.CHILD)
+        assert await commit(store, parent, children=(a_child("r1"),), next=park) is TurnOutcome.APPLIED
+        children = (a_child("c1", "r1"), a_child("c2", "r1", write_id=f"{ABANDONED}c2"))
+        assert await commit(store, await lease_of(store, "r1"), children=children) is TurnOutcome.APPLIED
+        await lease_of(store, "c1", nonce="of the child")
+        assert await store.terminate("r1", "enough", "t1", ACTOR) is OrderOutcome.DONE
+        [told] = await store.inbox("parent", 0)
+        assert (told.kind, told.name, told.failed) == (RecordKind.CHILD, "call-r1", True)
+        assert (await state(store, "parent"))[0] is Status.PENDING
+        assert [entry.kind for entry in await store.inbox("c1", 0)] == [RecordKind.CANCEL]
+        assert await store.inbox("c2", 0) == []
+
+    async def test_a_terminated_run_goes_on_when_it_is_reopened(self, store: Store) -> None:
+        assert await commit(store, await held(store), a_record(0)) is TurnOutcome.APPLIED
+        await store.send([a_message()], ACTOR)
+        assert await store.terminate("r1", "", "t1", ACTOR) is OrderOutcome.DONE
+        assert await store.reopen("r1", 1, None, ACTOR) is ReopenOutcome.OPEN
+        assert await claim_ids(store, nonce="again") == ["r1"]
+        assert await store.inbox("r1", 0) == []
+        kinds = [record.kind for record in await store.history("r1")]
+        assert kinds == [RecordKind.STEP, RecordKind.MESSAGE, RecordKind.CANCEL]
+
+    async def test_with_its_undos_a_run_that_has_begun_gets_the_order(self, store: Store) -> None:
+        await commit(store, await held(store), next=a_park(reason=Reason.RETRY, wake_at=START + SECOND))
+        assert await store.terminate("r1", "enough", "t1", ACTOR, undo=True) is OrderOutcome.DONE
+        assert await store.terminate("r1", "enough", "t1", ACTOR, undo=True) is OrderOutcome.DONE
+        assert await state(store) == (Status.PENDING, None, START)
+        [entry] = await store.inbox("r1", 0)
+        assert (entry.kind, entry.failed, entry.payload) == (RecordKind.CANCEL, True, '"enough"')
+        assert (await store.events("r1"))[-1].kind == "terminate_requested"
+
+    async def test_with_its_undos_a_run_that_has_not_begun_ends_and_a_blocked_one_is_left(self, store: Store) -> None:
+        await commit(store, await held(store, "blocked"), next=Block(Reason.DIVERGED, "{}"))
+        await store.create([a_run()], ACTOR)
+        assert await store.terminate("r1", "", "t1", ACTOR, undo=True) is OrderOutcome.DONE
+        assert (await state(store))[0] is Status.FAILED
+        assert await store.terminate("blocked", "", "t1", ACTOR, undo=True) is OrderOutcome.REFUSED
+        assert (await state(store, "blocked"))[0] is Status.BLOCKED
 
 
 class Pauses:
