@@ -32,7 +32,7 @@ def server() -> Iterator[Redis]:
     try:
         server = Redis()
     except Missing as missing:
-        if WHOLE:
+        if os.environ.get("CI"):
             raise
         pytest.skip(f"NOTHING IS TESTED ON REDIS: {missing}")
     server.create()
@@ -302,7 +302,7 @@ async def test_a_broker_that_is_killed_in_the_middle_of_a_batch_loses_nothing(
         await eventually(finished, within=60)
         assert [await run.result() for run in runs] == [3] * count
         await eventually(broker.is_empty)
-    assert "queue consumer failed" in caplog.text
+    assert "Traceback" not in caplog.text, "an outage is no bug"
 
 
 async def test_a_queue_without_the_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

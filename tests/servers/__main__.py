@@ -1,14 +1,11 @@
 """Run a command with private database servers: `python -m tests.servers pytest -n 2`.
 
 A server whose DSN is in the environment already is used as it is. Otherwise one is started for the time of the command,
-and its
-DSN put into the environment of the command. Where that is impossible it is said loudly, and the tests that need it are
-skipped;
-with CI=true it is a failure. So it is with the command-line clients of the databases. `--durable` starts servers that
-wait for the
-disk, as benchmarks must. `--pgbouncer` puts a pooler in transaction mode before PostgreSQL, through which everything
-but the tests' own
-looks and preparations then goes.
+and its DSN is put into the command's environment. Where that is impossible a line says so, and the tests that need the
+server are skipped; with CI=true it is a failure. The same holds for other programs that tests use.
+
+`--durable` starts servers that wait for the disk, as benchmarks must. `--pgbouncer` puts a pooler in transaction mode
+before PostgreSQL; only the tests' own reads and preparations go past it.
 """
 
 from __future__ import annotations
@@ -31,8 +28,13 @@ SERVERS: dict[str, type[Postgres] | type[Mariadb]] = {
     POSTGRES: Postgres,
     "PERDURE_TEST_MYSQL": Mariadb,
 }
-#: Command-line clients, which tests use as others would, and the packages that they are in.
-CLIENTS = {"sqlite3": "sqlite3", "psql": "postgresql-client", "mariadb": "mariadb-client-core"}
+#: Programs that tests use, and their packages: command-line clients, and the server that a test of Redis starts.
+PROGRAMS = {
+    "sqlite3": "sqlite3",
+    "psql": "postgresql-client",
+    "mariadb": "mariadb-client-core",
+    "redis-server": "redis-server",
+}
 
 
 def main(arguments: list[str]) -> int:
@@ -61,9 +63,9 @@ def main(arguments: list[str]) -> int:
                 print(f"*** Nothing will be tested on {kind.name}: {missing}. ***", file=sys.stderr)
                 if environment.get("CI") == "true":
                     return 1
-        for client, package in CLIENTS.items():
-            if not programs((client,), (), package):
-                print(f"*** Nothing will be tested with {client}: it is not installed. ***", file=sys.stderr)
+        for program, package in PROGRAMS.items():
+            if not programs((program,), (), package):
+                print(f"*** Nothing will be tested with {program}: it is not installed. ***", file=sys.stderr)
                 if environment.get("CI") == "true":
                     return 1
         if "--pgbouncer" in options:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import socket
 
-from tests.servers.private import Missing, PrivateServer, found, programs
+from tests.servers.private import Missing, PrivateServer, found
 
 PLACES = ("/usr/bin", "/opt/homebrew/bin", "/usr/local/bin")
 
@@ -17,13 +16,10 @@ class Redis(PrivateServer):
     users = ("redis",)
 
     def __init__(self) -> None:
-        # Installed by `make prove` alone: `make test` makes do with what is there.
-        if os.environ.get("PERDURE_PROVE"):
-            known = programs(("redis-server",), PLACES, "redis-server")
-        else:
-            known = found(("redis-server",), PLACES)
+        # `python -m tests.servers` installs it: several tests that do so at once would be in each other's way.
+        known = found(("redis-server",), PLACES)
         if not known:
-            raise Missing("no redis-server was found; install it, or run `make prove` as root on Debian, which does")
+            raise Missing("no redis-server was found; `make test` as root on Debian installs it")
         super().__init__()
         self._program = known["redis-server"]
         self.dsn = f"redis://127.0.0.1:{self._port}"

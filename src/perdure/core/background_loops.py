@@ -48,11 +48,21 @@ class LoopHealth:
 class LoopGuard:
     """Restarts one background loop after errors."""
 
-    def __init__(self, loop: str, system: System, health: LoopHealth, logger: logging.Logger) -> None:
+    def __init__(
+        self,
+        loop: str,
+        system: System,
+        health: LoopHealth,
+        logger: logging.Logger,
+        *,
+        outages: tuple[type[Exception], ...] = (StoreError,),
+    ) -> None:
+        """Guard the loop of this name. Errors of the classes `outages` are logged without a traceback."""
         self.loop = loop
         self.health = health
         self._system = system
         self._logger = logger
+        self._outages = outages
         self._pause = 0.0
         self._failed_at = 0.0
 
@@ -63,8 +73,8 @@ class LoopGuard:
         self._pause = min(self._pause * 2, LONGEST_PAUSE) if again else FIRST_PAUSE
         self._failed_at = now
         self.health.count(self.loop, error)
-        # The message of a database error is enough; any other error is a bug and needs its traceback.
-        trace = None if isinstance(error, StoreError) else error
+        # The message of an outage is enough; any other error is a bug and needs its traceback.
+        trace = None if isinstance(error, self._outages) else error
         self._logger.error("%s failed, trying again in %.1f s: %s", self.loop, self._pause, error, exc_info=trace)
         return self._pause * (0.75 + self._system.random() / 2)
 

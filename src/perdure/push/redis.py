@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from perdure.client.session import session_of
 from perdure.core.background_loops import LoopGuard, LoopHealth
 from perdure.core.time.duration import Duration, seconds
-from perdure.errors import InvalidSignature, UsageError
+from perdure.errors import InvalidSignature, StoreError, UsageError
 from perdure.push.handler import QueueHandler
 from perdure.push.message import MessageOutcome, MessageResult, QueueMessage
 from perdure.push.signature import SigningKeys, signing_keys
@@ -213,7 +213,9 @@ class _Consumer:
         self._handler = handler
         self._concurrency = concurrency
         self._system = session_of(handler.engine).system
-        self._guard = LoopGuard("queue consumer", self._system, LoopHealth(), logger)
+        self._guard = LoopGuard(
+            "queue consumer", self._system, LoopHealth(), logger, outages=(StoreError, OSError, _redis_error())
+        )
         # A new name each time: messages of an earlier life are found by their idleness.
         self._name = self._system.entropy(8).hex()
         self._under_way: dict[str, asyncio.Task[Any]] = {}
