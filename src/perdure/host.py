@@ -15,10 +15,11 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from perdure.core.process_fork import watch_forks
-from perdure.core.system import Background, Cancellable, System
+from perdure.core.system import Background, Cancellable, CrashPoint, System
 
 T = TypeVar("T")
 
@@ -29,10 +30,19 @@ _IDLE_SECONDS = 30.0
 
 #: On Linux, CLOCK_MONOTONIC stops while the machine is suspended, so a lease would seem to last through the night.
 _BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+_monotonic = time.monotonic if _BOOTTIME is None else partial(time.clock_gettime, _BOOTTIME)
 
 
 class Host(System):
-    """The system outside of tests."""
+    """The system outside of tests. A clock, or a source of randomness, is the function of the standard library."""
+
+    #: Seconds of a clock that never steps back and, if the machine has such a clock, counts its sleep.
+    monotonic = staticmethod(_monotonic)
+    #: Random bytes of the operating system.
+    entropy = staticmethod(os.urandom)
+    #: A random number in [0, 1): jitter is no secret.
+    random = staticmethod(random.random)
+    crash_point: CrashPoint | None = None
 
     def __init__(self) -> None:
         self._threads = _Threads()
@@ -40,18 +50,6 @@ class Host(System):
     def now(self) -> int:
         """Return the wall-clock time in microseconds since the epoch, UTC."""
         return time.time_ns() // 1000
-
-    def monotonic(self) -> float:
-        """Return the seconds of a clock that never steps back and, if the machine has one, counts its sleep."""
-        return time.monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
-
-    def entropy(self, size: int) -> bytes:
-        """Return random bytes of the operating system."""
-        return os.urandom(size)
-
-    def random(self) -> float:
-        """Return a random number in [0, 1)."""
-        return random.random()  # noqa: S311 - jitter is no secret
 
     async def sleep(self, seconds: float) -> None:
         """Sleep for so many seconds."""
@@ -72,9 +70,6 @@ class Host(System):
     def background(self, main: Callable[[], Coroutine[Any, Any, None]], name: str) -> Background:
         """Run a coroutine on a thread and an event loop of its own."""
         return _Thread(main, name)
-
-    def crash_point(self, name: str) -> None:
-        """Do nothing: only simulations crash here."""
 
 
 class _Threads:

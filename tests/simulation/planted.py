@@ -235,7 +235,7 @@ def message_retried_under_another_key(patch: Patch) -> None:
             fresh = [msgspec.structs.replace(one, key=f"{one.key}~{tries}") for one in new] if tries > 1 else new
             return self._store.send(fresh, actor)
 
-        return await self._again(again)
+        return await self._until_available(again, (), {})
 
     patch.setattr(Retrying, "send", send)
 

@@ -12,6 +12,8 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
+CrashPoint = Callable[[str], object]
+
 
 class Cancellable(Protocol):
     """A scheduled call that can be cancelled."""
@@ -36,7 +38,7 @@ class System(Protocol):
     def monotonic(self) -> float:
         """Seconds on a clock that never steps back and goes on while the machine sleeps."""
 
-    def entropy(self, size: int) -> bytes:
+    def entropy(self, size: int, /) -> bytes:
         """Random bytes, fit for ids and nonces."""
 
     def random(self) -> float:
@@ -57,5 +59,6 @@ class System(Protocol):
     def background(self, main: Callable[[], Coroutine[Any, Any, None]], name: str) -> Background:
         """Run a coroutine on its own thread and event loop, so that it continues while the main loop is blocked."""
 
-    def crash_point(self, name: str) -> None:
-        """Mark a point where a test may end the process. Does nothing in production."""
+    @property
+    def crash_point(self) -> CrashPoint | None:
+        """Called with the name of each point at which a test may end the process; None outside of tests."""

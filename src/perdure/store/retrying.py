@@ -20,7 +20,7 @@ from perdure.store.contract import EventObserver, Listener, Store
 from perdure.store.sql.dialect import Transaction
 from perdure.store.user_connections.transaction_step import TransactionStep
 
-T = TypeVar("T")
+Ask = Callable[..., Awaitable[Any]]
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 #: Pauses between two attempts grow from the first to the longest, in seconds.
@@ -37,7 +37,8 @@ def _repeated(verb: Verb) -> Verb:
     @functools.wraps(verb)
     def call(self: Retrying, *args: Any, **options: Any) -> Awaitable[Any]:
         ask = getattr(self._store, name)
-        return self._again(lambda: ask(*args, **options))
+        repeat = self._within_bound if self._strict else self._until_available
+        return repeat(ask, args, options)
 
     return cast("Verb", call)
 
@@ -175,13 +176,11 @@ class Retrying:
         """The same store with another bound."""
         return Retrying(self._store, self._system, bound_seconds)
 
-    async def _again(self, verb: Callable[[], Awaitable[T]]) -> T:
-        if not self._strict:
-            return await self._until_available(verb)
+    async def _within_bound(self, verb: Ask, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         limit = asyncio.timeout(self.bound + _MARGIN)
         try:
             async with limit:
-                return await self._until_available(verb)
+                return await self._until_available(verb, args, options)
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -190,12 +189,12 @@ class Retrying:
                 "request may have been carried out"
             ) from error
 
-    async def _until_available(self, verb: Callable[[], Awaitable[T]]) -> T:
+    async def _until_available(self, verb: Ask, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         until = self._system.monotonic() + self.bound
         delay = _FIRST_DELAY
         while True:
             try:
-                return await verb()
+                return await verb(*args, **options)
             except StoreUnavailable:
                 left = until - self._system.monotonic()
                 if left <= 0:

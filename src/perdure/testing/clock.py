@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
-from perdure.core.system import Background, Cancellable, System
+from perdure.core.system import Background, Cancellable, CrashPoint, System
 from perdure.host import Host
 
 T = TypeVar("T")
@@ -42,6 +42,8 @@ class Timer:
 
 class VirtualClock(System):
     """See the module."""
+
+    crash_point: CrashPoint | None = None
 
     def __init__(self, start: datetime, seed: int = 0) -> None:
         self._now = (start - _EPOCH) // timedelta(microseconds=1)
@@ -119,9 +121,6 @@ class VirtualClock(System):
     def background(self, main: Callable[[], Coroutine[Any, Any, None]], name: str) -> Background:
         """A task of the running loop: a thread would not keep to the clock."""
         return BackgroundTask(self.spawn(main(), name))
-
-    def crash_point(self, name: str) -> None:
-        """Nothing."""
 
 
 class BackgroundTask(Background):

@@ -146,7 +146,8 @@ class StepResults:
                 reading = self._read_clock(drain_context)
             for attempt, result, error in waiting[start : start + _AT_ONCE]:
                 if attempt.close():
-                    self._system.crash_point("step.returned")
+                    if self._system.crash_point is not None:
+                        self._system.crash_point("step.returned")
                     recipient = attempt.recipient
                     try:
                         recipient.step_ended(attempt, result, error, reading)

@@ -287,12 +287,16 @@ class Worker:
         self._ending.clear()
         self.executor.let_go_of_all()
 
+    def _pass_crash_point(self, name: str) -> None:
+        if self._system.crash_point is not None:
+            self._system.crash_point(name)
+
     async def stop(self, grace: float | None = None) -> None:
         """Stop claiming, let steps finish for at most `grace` seconds, then give back what is left."""
         if self._stopped:
             return
         self._stopped = self.stopping = True
-        self._system.crash_point("shutdown.begin")
+        self._pass_crash_point("shutdown.begin")
         for task in (self._rebirth, self._draining):
             if task is not None:
                 task.cancel()
@@ -302,7 +306,7 @@ class Worker:
         await self.scheduler.stop()
         await self._sweeper.stop()
         await self._let_finish(self.options.grace if grace is None else grace)
-        self._system.crash_point("shutdown.released")
+        self._pass_crash_point("shutdown.released")
         for task in list(self._run_tasks):
             task.cancel()
         if self._heartbeat is not None:

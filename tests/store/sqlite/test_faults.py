@@ -70,13 +70,13 @@ async def test_a_full_disk_is_reported_and_loses_nothing(tmp_path: Path) -> None
     await store.create([a_run("r1")], ACTOR)
     [claimed] = (await claim(store)).runs
     [(pages,)] = await store.query("SELECT page_count FROM pragma_page_count")
-    await store._writer_thread.run(
+    await store._writer.thread.run(
         lambda: store._writer._open().execute(f"PRAGMA max_page_count = {pages + 2}").fetchall()
     )
     with pytest.raises(StoreFull, match=r"shop\.db"):
         await commit(store, claimed.lease, *(a_record(seq, payload=f'"{"x" * 4000}"') for seq in range(20)))
     assert await store.history("r1") == []
-    await store._writer_thread.run(lambda: store._writer._open().execute("PRAGMA max_page_count = 1000000").fetchall())
+    await store._writer.thread.run(lambda: store._writer._open().execute("PRAGMA max_page_count = 1000000").fetchall())
     await commit(store, claimed.lease, *(a_record(seq, payload=f'"{"x" * 4000}"') for seq in range(20)))
     assert len(await store.history("r1")) == 20
     assert await scan_store(store.query) == []
@@ -164,7 +164,7 @@ async def test_the_settings_are_those_that_durability_needs(tmp_path: Path) -> N
         names = ("journal_mode", "synchronous", "busy_timeout", "foreign_keys", "trusted_schema", "mmap_size")
         return {name: connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names}
 
-    assert await store._writer_thread.run(settings) == {
+    assert await store._writer.thread.run(settings) == {
         "journal_mode": "wal",
         "synchronous": 2,
         "busy_timeout": 0,
@@ -195,7 +195,7 @@ async def test_old_versions_of_sqlite_warn_of_a_second_writer_once(
     for store in stores:
         assert isinstance(store, SqliteStore)
         # On a slow machine the time between two transactions is long enough for the lock to be given up.
-        store._writer_thread._idle = lambda: None
+        store._writer.thread._idle = lambda: None
         await store.open()
     other = files.CheckpointLock(f"{tmp_path}/shop.db")
     assert not other.take()
@@ -235,8 +235,8 @@ async def test_a_store_that_is_opened_again_keeps_its_connections_and_its_data(
     await store.open()
     await store.create([a_run("r1")], ACTOR)
     assert isinstance(store, SqliteStore)
-    before = [connection._raw for connection, _ in store._connections]
+    before = [connection._raw for connection in store._connections]
     await store.open()
-    assert [connection._raw for connection, _ in store._connections] == before
+    assert [connection._raw for connection in store._connections] == before
     assert await claim_ids(store) == ["r1"]
     await store.close()

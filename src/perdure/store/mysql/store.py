@@ -163,7 +163,7 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
     async def claim(self, request: ClaimRequest) -> ClaimResult:
         """Make due runs ready, then claim ready runs."""
         self._check_open()
-        self._system.crash_point("claim.enter")
+        self._pass_crash_point("claim.enter")
         preview, request = await self._preview(request)
         if preview.nothing:
             self._pass_by("claim")
@@ -188,7 +188,7 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
     async def sweep(self, limit: int) -> SweepResult:
         """Declare workers dead, reclaim their runs and so on; one statement as long as there is nothing to do."""
         self._check_open()
-        self._system.crash_point("sweep.enter")
+        self._pass_crash_point("sweep.enter")
         if await self._read("sweep", self._prepare_sweep):
             return await self._transact("sweep", "sweep", lambda tx: workers.sweep(tx, limit), entered=True)
         self._pass_by("sweep")

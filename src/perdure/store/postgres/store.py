@@ -172,7 +172,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
     async def claim(self, request: ClaimRequest) -> ClaimResult:
         """Make due runs ready, then claim ready runs."""
         self._check_open()
-        self._system.crash_point("claim.enter")
+        self._pass_crash_point("claim.enter")
 
         async def quickly(tx: PostgresTransaction) -> tuple[PostgresPreview, ClaimResult | None]:
             return await claim_ready(tx, request, self._clock, self._system.entropy)
@@ -190,7 +190,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
     async def sweep(self, limit: int) -> SweepResult:
         """Declare workers dead and reclaim their runs in one statement; a transaction does the rest if there is any."""
         self._check_open()
-        self._system.crash_point("sweep.enter")
+        self._pass_crash_point("sweep.enter")
         preview = await self._read("sweep", self._prepare_sweep)
         swept, rest = _NOTHING, preview.rest
         if preview.orphans:
@@ -241,7 +241,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
 
     async def _append(self, turns: Sequence[Turn], actor: str) -> set[str] | None:
         """Append records without a transaction, as `_at_once` does but in fewer calls: each step waits for this."""
-        passes = self._system.crash_point
+        passes = self._pass_crash_point
         passes("commit.enter")
 
         async def attempt(connection: PostgresConnection) -> set[str] | None:

@@ -151,7 +151,7 @@ class ServerStore(SqlStore, Generic[C, X]):
     async def fire(self, limit: int, actor: str) -> FiringResult:
         """Start one run for each fire time that is due; one statement as long as none is."""
         self._check_open()
-        self._system.crash_point("fire.enter")
+        self._pass_crash_point("fire.enter")
         due = await self._read("fire", schedules.next_due)
         if due <= self.clock():
             return await self._transact("fire", actor, lambda tx: schedules.fire(tx, limit), entered=True)
@@ -209,7 +209,7 @@ class ServerStore(SqlStore, Generic[C, X]):
         fence = self._fence(step.actor)
         try:
             return await run_transaction_step(
-                step, self._home, lambda: self._lend_to(step.actor), self._system.crash_point, self._limit(), fence
+                step, self._home, lambda: self._lend_to(step.actor), self._pass_crash_point, self._limit(), fence
             )
         except ServerReplaced:
             return TurnOutcome.LOST
@@ -317,14 +317,14 @@ class ServerStore(SqlStore, Generic[C, X]):
         if self._clock.is_old:
             await self.now()
         if not entered:
-            self._system.crash_point(f"{verb}.enter")
+            self._pass_crash_point(f"{verb}.enter")
 
         async def attempt(connection: C) -> tuple[T, X]:
             tx = self._transaction(connection, actor, locking=True)
             await self._begin(tx)
-            self._system.crash_point(f"{verb}.begun")
+            self._pass_crash_point(f"{verb}.begun")
             answer = await body(tx)
-            self._system.crash_point(f"{verb}.written")
+            self._pass_crash_point(f"{verb}.written")
             await self._end(tx)
             return answer, tx
 
@@ -342,12 +342,12 @@ class ServerStore(SqlStore, Generic[C, X]):
         if self._clock.is_old:
             await self.now()
         if not entered:
-            self._system.crash_point(f"{verb}.enter")
+            self._pass_crash_point(f"{verb}.enter")
 
         async def attempt(connection: C) -> tuple[T | None, X]:
             tx = self._transaction(connection, actor, locking=True)
-            self._system.crash_point(f"{verb}.begun")
-            self._system.crash_point(f"{verb}.written")
+            self._pass_crash_point(f"{verb}.begun")
+            self._pass_crash_point(f"{verb}.written")
             return await body(tx), tx
 
         answer, tx = await self._with(verb, attempt, entered=entered, life=actor)
@@ -371,12 +371,12 @@ class ServerStore(SqlStore, Generic[C, X]):
         """Every row of a batch was busy: see whether that has another cause than other transactions."""
 
     def _committed(self, verb: str, tx: X) -> None:
-        self._system.crash_point(f"{verb}.committed")
+        self._pass_crash_point(f"{verb}.committed")
         self._done(tx)
 
     def _pass_by(self, verb: str) -> None:
         for place in ("begun", "written", "committed"):
-            self._system.crash_point(f"{verb}.{place}")
+            self._pass_crash_point(f"{verb}.{place}")
 
     async def _with(self, verb: str, work: Callable[[C], Awaitable[T]], *, entered: bool = False, life: str = "") -> T:
         """Do something on a connection, again and again while that may help.

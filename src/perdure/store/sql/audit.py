@@ -127,7 +127,8 @@ class TransactionLog(ABC):
         self.observed: list[NewEvent] | None = [] if has_observers else None
         self._writes = audit is not _OFF
         self._unwritten = _SPOKEN if self.repeats else _UNWRITTEN
-        self._changes = 0
+        #: All announced changes, as one integer: combining flags is slow.
+        self.announced = 0
         self._lines: list[NewEvent] = []
 
     @property
@@ -167,13 +168,12 @@ class TransactionLog(ABC):
 
     def notify(self, change: Change) -> None:
         """Announce a change to waiting code after the commit."""
-        # Plain integers: combining flags is a slow thing to do once a run.
-        self._changes |= int(change)
+        self.announced |= int(change)
 
     @property
     def changes(self) -> Change:
         """All announced changes."""
-        return Change(self._changes)
+        return Change(self.announced)
 
     def _take_lines(self) -> list[NewEvent]:
         """Take the gathered events, to write them."""

@@ -10,10 +10,10 @@ import builtins
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -67,6 +67,8 @@ from perdure.store.user_connections.transaction import StoreDatabase, join_trans
 from perdure.store.user_connections.transaction_step import TransactionStep, run_transaction_step
 
 T = TypeVar("T")
+#: Answer of a verb, to be awaited.
+Answer = Coroutine[Any, Any, T]
 Trace = Callable[[str], object]
 
 _log = logging.getLogger("perdure.store")
@@ -123,11 +125,11 @@ class SqlStore(ABC):
         """The database's time."""
 
     @abstractmethod
-    async def claim(self, request: ClaimRequest) -> ClaimResult:
+    def claim(self, request: ClaimRequest) -> Answer[ClaimResult]:
         """Wake runs that are due, then claim ready runs. Each claim is counted; a poison run is blocked."""
 
     @abstractmethod
-    async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
+    def commit(self, turns: Sequence[Turn], actor: str) -> Answer[builtins.list[TurnOutcome]]:
         """Commit turns in one transaction, each accepted or rejected on its own."""
 
     @abstractmethod
@@ -147,11 +149,11 @@ class SqlStore(ABC):
         """Become usable in this process."""
 
     @abstractmethod
-    async def _write(self, verb: str, actor: str, body: Body[T]) -> T:
+    def _write(self, verb: str, actor: str, body: Body[T]) -> Answer[T]:
         """Run a verb that writes, as one transaction."""
 
     @abstractmethod
-    async def _read(self, verb: str, body: Body[T]) -> T:
+    def _read(self, verb: str, body: Body[T]) -> Answer[T]:
         """Run a verb that only reads."""
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
@@ -172,51 +174,51 @@ class SqlStore(ABC):
 
         return stop
 
-    async def create(
+    def create(
         self, runs: Sequence[NewRun], actor: str, *, all_or_none: bool = False
-    ) -> builtins.list[CreatedRun]:
+    ) -> Answer[builtins.list[CreatedRun]]:
         """Create runs in one transaction; a run whose id or idempotency key is taken yields the existing run."""
-        return await self._write("create", actor, lambda tx: create(tx, runs, all_or_none=all_or_none))
+        return self._write("create", actor, partial(create, runs=runs, all_or_none=all_or_none))
 
-    async def get(self, run_id: str) -> Run | None:
+    def get(self, run_id: str) -> Answer[Run | None]:
         """One run."""
-        return await self._read("get", lambda tx: reads.get(tx, run_id))
+        return self._read("get", partial(reads.get, run_id=run_id))
 
-    async def get_many(self, run_ids: Sequence[str]) -> builtins.list[Run]:
+    def get_many(self, run_ids: Sequence[str]) -> Answer[builtins.list[Run]]:
         """The existing ones of these runs, in no particular order."""
-        return await self._read("get_many", lambda tx: reads.get_many(tx, run_ids))
+        return self._read("get_many", partial(reads.get_many, run_ids=run_ids))
 
-    async def list(self, filter: RunFilter, limit: int, cursor: str | None) -> RunPage:
+    def list(self, filter: RunFilter, limit: int, cursor: str | None) -> Answer[RunPage]:
         """Runs, newest first. Raises `InvalidCursor`."""
-        return await self._read("list", lambda tx: reads.list_runs(tx, filter, limit, cursor))
+        return self._read("list", partial(reads.list_runs, filter=filter, limit=limit, cursor=cursor))
 
-    async def history(self, run_id: str) -> builtins.list[Record]:
+    def history(self, run_id: str) -> Answer[builtins.list[Record]]:
         """Every record of a run, in order."""
-        return await self._read("history", lambda tx: reads.history(tx, run_id))
+        return self._read("history", partial(reads.history, run_id=run_id))
 
-    async def inbox(self, run_id: str, after: int, limit: int = 0) -> builtins.list[Message]:
+    def inbox(self, run_id: str, after: int, limit: int = 0) -> Answer[builtins.list[Message]]:
         """The unread inbox entries of a run past `after`, in order; at most `limit`, or all of them."""
-        return await self._read("inbox", lambda tx: reads.inbox(tx, run_id, after, limit))
+        return self._read("inbox", partial(reads.inbox, run_id=run_id, after=after, limit=limit))
 
-    async def events(self, run_id: str) -> builtins.list[Event]:
+    def events(self, run_id: str) -> Answer[builtins.list[Event]]:
         """The audit trail of a run, in order."""
-        return await self._read("events", lambda tx: reads.events(tx, run_id))
+        return self._read("events", partial(reads.events, run_id=run_id))
 
-    async def events_page(
+    def events_page(
         self, filter: EventFilter, limit: int, *, before: int | None = None, after: int | None = None
-    ) -> builtins.list[Event]:
+    ) -> Answer[builtins.list[Event]]:
         """Audit events of all runs: before a number, newest first; or after one, oldest first."""
-        return await self._read("events_page", lambda tx: events_page(tx, filter, limit, before=before, after=after))
+        return self._read("events_page", partial(events_page, filter=filter, limit=limit, before=before, after=after))
 
-    async def outputs(
+    def outputs(
         self, run_id: str, kind: OutputKind, name: str | None, after: int, limit: int
-    ) -> builtins.list[Output]:
+    ) -> Answer[builtins.list[Output]]:
         """Outputs of a run past a position (-1: from the first)."""
-        return await self._read("outputs", lambda tx: outputs(tx, run_id, kind, name, after, limit))
+        return self._read("outputs", partial(outputs, run_id=run_id, kind=kind, name=name, after=after, limit=limit))
 
-    async def send(self, messages: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
+    def send(self, messages: Sequence[NewMessage], actor: str) -> Answer[builtins.list[SendOutcome]]:
         """Put messages into inboxes in one transaction; wake waiting runs and mark running ones."""
-        return await self._write("send", actor, lambda tx: send(tx, messages))
+        return self._write("send", actor, partial(send, messages=messages))
 
     async def broadcast(
         self, topic: str, payload: str | None, key: str, after: str | None, limit: int, actor: str
@@ -228,9 +230,9 @@ class SqlStore(ABC):
 
         return await self._write("broadcast", actor, body)
 
-    async def cancel(self, run_id: str, reason: str, key: str, actor: str) -> SendOutcome:
+    def cancel(self, run_id: str, reason: str, key: str, actor: str) -> Answer[SendOutcome]:
         """Request a run's cancellation."""
-        return await self._write("cancel", actor, lambda tx: cancel(tx, run_id, reason, key))
+        return self._write("cancel", actor, partial(cancel, run_id=run_id, reason=reason, key=key))
 
     async def terminate(self, run_id: str, reason: str, key: str, actor: str, *, undo: bool = False) -> OrderOutcome:
         """End a run as failed, in whatever status it is, without its code."""
@@ -242,84 +244,88 @@ class SqlStore(ABC):
         """The transaction that the caller has open on their own connection, for `create` and `send`."""
         return join_transaction(connection, self._home, actor, locking=locking)
 
-    async def control(self, order: RunOrder, actor: str) -> OrderOutcome:
+    def control(self, order: RunOrder, actor: str) -> Answer[OrderOutcome]:
         """Order a run to pause, to resume, to move to another worker, or to wake up at a time."""
-        return await self._write("control", actor, lambda tx: control(tx, order))
+        return self._write("control", actor, partial(control, order=order))
 
-    async def pause(self, pause: Pause, actor: str) -> None:
+    def pause(self, pause: Pause, actor: str) -> Answer[None]:
         """Stop workers from claiming runs of a type or a queue. An existing pause is left as it is."""
-        await self._write("pause", actor, lambda tx: pauses.pause(tx, pause))
+        return self._write("pause", actor, partial(pauses.pause, pause=pause))
 
-    async def resume(self, kind: PauseKind, name: str, actor: str) -> None:
+    def resume(self, kind: PauseKind, name: str, actor: str) -> Answer[None]:
         """End the pause of a type or a queue."""
-        await self._write("resume", actor, lambda tx: pauses.resume(tx, kind, name))
+        return self._write("resume", actor, partial(pauses.resume, kind=kind, name=name))
 
-    async def pauses(self) -> builtins.list[Pause]:
+    def pauses(self) -> Answer[builtins.list[Pause]]:
         """Every paused type and queue."""
-        return await self._read("pauses", pauses.pauses)
+        return self._read("pauses", pauses.pauses)
 
-    async def unblock(
+    def unblock(
         self, run_ids: Sequence[str] | None, types: Sequence[str], reasons: Sequence[str], actor: str
-    ) -> int:
+    ) -> Answer[int]:
         """Make blocked runs pending again: the named ones, or all of these types."""
-        return await self._write("unblock", actor, lambda tx: unblock(tx, run_ids, types, reasons))
+        return self._write("unblock", actor, partial(unblock, run_ids=run_ids, types=types, reasons=reasons))
 
-    async def reopen(self, run_id: str, generation: int, deadline: int | None, actor: str) -> ReopenOutcome:
+    def reopen(self, run_id: str, generation: int, deadline: int | None, actor: str) -> Answer[ReopenOutcome]:
         """Continue a failed or cancelled run as its next generation."""
-        return await self._write("reopen", actor, lambda tx: reopen(tx, run_id, generation, deadline))
+        return self._write("reopen", actor, partial(reopen, run_id=run_id, generation=generation, deadline=deadline))
 
-    async def recover(self, run_id: str, token: int, actor: str) -> bool:
+    def recover(self, run_id: str, token: int, actor: str) -> Answer[bool]:
         """Reset the attempts of a run last seen with that token. False if none were used, or a worker holds it."""
-        return await self._write("recover", actor, lambda tx: recover(tx, run_id, token))
+        return self._write("recover", actor, partial(recover, run_id=run_id, token=token))
 
-    async def delete_events(self, upto: int, before: int, actor: str) -> None:
+    def delete_events(self, upto: int, before: int, actor: str) -> Answer[None]:
         """Delete the events up to a number that are older than a time."""
-        await self._write("delete_events", actor, lambda tx: delete_events(tx, upto, before))
+        return self._write("delete_events", actor, partial(delete_events, upto=upto, before=before))
 
-    async def fork(self, fork: Fork, actor: str) -> CreatedRun:
+    def fork(self, fork: Fork, actor: str) -> Answer[CreatedRun]:
         """Create a run with a history, unless its id exists."""
-        return await self._write("fork", actor, lambda tx: fork_run(tx, fork))
+        return self._write("fork", actor, partial(fork_run, fork=fork))
 
-    async def schedule(self, schedule_id: str) -> Schedule | None:
+    def schedule(self, schedule_id: str) -> Answer[Schedule | None]:
         """One schedule."""
-        return await self._read("schedule", lambda tx: schedules.schedule(tx, schedule_id))
+        return self._read("schedule", partial(schedules.schedule, schedule_id=schedule_id))
 
-    async def schedules(self, after: str, limit: int) -> builtins.list[Schedule]:
+    def schedules(self, after: str, limit: int) -> Answer[builtins.list[Schedule]]:
         """Schedules in the order of their ids, after one."""
-        return await self._read("schedules", lambda tx: schedules.schedules(tx, after, limit))
+        return self._read("schedules", partial(schedules.schedules, after=after, limit=limit))
 
-    async def save_schedule(
+    def save_schedule(
         self, schedule: Schedule, version: int, write_id: str, event: str, actor: str
-    ) -> SaveOutcome:
+    ) -> Answer[SaveOutcome]:
         """Create a schedule (version 0), or change one that still has the given version."""
-        return await self._write(
-            "save_schedule", actor, lambda tx: schedules.save(tx, schedule, version, write_id, event)
+        return self._write(
+            "save_schedule",
+            actor,
+            partial(schedules.save, schedule=schedule, version=version, write_id=write_id, event=event),
         )
 
-    async def delete_schedule(self, schedule_id: str, actor: str) -> None:
+    def delete_schedule(self, schedule_id: str, actor: str) -> Answer[None]:
         """Delete a schedule; its runs continue."""
-        await self._write("delete_schedule", actor, lambda tx: schedules.delete(tx, schedule_id))
+        return self._write("delete_schedule", actor, partial(schedules.delete, schedule_id=schedule_id))
 
-    async def trigger(self, schedule_id: str, slots: Sequence[int], key: str, actor: str) -> builtins.list[str] | None:
+    def trigger(
+        self, schedule_id: str, slots: Sequence[int], key: str, actor: str
+    ) -> Answer[builtins.list[str] | None]:
         """Start the runs of some fire times, or, without any, one run under a key; returns their ids."""
-        return await self._write("trigger", actor, lambda tx: schedules.trigger(tx, schedule_id, slots, key))
+        return self._write("trigger", actor, partial(schedules.trigger, schedule_id=schedule_id, slots=slots, key=key))
 
-    async def fire(self, limit: int, actor: str) -> FiringResult:
+    def fire(self, limit: int, actor: str) -> Answer[FiringResult]:
         """Start one run for each fire time that is due, of up to `limit` schedules."""
-        return await self._write("fire", actor, lambda tx: schedules.fire(tx, limit))
+        return self._write("fire", actor, partial(schedules.fire, limit=limit))
 
-    async def look(self, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool = False) -> AdmissionPreview:
+    def look(self, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool = False) -> Answer[AdmissionPreview]:
         """Preview of admission: ready runs that need permits, and when the next waiting run may pass."""
-        return await self._read("look", lambda tx: waitlist.look(tx, pairs, limit, newest=newest))
+        return self._read("look", partial(waitlist.look, pairs=pairs, limit=limit, newest=newest))
 
     async def admit(self, request: AdmissionRequest) -> AdmissionResult:
         """Grant permits to runs and claim them; put the others on waitlists."""
         asking = [*(one.gating for one in request.arrivals), *(one.gating for one in request.steps)]
         wanted = {one.gate: one.bounds for gating in asking for one in gating.passes}
         if wanted:
-            await self._make(await self._read("missing_gates", lambda tx: gates.missing_gates(tx, wanted)))
+            await self._make(await self._read("missing_gates", partial(gates.missing_gates, wanted=wanted)))
         admitted, missing = await self._write(
-            "admit", request.worker, lambda tx: admit(tx, request, self._system.entropy)
+            "admit", request.worker, partial(admit, request=request, entropy=self._system.entropy)
         )
         await self._make(missing)
         return replace(admitted, next_due=admitted.now) if missing else admitted
@@ -328,103 +334,105 @@ class SqlStore(ABC):
         if missing:
             await self._write("make_gates", "", partial(gates.make_gates, wanted=missing))
 
-    async def standing(self, run_id: str) -> WaitlistPosition | None:
+    def standing(self, run_id: str) -> Answer[WaitlistPosition | None]:
         """Position of a run on a waitlist; None if it is on none."""
-        return await self._read("standing", lambda tx: waitlist.standing(tx, run_id))
+        return self._read("standing", partial(waitlist.standing, run_id=run_id))
 
-    async def lined(self, types: Sequence[str]) -> set[str]:
+    def lined(self, types: Sequence[str]) -> Answer[set[str]]:
         """The types that have a run on a waitlist."""
-        return await self._read("lined", lambda tx: gates.lined(tx, types))
+        return self._read("lined", partial(gates.lined, types=types))
 
-    async def recheck_gates(self, actor: str) -> None:
+    def recheck_gates(self, actor: str) -> Answer[None]:
         """Re-examine every gate that waits for room, in case a holder died without releasing its permit."""
-        await self._write("recheck_gates", actor, gates.recheck_gates)
+        return self._write("recheck_gates", actor, gates.recheck_gates)
 
-    async def delete_idle_gates(self, limit: int, actor: str) -> int:
+    def delete_idle_gates(self, limit: int, actor: str) -> Answer[int]:
         """Delete up to `limit` gates of unused keys; returns how many."""
-        return await self._write("delete_idle_gates", actor, lambda tx: gates.delete_idle_gates(tx, limit))
+        return self._write("delete_idle_gates", actor, partial(gates.delete_idle_gates, limit=limit))
 
-    async def set_bounds(self, gate: str, bounds: LimitBounds | None, actor: str) -> None:
+    def set_bounds(self, gate: str, bounds: LimitBounds | None, actor: str) -> Answer[None]:
         """Override the limit declared in code, at once and for all workers; None removes the override."""
-        await self._write("set_bounds", actor, lambda tx: gates.set_bounds(tx, gate, bounds))
+        return self._write("set_bounds", actor, partial(gates.set_bounds, name=gate, bounds=bounds))
 
-    async def set_breaker(self, gate: str, circuit: Circuit | None, actor: str) -> None:
+    def set_breaker(self, gate: str, circuit: Circuit | None, actor: str) -> Answer[None]:
         """Hold a breaker open or closed; None returns it to its rule with empty counters."""
-        await self._write("set_breaker", actor, lambda tx: breakers.set_breaker(tx, gate, circuit))
+        return self._write("set_breaker", actor, partial(breakers.set_breaker, name=gate, circuit=circuit))
 
-    async def gates(self, after: str, limit: int) -> builtins.list[LimitInfo]:
+    def gates(self, after: str, limit: int) -> Answer[builtins.list[LimitInfo]]:
         """Gates in the order of their names, after one."""
-        return await self._read("gates", lambda tx: gates.gates(tx, after, limit))
+        return self._read("gates", partial(gates.gates, after=after, limit=limit))
 
     async def acquire_lock(self, name: str, owner: str, nonce: str, ttl: int, actor: str) -> LockGrant:
         """Acquire a free lock for `ttl` microseconds; the nonce identifies the holder."""
         await self.now()
-        return await self._write("acquire_lock", actor, lambda tx: locks.acquire(tx, name, owner, nonce, ttl))
+        return await self._write(
+            "acquire_lock", actor, partial(locks.acquire, name=name, owner=owner, nonce=nonce, ttl=ttl)
+        )
 
     async def extend_lock(self, name: str, nonce: str, ttl: int, actor: str) -> LockInfo | None:
         """Hold a lock for `ttl` microseconds from now; None if it is no longer held under that nonce."""
         await self.now()
-        return await self._write("extend_lock", actor, lambda tx: locks.extend(tx, name, nonce, ttl))
+        return await self._write("extend_lock", actor, partial(locks.extend, name=name, nonce=nonce, ttl=ttl))
 
-    async def release_lock(self, name: str, token: int, nonce: str | None, actor: str) -> bool:
+    def release_lock(self, name: str, token: int, nonce: str | None, actor: str) -> Answer[bool]:
         """Release a lock held under that token and nonce."""
-        return await self._write("release_lock", actor, lambda tx: locks.release(tx, name, token, nonce))
+        return self._write("release_lock", actor, partial(locks.release, name=name, token=token, nonce=nonce))
 
-    async def succeed(self, names: Sequence[str], actor: str) -> int:
+    def succeed(self, names: Sequence[str], actor: str) -> Answer[int]:
         """Start the next run of each singleton whose current run has ended; returns how many."""
-        return await self._write("succeed", actor, lambda tx: singletons.succeed(tx, names))
+        return self._write("succeed", actor, partial(singletons.succeed, names=names))
 
-    async def locks(self, after: str, limit: int, name: str | None = None) -> builtins.list[LockInfo]:
+    def locks(self, after: str, limit: int, name: str | None = None) -> Answer[builtins.list[LockInfo]]:
         """Held locks in the order of their names, after one; or only the lock of a name."""
-        return await self._read("locks", lambda tx: locks.locks(tx, after, limit, name))
+        return self._read("locks", partial(locks.locks, after=after, limit=limit, name=name))
 
-    async def set_watermark(self, watermark: Watermark, actor: str) -> None:
+    def set_watermark(self, watermark: Watermark, actor: str) -> Answer[None]:
         """Set the watermark of a queue or a type, replacing any earlier one."""
-        await self._write("set_watermark", actor, lambda tx: watermarks.set_watermark(tx, watermark))
+        return self._write("set_watermark", actor, partial(watermarks.set_watermark, watermark=watermark))
 
-    async def remove_watermark(self, kind: str, name: str, actor: str) -> None:
+    def remove_watermark(self, kind: str, name: str, actor: str) -> Answer[None]:
         """Remove the watermark of a queue or a type."""
-        await self._write("remove_watermark", actor, lambda tx: watermarks.remove_watermark(tx, kind, name))
+        return self._write("remove_watermark", actor, partial(watermarks.remove_watermark, kind=kind, name=name))
 
-    async def watermarks(self) -> builtins.list[Watermark]:
+    def watermarks(self) -> Answer[builtins.list[Watermark]]:
         """Every watermark."""
-        return await self._read("watermarks", watermarks.watermarks)
+        return self._read("watermarks", watermarks.watermarks)
 
-    async def depth(self, kind: str, name: str, limit: int) -> int:
+    def depth(self, kind: str, name: str, limit: int) -> Answer[int]:
         """Number of ready runs that wait, in a queue or of a type, counted up to `limit`."""
-        return await self._read("depth", lambda tx: watermarks.depth(tx, kind, name, limit))
+        return self._read("depth", partial(watermarks.depth, kind=kind, name=name, limit=limit))
 
-    async def dead(self, filter: DeadLetterFilter, limit: int, cursor: str | None) -> DeadLetterPage:
+    def dead(self, filter: DeadLetterFilter, limit: int, cursor: str | None) -> Answer[DeadLetterPage]:
         """Dead letters, latest run first. Raises `InvalidCursor`."""
-        return await self._read("dead", lambda tx: dead_letters.dead(tx, filter, limit, cursor))
+        return self._read("dead", partial(dead_letters.dead, filter=filter, limit=limit, cursor=cursor))
 
-    async def letter(self, run_id: str) -> DeadLetter | None:
+    def letter(self, run_id: str) -> Answer[DeadLetter | None]:
         """One dead letter; None if the run does not exist or is not dead."""
-        return await self._read("letter", lambda tx: dead_letters.letter(tx, run_id))
+        return self._read("letter", partial(dead_letters.letter, run_id=run_id))
 
-    async def requeue(self, order: Requeue, actor: str) -> RequeueOutcome:
+    def requeue(self, order: Requeue, actor: str) -> Answer[RequeueOutcome]:
         """Continue a dead or cancelled run; a finished one in its next generation."""
-        return await self._write("requeue", actor, lambda tx: dead_letters.requeue(tx, order))
+        return self._write("requeue", actor, partial(dead_letters.requeue, order=order))
 
-    async def delete(self, run_id: str, reason: str, actor: str, *, discard: bool = False) -> DeleteOutcome:
+    def delete(self, run_id: str, reason: str, actor: str, *, discard: bool = False) -> Answer[DeleteOutcome]:
         """Hide a finished run from listings. With `discard`, only a dead letter; a blocked one is cancelled first."""
-        return await self._write("delete", actor, lambda tx: dead_letters.delete(tx, run_id, reason, discard=discard))
+        return self._write("delete", actor, partial(dead_letters.delete, run_id=run_id, reason=reason, discard=discard))
 
-    async def undelete(self, run_id: str, actor: str) -> DeleteOutcome:
+    def undelete(self, run_id: str, actor: str) -> Answer[DeleteOutcome]:
         """Restore a deleted run."""
-        return await self._write("undelete", actor, lambda tx: dead_letters.undelete(tx, run_id))
+        return self._write("undelete", actor, partial(dead_letters.undelete, run_id=run_id))
 
-    async def prune(self, what: PruneRequest, limit: int, cursor: str | None, actor: str) -> PruneResult:
+    def prune(self, what: PruneRequest, limit: int, cursor: str | None, actor: str) -> Answer[PruneResult]:
         """Permanently delete finished runs and all their data, one batch that examines `limit` runs."""
-        return await self._write("prune", actor, lambda tx: prune(tx, what, limit, cursor))
+        return self._write("prune", actor, partial(prune, prune=what, limit=limit, cursor=cursor))
 
-    async def take(self, request: ClaimByIdRequest) -> ClaimByIdResult:
+    def take(self, request: ClaimByIdRequest) -> Answer[ClaimByIdResult]:
         """Claim one run by its id, if it is ready and free. Counts as a claim, and blocks a poison run."""
-        return await self._write("take", request.worker, lambda tx: claim_by_id(tx, request, self._system.entropy))
+        return self._write("take", request.worker, partial(claim_by_id, request=request, entropy=self._system.entropy))
 
-    async def due(self, types: Sequence[str], queues: Sequence[str], limit: int) -> builtins.list[str]:
+    def due(self, types: Sequence[str], queues: Sequence[str], limit: int) -> Answer[builtins.list[str]]:
         """Up to `limit` runs that could be worked on now, longest waiting first, without paused ones."""
-        return await self._read("due", lambda tx: due(tx, types, queues, limit))
+        return self._read("due", partial(due, types=types, queues=queues, limit=limit))
 
     async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
         """Register a worker, and record the types that it serves."""
@@ -435,70 +443,74 @@ class SqlStore(ABC):
 
         await self._write("register", worker.id, body)
 
-    async def heartbeat(self, worker_id: str) -> bool:
+    def heartbeat(self, worker_id: str) -> Answer[bool]:
         """Renew the worker's row. False: it was declared dead and holds no runs any more."""
-        return await self._write("heartbeat", worker_id, lambda tx: workers.heartbeat(tx, worker_id))
+        return self._write("heartbeat", worker_id, partial(workers.heartbeat, worker_id=worker_id))
 
-    async def report_health(self, worker_id: str, errors: int, problem: str) -> None:
+    def report_health(self, worker_id: str, errors: int, problem: str) -> Answer[None]:
         """Store the error count and the latest error of the worker's background loops, for `workers`."""
-        await self._write("report_health", worker_id, lambda tx: workers.report_health(tx, worker_id, errors, problem))
+        return self._write(
+            "report_health",
+            worker_id,
+            partial(workers.report_health, worker_id=worker_id, errors=errors, problem=problem),
+        )
 
-    async def retire(self, worker_id: str) -> None:
+    def retire(self, worker_id: str) -> Answer[None]:
         """End a worker's registration and release the runs that it still holds."""
-        await self._write("retire", worker_id, lambda tx: workers.retire(tx, worker_id))
+        return self._write("retire", worker_id, partial(workers.retire, worker_id=worker_id))
 
-    async def sweep(self, limit: int) -> SweepResult:
+    def sweep(self, limit: int) -> Answer[SweepResult]:
         """Declare overdue workers dead, release their runs (raising the tokens) and fail runs past their deadline."""
-        return await self._write("sweep", "sweep", lambda tx: workers.sweep(tx, limit))
+        return self._write("sweep", "sweep", partial(workers.sweep, limit=limit))
 
-    async def workers(self) -> builtins.list[WorkerInfo]:
+    def workers(self) -> Answer[builtins.list[WorkerInfo]]:
         """Every worker that is alive or was recently."""
-        return await self._read("workers", workers.workers)
+        return self._read("workers", workers.workers)
 
-    async def types(self) -> builtins.list[TypeInfo]:
+    def types(self) -> Answer[builtins.list[TypeInfo]]:
         """Every registered type, and if it is enabled."""
-        return await self._read("types", workers.types)
+        return self._read("types", workers.types)
 
-    async def holdings(self, worker_id: str) -> builtins.list[Lease]:
+    def holdings(self, worker_id: str) -> Answer[builtins.list[Lease]]:
         """Leases that the database assigns to the worker."""
-        return await self._read("holdings", lambda tx: workers.holdings(tx, worker_id))
+        return self._read("holdings", partial(workers.holdings, worker_id=worker_id))
 
-    async def load(self, run_ids: Sequence[str]) -> builtins.list[LoadedRun]:
+    def load(self, run_ids: Sequence[str]) -> Answer[builtins.list[LoadedRun]]:
         """Histories and unread inboxes of runs, in one read."""
-        return await self._read("load", lambda tx: reads.load(tx, run_ids, self.inbox_page))
+        return self._read("load", partial(reads.load, run_ids=run_ids, page=self.inbox_page))
 
-    async def unread(self, run_ids: Sequence[str]) -> builtins.list[Message]:
+    def unread(self, run_ids: Sequence[str]) -> Answer[builtins.list[Message]]:
         """Unread inbox entries of these runs, in one read."""
-        return await self._read("unread", lambda tx: reads.unread(tx, run_ids, self.inbox_page))
+        return self._read("unread", partial(reads.unread, run_ids=run_ids, page=self.inbox_page))
 
-    async def marked(self, worker_id: str) -> builtins.list[Message]:
+    def marked(self, worker_id: str) -> Answer[builtins.list[Message]]:
         """Unread inbox entries of the worker's running runs that were written to from outside."""
-        return await self._read("marked", lambda tx: reads.marked(tx, worker_id, self.inbox_page))
+        return self._read("marked", partial(reads.marked, worker_id=worker_id, page=self.inbox_page))
 
     async def transact(self, step: TransactionStep) -> TurnOutcome:
         """Run a user's function and write the record of its result in one transaction: APPLIED or LOST."""
         self._check_open()
-        return await run_transaction_step(step, self._home, self.lend, self._system.crash_point, self._limit())
+        return await run_transaction_step(step, self._home, self.lend, self._pass_crash_point, self._limit())
 
     def _limit(self) -> str:
         """First statement of a transaction step: bounds it, so that it does not outlive its worker's lease."""
         return ""
 
-    async def recorded(self, turn: Turn, actor: str) -> TurnOutcome:
+    def recorded(self, turn: Turn, actor: str) -> Answer[TurnOutcome]:
         """Outcome of a turn with one record: APPLIED, LOST, or BUSY if it is missing and may be tried again."""
-        return await self._write("recorded", actor, lambda tx: recorded(tx, turn))
+        return self._write("recorded", actor, partial(recorded, turn=turn))
 
     async def migrations(self) -> builtins.list[MigrationStatus]:
         """Each migration and when it was applied; works on a store that is not open, and does not open it."""
         await self._connect()
         try:
-            return await self._read("status", lambda tx: migrations.status(tx, self._dialect, self._tables))
+            return await self._read("status", partial(migrations.status, dialect=self._dialect, prefix=self._tables))
         finally:
             await self.close()
 
-    async def remove(self) -> None:
+    def remove(self) -> Answer[None]:
         """Drop the tables and views of this prefix, which must not be the usual one. For tools that made them."""
-        await self._write("remove", "", lambda tx: migrations.drop_tables(tx, self._dialect, self._tables))
+        return self._write("remove", "", partial(migrations.drop_tables, dialect=self._dialect, tables=self._tables))
 
     async def _migrate(self, tx: Transaction) -> None:
         await migrations.migrate(tx, self._dialect)
@@ -515,6 +527,10 @@ class SqlStore(ABC):
     @property
     def _has_observers(self) -> bool:
         return bool(self._observers)
+
+    def _pass_crash_point(self, name: str) -> None:
+        if self._system.crash_point is not None:
+            self._system.crash_point(name)
 
     def _done(self, tx: TransactionNotices) -> None:
         """A transaction has become durable: pass on what it gathered."""

@@ -1,4 +1,4 @@
-"""One SQLite connection, its transactions and its statements.
+"""One SQLite connection: its thread, its transactions and its statements.
 
 The connection is opened with the settings that durability needs and runs whole transactions only. A transaction that
 finds the database busy is rolled back and run again after a short random pause, until a time limit. SQLite's own busy
@@ -12,13 +12,15 @@ of inserting a run or a record.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
 import sqlite3
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -94,6 +96,11 @@ SQLITE = Dialect(
 
 _log = logging.getLogger("perdure.store")
 
+#: Seconds that the thread waits for another job before it ends.
+_IDLE_SECONDS = 0.05
+#: Seconds that a job waits while another thread holds the connection.
+_HOLD_SECONDS = 30.0
+
 _SMALL_FILE = 16 * 1024 * 1024
 #: Seconds to pause while another connection writes: between attempts, and before our next transaction.
 _PAUSE = (0.0002, 0.001)
@@ -131,6 +138,9 @@ class SqliteClock:
 class SqliteTransaction(TransactionLog):
     """A `Transaction` for the shared SQL verbs. Its coroutines never suspend."""
 
+    #: The time when the transaction began.
+    now: int = 0
+
     def __init__(
         self,
         connection: sqlite3.Connection,
@@ -146,16 +156,11 @@ class SqliteTransaction(TransactionLog):
         super().__init__(actor, audit, has_observers=has_observers)
         self._connection = connection
         self._render = render
-        self._now = now
+        self.now = now
         #: True: other transactions may have had the same time.
         self.clock_stood_still = clock_stood_still
         #: True: text that is not UTF-8 can be read, with the prefix `NOT_TEXT`.
         self.lenient = lenient
-
-    @property
-    def now(self) -> int:
-        """The time when the transaction began."""
-        return self._now
 
     async def execute(self, sql: str, params: Mapping[str, Any] | Sequence[Any]) -> int:
         """Run one statement; return how many rows it changed."""
@@ -176,7 +181,8 @@ class SqliteTransaction(TransactionLog):
     def write_notes(self) -> None:
         """Write the audit events to the database, within the transaction."""
         if self._lines:
-            self._run_many(self._render(_NOTE), self._take_lines())
+            self._run_many(self._render(_NOTE), self._lines)
+            self._lines = []
 
     def _run(self, statement: SqliteStatement, params: Any) -> sqlite3.Cursor:
         order = statement.order_params
@@ -198,13 +204,146 @@ class SqliteTransaction(TransactionLog):
 Body = Callable[[SqliteTransaction], Coroutine[Any, Any, T]]
 
 
+_Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]
+
+
+class SerialThread:
+    """A queue of jobs, and at most one thread that runs them, one at a time and in order.
+
+    The thread is taken from the system when there is work and returned shortly after the last job. Jobs may come from
+    any number of event loops; each result goes to the loop of its caller. A cancelled caller stops waiting, but its job
+    still runs. An inline `SerialThread` runs each job at once, on the caller's own thread.
+    """
+
+    def __init__(self, system: System, *, inline: bool, idle: Callable[[], object]) -> None:
+        self._system = system
+        self._inline = inline
+        self._idle = idle
+        self._jobs: deque[_Job] = deque()
+        self._changed = threading.Condition(threading.Lock())
+        self._connection_lock = threading.RLock()
+        self._has_thread = False
+        #: Number of jobs that wait or run.
+        self.unfinished = 0
+        self._thread: Awaitable[None] | None = None
+
+    async def run(self, work: Callable[[], T], *, urgent: bool = False) -> T:
+        """Run a job after those that are queued, or before them if it is urgent."""
+        if self._inline:
+            with self.held():
+                return work()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+        with self._changed:
+            self.unfinished += 1
+            if urgent:
+                self._jobs.appendleft((work, loop, answer))
+            else:
+                self._jobs.append((work, loop, answer))
+            if self._has_thread:
+                self._changed.notify()
+            else:
+                self._start_thread()
+        return await answer
+
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """Hold the connection for the calling thread; no job runs meanwhile."""
+        self._hold()
+        try:
+            yield
+        finally:
+            self._connection_lock.release()
+
+    def hold(self, seconds: float) -> bool:
+        """Take the connection for the calling thread, until `release`; False if it is not free in time."""
+        return self._connection_lock.acquire(timeout=seconds)
+
+    def release(self) -> None:
+        """Give the connection back."""
+        self._connection_lock.release()
+
+    def _hold(self) -> None:
+        if not self._connection_lock.acquire(timeout=_HOLD_SECONDS):
+            raise StoreUnavailable(
+                "a transaction has kept the database to itself for too long; inside of its function, pass its "
+                "connection as `connection=...` to whatever else writes"
+            )
+
+    def _start_thread(self) -> None:
+        self._has_thread = True
+        try:
+            self._thread = asyncio.ensure_future(self._system.in_thread(self._run_jobs))
+        except BaseException:
+            self._has_thread = False
+            raise
+
+    def _run_jobs(self) -> None:
+        while True:
+            with self._changed:
+                if not self._jobs:
+                    self._changed.wait(_IDLE_SECONDS)
+                if not self._jobs:
+                    self._has_thread = False
+                    self._become_idle()
+                    return
+                work, loop, answer = self._jobs.popleft()
+            value, error = self._attempt(work)
+            with self._changed:
+                self.unfinished -= 1
+            _deliver(loop, answer, value, error)
+            del work, loop, answer, value, error
+
+    def _become_idle(self) -> None:
+        try:
+            self._idle()
+        except Exception:
+            _log.exception("the idle callback of a connection failed")
+
+    def _attempt(self, work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+        try:
+            self._hold()
+            try:
+                return work(), None
+            finally:
+                self._connection_lock.release()
+        except BaseException as error:
+            return None, error
+
+
+def _deliver(
+    loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any], value: Any, error: BaseException | None
+) -> None:
+    """Deliver a result to its event loop. Never raises, because the thread serves other loops, too."""
+    try:
+        loop.call_soon_threadsafe(_settle, answer, value, error)
+    except RuntimeError:
+        # No task of a closed loop waits for the result.
+        _log.debug("the event loop was closed before the result of the database came")
+    except BaseException:
+        _log.exception("the result of the database could not be delivered to its event loop")
+
+
+def _settle(answer: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+    if answer.done():
+        return
+    if error is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(value)
+
+
 class SqliteConnection:
     """A connection to one SQLite database, used by one thread at a time."""
 
-    def __init__(self, url: SqliteUrl, system: System, clock: SqliteClock, *, writes: bool) -> None:
+    def __init__(
+        self, url: SqliteUrl, system: System, clock: SqliteClock, *, writes: bool, inline: bool = False
+    ) -> None:
         self._url = url
         self._system = system
         self._clock = clock
+        #: Runs everything that uses this connection.
+        self.thread = SerialThread(system, inline=inline, idle=self.rest)
         self._writes = writes
         self._begin = "BEGIN IMMEDIATE" if writes else "BEGIN"
         self._rendered: dict[str, SqliteStatement] = {}
@@ -267,7 +406,8 @@ class SqliteConnection:
         self, verb: str, actor: str, body: Body[T], audit: Audit = Audit.OFF, *, has_observers: bool = False
     ) -> tuple[T, SqliteTransaction]:
         """Run a verb in a transaction of its own; return its result and the transaction, which holds its events."""
-        self._system.crash_point(f"{verb}.enter")
+        if self._system.crash_point is not None:
+            self._system.crash_point(f"{verb}.enter")
         try:
             return self._retry_while_busy(lambda: self._attempt(verb, actor, body, audit, has_observers=has_observers))
         except StoreError:
@@ -332,6 +472,7 @@ class SqliteConnection:
     def _attempt(
         self, verb: str, actor: str, body: Body[T], audit: Audit, *, has_observers: bool
     ) -> tuple[T, SqliteTransaction]:
+        crash_point = self._system.crash_point
         raw = self._open()
         if self.file is not None:
             self.check_file()
@@ -350,10 +491,12 @@ class SqliteConnection:
                 clock_stood_still=clock.state,
                 lenient=self._lenient,
             )
-            self._system.crash_point(f"{verb}.begun")
+            if crash_point is not None:
+                crash_point(f"{verb}.begun")
             answer = drive(body(tx))
             tx.write_notes()
-            self._system.crash_point(f"{verb}.written")
+            if crash_point is not None:
+                crash_point(f"{verb}.written")
             raw.execute("COMMIT")
         except BaseException:
             # SQLite rolls back by itself when the disk is full, and a second ROLLBACK would fail.
@@ -361,7 +504,8 @@ class SqliteConnection:
                 with suppress(sqlite3.Error):
                     raw.execute("ROLLBACK")
             raise
-        self._system.crash_point(f"{verb}.committed")
+        if crash_point is not None:
+            crash_point(f"{verb}.committed")
         return answer, tx
 
     def _yield_to_other_writers(self, raw: sqlite3.Connection) -> None:

@@ -11,9 +11,11 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Coroutine, Generator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from functools import partial
+from operator import attrgetter
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,9 +28,8 @@ from perdure.store.sql.dialect import Row
 from perdure.store.sql.store import SqlStore, Trace
 from perdure.store.sqlite.claim import claim
 from perdure.store.sqlite.commit import commit
-from perdure.store.sqlite.connection import SQLITE, Body, SqliteClock, SqliteConnection
+from perdure.store.sqlite.connection import SQLITE, Body, SerialThread, SqliteClock, SqliteConnection
 from perdure.store.sqlite.files import note_inherited
-from perdure.store.sqlite.serial_thread import SerialThread
 from perdure.store.url import SqliteUrl
 from perdure.store.user_connections.transaction import StoreDatabase
 
@@ -37,6 +38,8 @@ T = TypeVar("T")
 _READERS = 2
 #: Seconds that a fork waits until no transaction is open.
 _FORK_SECONDS = 5.0
+
+_busyness = attrgetter("thread.unfinished")
 
 _log = logging.getLogger("perdure.store")
 
@@ -55,31 +58,28 @@ class SqliteStore(SqlStore):
         self._url = url
         self._system = system
         self._clock = SqliteClock(system)
-        self._writer = SqliteConnection(url, system, self._clock, writes=True)
+        self._writer = SqliteConnection(url, system, self._clock, writes=True, inline=inline)
         self.where = self._writer.where
-        self._writer_thread = SerialThread(system, inline=inline, idle=self._writer.rest)
-        self._readers = [(self._writer, self._writer_thread)]
+        self._readers = [self._writer]
         self.blocks = not inline
         self._is_inline = inline
         #: The connection threads that a forking thread holds, by the id of that thread.
         self._held_threads: dict[int, builtins.list[SerialThread]] = {}
         if url.path is not None and not inline:
-            connections = [SqliteConnection(url, system, self._clock, writes=False) for _ in range(_READERS)]
-            self._readers = [(one, SerialThread(system, inline=False, idle=one.rest)) for one in connections]
+            self._readers = [SqliteConnection(url, system, self._clock, writes=False) for _ in range(_READERS)]
 
     async def close(self) -> None:
         """Close every connection."""
         if self._process == os.getpid():
             self._process = 0
             self._writer.hurry()
-            for reader, thread in self._readers:
-                await thread.run(reader.close)
-            await self._writer_thread.run(self._writer.close)
+            for connection in self._connections:
+                await connection.thread.run(connection.close)
 
     async def changed(self) -> bool:
         """Tell whether another connection may have written since the last call."""
         self._check_open()
-        return await self._writer_thread.run(self._check_changed)
+        return await self._writer.thread.run(self._check_changed)
 
     def clock(self) -> int:
         """Return the time of this machine, which is that of the database."""
@@ -90,13 +90,13 @@ class SqliteStore(SqlStore):
         self._check_open()
         return self._clock.now()
 
-    async def claim(self, request: ClaimRequest) -> ClaimResult:
+    def claim(self, request: ClaimRequest) -> Coroutine[Any, Any, ClaimResult]:
         """Make due runs ready, then claim ready runs."""
-        return await self._write("claim", request.worker, lambda tx: claim(tx, request, self._system.entropy))
+        return self._write("claim", request.worker, partial(claim, request=request, entropy=self._system.entropy))
 
-    async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
+    def commit(self, turns: Sequence[Turn], actor: str) -> Coroutine[Any, Any, builtins.list[TurnOutcome]]:
         """Commit turns in one transaction."""
-        return await self._write("commit", actor, lambda tx: commit(tx, turns))
+        return self._write("commit", actor, partial(commit, turns=turns))
 
     async def query(self, sql: str, params: Sequence[object] = ()) -> builtins.list[Row]:
         """Run a SELECT with `?` parameters over tables called `perdure_…`, whatever their prefix.
@@ -107,13 +107,13 @@ class SqliteStore(SqlStore):
 
     async def trace(self, callback: Trace | None) -> None:
         """Pass every statement of the writer to a callback. For tests and tools."""
-        await self._writer_thread.run(lambda: self._writer.trace(callback))
+        await self._writer.thread.run(lambda: self._writer.trace(callback))
 
     @contextmanager
     def lend(self) -> Generator[sqlite3.Connection]:
         """Lend a connection that may write: a new one to a file, or the only one to a database in memory."""
         if self._url.path is None:
-            with self._writer_thread.held():
+            with self._writer.thread.held():
                 raw = self._writer.begin()
                 rows, texts = raw.row_factory, raw.text_factory
                 try:
@@ -143,16 +143,16 @@ class SqliteStore(SqlStore):
             return
         until = self._system.monotonic() + _FORK_SECONDS
         held = self._held_threads[threading.get_ident()] = []
-        for _, thread in self._connections:
-            if not thread.hold(max(0.0, until - self._system.monotonic())):
+        for connection in self._connections:
+            if not connection.thread.hold(max(0.0, until - self._system.monotonic())):
                 _log.warning(
                     "%s is in use while this process forks; the child cannot use the database through this engine",
                     self.where,
                 )
                 self._after_fork_in_parent()
                 return
-            held.append(thread)
-        for connection, _ in self._connections:
+            held.append(connection.thread)
+        for connection in self._connections:
             connection.suspend()
 
     def _after_fork_in_parent(self) -> None:
@@ -165,36 +165,39 @@ class SqliteStore(SqlStore):
         never_finalize(self)
 
     @property
-    def _connections(self) -> builtins.list[tuple[SqliteConnection, SerialThread]]:
+    def _connections(self) -> builtins.list[SqliteConnection]:
         """All connections: the readers, then the writer."""
-        return [*(one for one in self._readers if one[0] is not self._writer), (self._writer, self._writer_thread)]
+        return [*(one for one in self._readers if one is not self._writer), self._writer]
 
     async def _connect(self) -> None:
-        await self._writer_thread.run(self._writer.open)
+        await self._writer.thread.run(self._writer.open)
         self._process = os.getpid()
         watch_forks(self._after_fork_in_child, before=self._before_fork, in_parent=self._after_fork_in_parent)
         try:
-            for reader, thread in self._readers:
+            for reader in self._readers:
                 if reader is not self._writer:
-                    await thread.run(reader.open)
+                    await reader.thread.run(reader.open)
         except BaseException:
             await self.close()
             raise
 
-    async def _write(self, verb: str, actor: str, body: Body[T]) -> T:
-        self._check_open()
-        urgent = verb == "heartbeat"
-        return await self._writer_thread.run(lambda: self._run(self._writer, verb, actor, body), urgent=urgent)
+    def _write(self, verb: str, actor: str, body: Body[T]) -> Coroutine[Any, Any, T]:
+        if self._process != os.getpid():
+            self._check_open()
+        work = partial(self._transact, self._writer, verb, actor, body)
+        return self._writer.thread.run(work, urgent=verb == "heartbeat")
 
-    async def _read(self, verb: str, body: Body[T]) -> T:
-        self._check_open()
+    def _read(self, verb: str, body: Body[T]) -> Coroutine[Any, Any, T]:
+        if self._process != os.getpid():
+            self._check_open()
         # The least busy reader, so that a long listing does not delay the loading of a run.
-        reader, thread = min(self._readers, key=lambda pair: pair[1].unfinished)
-        return await thread.run(lambda: self._run(reader, verb, "", body))
+        reader = min(self._readers, key=_busyness)
+        return reader.thread.run(partial(self._transact, reader, verb, "", body))
 
-    def _run(self, connection: SqliteConnection, verb: str, actor: str, body: Body[T]) -> T:
-        answer, tx = connection.transact(verb, actor, body, self.audit, has_observers=self._has_observers)
-        self._done(tx)
+    def _transact(self, connection: SqliteConnection, verb: str, actor: str, body: Body[T]) -> T:
+        answer, tx = connection.transact(verb, actor, body, self.audit, has_observers=bool(self._observers))
+        if tx.announced or tx.observed:
+            self._done(tx)
         return answer
 
     def _check_changed(self) -> bool:

@@ -12,7 +12,7 @@ import pytest
 
 from perdure.host import Host
 from perdure.store import open_store
-from perdure.store.sqlite.serial_thread import SerialThread
+from perdure.store.sqlite.connection import SerialThread
 from perdure.testing.conformance.harness import ACTOR, a_run, a_worker, claim_ids
 from tests.helpers import eventually
 
