@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 
 from tests.servers.private import Missing as Missing
@@ -41,6 +42,17 @@ class Postgres(PrivateServer):
         super().__init__()
         self._settings = SETTINGS if durable else {**SETTINGS, **CARELESS}
         self.dsn = f"postgresql://postgres@127.0.0.1:{self._port}/postgres"
+
+    def encrypt(self, certificate: bytes, key: bytes) -> None:
+        """Offer TLS, from the next start on."""
+        self._settings = {**self._settings, "ssl": "on"}
+        for name, content in (("cert", certificate), ("key", key)):
+            path = self._folder / name
+            path.touch(mode=0o600)
+            path.write_bytes(content)
+            if self._as:
+                shutil.chown(path, self._as["user"], self._as["group"])
+            self._settings[f"ssl_{name}_file"] = str(path)
 
     def _making(self) -> list[str]:
         login = ["-U", "postgres", "-A", "trust"]

@@ -9,13 +9,16 @@ hosts, and options such as `sslmode`), with the additional options `schema`, `pr
 connections), `notify` (on or off: hints between processes) and `listen` (`host:port` for these hints, if it differs).
 
 `mysql://user:password@host:port/database` (or `mariadb://`) is a MySQL or MariaDB server, with the options `prefix`,
-`pool`, `ssl` (preferred, required, verify or off) and `socket` (the path of a Unix socket, instead of host and port).
+`pool`, `ssl` (verify, require, prefer or off), `ssl_ca` (a file with certificates to trust) and `socket` (the path of a
+Unix socket, instead of host and port). Without `ssl`, the certificate of a server on another machine is verified.
 
 Each takes `audit` (full, lifecycle or off: the level of the audit trail).
 """
 
 from __future__ import annotations
 
+import ipaddress
+import os
 import re
 from collections.abc import Mapping
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
@@ -30,6 +33,10 @@ _PREFIX = re.compile(r"[a-z_][a-z0-9_]{0,40}")
 _PASSWORD = re.compile(r"(://[^:@/]*):[^/]*@|([?&]\w*password)=[^&]*")
 _HOSTS = re.compile(r"[^/@?#,]+(,[^/@?#,]+)*")
 _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+#: Values of `sslmode` with which the driver checks who issued the server's certificate.
+_VERIFYING = frozenset({"verify-ca", "verify-full"})
+#: Other spellings, which are those of MySQL's own tools.
+_SSL_WORDS = {"preferred": "prefer", "required": "require"}
 _EXAMPLE = (
     "Use sqlite:///relative.db, sqlite:////absolute.db, sqlite:// for a database in memory, or "
     "postgresql://user@host/database or mysql://user@host/database."
@@ -74,6 +81,20 @@ class PostgresUrl(Struct, frozen=True, kw_only=True):
         parts = urlsplit(self.dsn)
         return f"The database {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
+    @property
+    def authority_file(self) -> str:
+        """File with the certificates of the authorities to trust; empty if the URL names none."""
+        return dict(parse_qsl(urlsplit(self.dsn).query)).get("sslrootcert", "")
+
+    @property
+    def is_unverified(self) -> bool:
+        """True if a server on another machine need not prove which server it is."""
+        parts = urlsplit(self.dsn)
+        options = dict(parse_qsl(parts.query))
+        mode = options.get("sslmode") or os.environ.get("PGSSLMODE", "")
+        named = parts.netloc.rpartition("@")[2] or options.get("host") or os.environ.get("PGHOST", "")
+        return mode not in _VERIFYING and not all(map(is_local, filter(None, unquote(named).split(","))))
+
 
 class MysqlUrl(Struct, frozen=True, kw_only=True):
     """Location of a MySQL or MariaDB database, and the tables in it that are ours."""
@@ -84,7 +105,9 @@ class MysqlUrl(Struct, frozen=True, kw_only=True):
     user: str | None
     password: str
     socket: str | None = None
-    ssl: str = "preferred"
+    ssl: str = "off"
+    #: File with the certificates of the authorities to trust; None: those that the system trusts.
+    ssl_ca: str | None = None
     prefix: str = DEFAULT_PREFIX
     pool: int = 10
     audit: Audit = Audit.LIFECYCLE
@@ -93,6 +116,23 @@ class MysqlUrl(Struct, frozen=True, kw_only=True):
     def where(self) -> str:
         """The database in messages: without the user's name and password."""
         return f"The database mysql://{self.socket or f'{self.host}:{self.port}'}/{self.database}"
+
+    @property
+    def is_local(self) -> bool:
+        """True if nothing that is sent leaves this machine."""
+        return self.socket is not None or is_local(self.host)
+
+
+def is_local(host: str) -> bool:
+    """Tell whether a host, perhaps with a port, is this machine: a loopback address, or the path of a socket."""
+    name = host[1 : host.index("]")] if host.startswith("[") and "]" in host else host
+    name = name.rpartition(":")[0] if name.count(":") == 1 else name
+    if name.lower() == "localhost" or name.startswith(("/", "@")):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def shown(url: str) -> str:
@@ -155,10 +195,10 @@ def _listen(parts: SplitResult, ours: dict[str, str]) -> str | None:
 def _mysql(url: str) -> MysqlUrl:
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    unknown = sorted(options.keys() - {"prefix", "pool", "ssl", "socket", "audit"})
+    unknown = sorted(options.keys() - {"prefix", "pool", "ssl", "ssl_ca", "socket", "audit"})
     if unknown:
         raise UsageError(
-            f"{shown(url)!r} has the unknown option {unknown[0]!r}; known are prefix, pool, ssl, socket and audit."
+            f"{shown(url)!r} has the unknown option {unknown[0]!r}; known are prefix, pool, ssl, ssl_ca, socket, audit."
         )
     if "," in parts.netloc.rpartition("@")[2]:
         raise UsageError(
@@ -172,18 +212,29 @@ def _mysql(url: str) -> MysqlUrl:
         port = parts.port or 3306
     except ValueError as error:
         raise UsageError(f"{shown(url)!r} has a port that is none; write mysql://user@host:3306/database.") from error
+    host, socket = parts.hostname or "localhost", options.get("socket") or None
     return MysqlUrl(
-        host=parts.hostname or "localhost",
+        host=host,
         port=port,
         database=database,
         user=None if parts.username is None else unquote(parts.username),
         password=unquote(parts.password or ""),
-        socket=options.get("socket") or None,
-        ssl=_one_of("ssl", options.get("ssl", "preferred"), ("preferred", "required", "verify", "off")),
+        socket=socket,
+        ssl=_ssl(options, local=socket is not None or is_local(host)),
+        ssl_ca=options.get("ssl_ca"),
         prefix=_prefix(options.get("prefix", DEFAULT_PREFIX)),
         pool=_pool(options.get("pool", "10")),
         audit=_audit(options),
     )
+
+
+def _ssl(options: Mapping[str, str], *, local: bool) -> str:
+    usual = "off" if local and "ssl_ca" not in options else "verify"
+    asked = options.get("ssl", usual)
+    wanted = _one_of("ssl", _SSL_WORDS.get(asked, asked), ("verify", "require", "prefer", "off"))
+    if wanted != "verify" and "ssl_ca" in options:
+        raise UsageError(f"The option ssl_ca of a database URL is for ssl=verify; with ssl={wanted} it has no effect.")
+    return wanted
 
 
 def _sqlite(url: str) -> SqliteUrl:

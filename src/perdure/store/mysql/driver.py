@@ -11,10 +11,11 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
-import asyncmy
+import asyncmy.connection
 import asyncmy.errors
 from msgspec import Struct
 
+from perdure.errors import UsageError
 from perdure.store.server.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from perdure.store.sql.dialect import Row
 from perdure.store.url import MysqlUrl
@@ -25,10 +26,16 @@ AlreadyThere: type[Exception] = asyncmy.errors.IntegrityError
 
 #: Seconds that closing a connection in order may take.
 _CLOSE_SECONDS = 2.0
-#: Errors of a server that does not support TLS.
-_BAD_HANDSHAKE = frozenset({1043, 2013})
 #: Client flag: an UPDATE counts the rows that it found, also if their values did not change.
 _FOUND_ROWS = 2
+#: Capability flag: TLS.
+_SSL = 1 << 11
+#: Ways to log in that do not show the password, or ask `_Login._secure` first.
+_HIDING = frozenset({b"mysql_native_password", b"client_ed25519", b"caching_sha2_password", b"sha256_password"})
+
+
+class ServerNotTrusted(asyncmy.errors.OperationalError):
+    """The server has not proved its identity, or does not encrypt."""
 
 
 class _Result(Protocol):
@@ -161,14 +168,82 @@ class MysqlConnection:
             await driver.next_result()
 
 
+#: The driver declares no types for the methods that are overridden here.
+_DriverBase: Any = asyncmy.connection.Connection
+
+
+class _Login(_DriverBase):  # type: ignore[misc] # it has no type
+    """A connection of the driver that tells the password only to a server that may know it.
+
+    The server chooses how a user logs in. Some ways show the password to the server itself, in clear text or encrypted
+    with a key that the server names, so that any program between us and the server would learn it.
+    """
+
+    #: True: the server has proved its identity, or is reached by a Unix socket.
+    is_verified = False
+    #: True: nothing that is sent leaves this machine.
+    is_local = False
+    #: True: without TLS if the server does not support it.
+    may_fall_back = False
+    #: Attributes of the driver.
+    _auth_plugin_name: str
+    _client_flag: int
+    _password: bytes
+    _ssl_context: ssl.SSLContext | None
+    server_capabilities: int
+
+    @property
+    def _secure(self) -> bool:
+        """True if the connection is encrypted or local.
+
+        The driver reads it right before it passes a password to the server with sha256_password, or with
+        caching_sha2_password if the server has not cached the password's hash.
+        """
+        if self._password and not self.is_verified and not self.is_local:
+            raise self._withheld(self._auth_plugin_name or "its way to log in")
+        return self._is_encrypted
+
+    @_secure.setter
+    def _secure(self, value: bool) -> None:
+        self._is_encrypted = value
+
+    async def _request_authentication(self) -> object:
+        if self._ssl_context is not None and not self.server_capabilities & _SSL:
+            if not self.may_fall_back:
+                raise ServerNotTrusted(
+                    2026,
+                    "the server does not support TLS, or a program in between hides that it does; check the server, or "
+                    "add ssl=off to the URL if the network can be trusted",
+                )
+            self._ssl_context = None
+            self._client_flag &= ~_SSL
+        if self._auth_plugin_name == "sha256_password":
+            # Read for its refusal: this password would be in the first message.
+            _ = self._secure
+        return await super()._request_authentication()
+
+    async def _process_auth(self, plugin_name: bytes, auth_packet: object) -> object:
+        if self._password and not self.is_verified and plugin_name not in _HIDING:
+            raise self._withheld(plugin_name.decode(errors="replace"))
+        self._auth_plugin_name = plugin_name.decode(errors="replace")
+        return await super()._process_auth(plugin_name, auth_packet)
+
+    def _withheld(self, plugin: str) -> ServerNotTrusted:
+        return ServerNotTrusted(
+            2061,
+            f"the server asks for the password ({plugin}) and has not proved its identity, so the password was not "
+            "sent; use ssl=verify, with ssl_ca=FILE if its certificate was issued by an authority of your own",
+        )
+
+
 class MysqlConnector:
-    """Opens connections: encrypted if the URL requires it or the server supports it, which is tried once."""
+    """Opens connections, encrypted as the URL requires."""
 
     def __init__(self, url: MysqlUrl) -> None:
         self._url = url
         self._context: ssl.SSLContext | None = None
         if url.ssl == "verify":
-            self._context = ssl.create_default_context()
+            self._context = _verifying_context(url.ssl_ca)
         elif url.ssl != "off" and url.socket is None:
             self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             self._context.check_hostname = False
@@ -176,31 +251,40 @@ class MysqlConnector:
 
     async def connect(self, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> MysqlConnection:
         """Open a connection."""
-        if self._context is None or self._url.ssl != "preferred":
-            return await _connect(self._url, self._context, timeouts)
+        url = self._url
+        driver = _Login(
+            host=url.host,
+            port=url.port,
+            unix_socket=url.socket,
+            user=url.user,
+            password=url.password,
+            database=url.database,
+            charset="utf8mb4",
+            connect_timeout=timeouts.connect,  # pyright: ignore[reportArgumentType] # fractions are fine
+            client_flag=_FOUND_ROWS,
+            autocommit=True,
+            program_name="perdure",
+            ssl=self._context,
+        )
+        # The driver verifies while it encrypts, before it logs in.
+        driver.is_verified = url.ssl == "verify" or url.socket is not None
+        driver.is_local = url.is_local
+        driver.may_fall_back = url.ssl == "prefer"
         try:
-            return await _connect(self._url, self._context, timeouts)
+            await driver.connect()
         except DriverError as error:
-            if not isinstance(error.__cause__, ssl.SSLError) and error.args[0] not in _BAD_HANDSHAKE:
-                raise
-        connection = await _connect(self._url, None, timeouts)
-        self._context = None
-        return connection
+            if isinstance(error.__cause__, ssl.SSLCertVerificationError):
+                raise ServerNotTrusted(
+                    2026,
+                    f"its certificate cannot be verified: {error.__cause__.verify_message}; add ssl_ca=FILE to the URL "
+                    "if it was issued by an authority of your own, and use a host name that is in the certificate",
+                ) from error
+            raise
+        return MysqlConnection(cast("_Driver", driver), timeouts)
 
 
-async def _connect(url: MysqlUrl, context: ssl.SSLContext | None, timeouts: Timeouts) -> MysqlConnection:
-    driver: Any = await asyncmy.connect(
-        host=url.host,
-        port=url.port,
-        unix_socket=url.socket,
-        user=url.user,
-        password=url.password,
-        database=url.database,
-        charset="utf8mb4",
-        connect_timeout=timeouts.connect,  # pyright: ignore[reportArgumentType] # fractions are fine
-        client_flag=_FOUND_ROWS,
-        autocommit=True,
-        program_name="perdure",
-        ssl=context,
-    )
-    return MysqlConnection(cast("_Driver", driver), timeouts)
+def _verifying_context(file: str | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=file)
+    except OSError as error:
+        raise UsageError(f"ssl_ca of the database URL names {file}, which cannot be used: {error}") from error

@@ -11,7 +11,7 @@ from perdure.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from perdure.store.mysql.driver import DriverError
+from perdure.store.mysql.driver import DriverError, ServerNotTrusted
 
 #: Deadlock, lock wait timeout, a row that changed under a snapshot, NOWAIT; and a commit that lost against another
 #: node of a cluster, which a server reports as a deadlock, an error during COMMIT (1180) or a rollback during COMMIT
@@ -67,11 +67,17 @@ def is_lost(error: BaseException) -> bool:
         return True
     code = code_of(error)
     # An error without a number means packets out of order, after which a connection is unusable.
-    return isinstance(error, DriverError) and (code is None or code in _LOST or code in _READ_ONLY)
+    return (
+        isinstance(error, DriverError)
+        and not isinstance(error, ServerNotTrusted)
+        and (code is None or code in _LOST or code in _READ_ONLY)
+    )
 
 
 def translate(error: BaseException, where: str) -> StoreError:
     """Return the error of the store contract for a driver error; `where` names the database."""
+    if isinstance(error, ServerNotTrusted):
+        return StoreRefused(f"{where} is not trusted: {_text(error)}")
     code = code_of(error)
     detail = f"{_text(error)} ({code if code is not None else type(error).__name__})"
     if code in _READ_ONLY:

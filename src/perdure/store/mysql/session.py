@@ -105,10 +105,12 @@ async def set_up_session(connection: MysqlConnection, where: str) -> ServerIdent
             f"{where} takes packets of at most {packet:,} bytes, which is too little; set max_allowed_packet to 16M or "
             "more on the server"
         )
-    if "STRICT_ALL_TABLES" not in mode.split(","):
+    modes = mode.split(",")
+    if "STRICT_ALL_TABLES" not in modes or "NO_BACKSLASH_ESCAPES" in modes:
+        # Values go into statements as literals, with backslashes as escapes.
         raise StoreError(
-            f"{where} does not keep the sql_mode that Perdure sets, without which values would be cut off silently; "
-            "check the proxy between this process and the server"
+            f"{where} does not keep the sql_mode that Perdure sets, without which values would be cut off or read as "
+            "SQL; check the proxy between this process and the server"
         )
     connection.packet = packet
     # No server of a cluster lacks what another one has acknowledged, and a proxy may lead to any of them.

@@ -14,6 +14,8 @@ ServerError: type[Exception] = asyncpg.PostgresError
 # The second is raised by a connection that the server has closed while it was idle.
 DriverErrors: tuple[type[Exception], ...] = (asyncpg.InterfaceError, asyncpg.InternalClientError)
 AlreadyThere: type[Exception] = asyncpg.UniqueViolationError
+#: The URL asks for something that does not work, such as a file with certificates that does not exist.
+ConfigurationError: type[Exception] = asyncpg.exceptions.ClientConfigurationError
 
 #: Seconds that closing a connection in order may take.
 _CLOSE_SECONDS = 2.0

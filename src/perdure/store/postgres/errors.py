@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 from perdure.errors import (
     SchemaMismatch,
     StoreCorrupt,
@@ -11,7 +13,7 @@ from perdure.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from perdure.store.postgres.driver import DriverErrors, ServerError
+from perdure.store.postgres.driver import ConfigurationError, DriverErrors, ServerError
 
 #: The transaction lost against another one; the connection still works.
 _LOST_RACE = frozenset({"40001", "40P01", "55P03"})
@@ -50,6 +52,8 @@ def is_lost(error: BaseException) -> bool:
     It may if this one broke or was pooled, or the server restarts, is full or has changed its role.
     """
     state = _state(error)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return False
     return (
         # A ValueError of the driver is about a parameter, which no other connection would accept either.
         (isinstance(error, (*DriverErrors, OSError, TimeoutError)) and not isinstance(error, ValueError))
@@ -62,6 +66,13 @@ def is_lost(error: BaseException) -> bool:
 
 def translate(error: BaseException, where: str) -> StoreError:
     """Return the error of the store contract for a driver error; `where` names the database."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return StoreRefused(
+            f"{where} is not trusted: its certificate cannot be verified: {error.verify_message}; add sslrootcert=FILE "
+            "to the URL if it was issued by an authority of your own, and use a host name that is in the certificate"
+        )
+    if isinstance(error, ConfigurationError):
+        return StoreRefused(f"{where} cannot be used with this URL: {error}")
     state = _state(error)
     detail = f"{str(error) or type(error).__name__} ({state or type(error).__name__})"
     if state == _READ_ONLY:

@@ -9,6 +9,7 @@ prepared.
 from __future__ import annotations
 
 import builtins
+import logging
 import os
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
@@ -18,9 +19,10 @@ from perdure.core.model.claim import ClaimRequest, ClaimResult, LoadedRun
 from perdure.core.model.record import NewMessage, SendOutcome
 from perdure.core.model.run import CreatedRun, NewRun, Run, RunFilter, RunPage
 from perdure.core.model.turn import Turn, TurnOutcome
-from perdure.core.model.worker_info import SweepResult
+from perdure.core.model.worker_info import SweepResult, WorkerInfo
+from perdure.core.routing import TypeInfo
 from perdure.core.system import System
-from perdure.errors import StoreError
+from perdure.errors import StoreError, UsageError
 from perdure.store.postgres import errors
 from perdure.store.postgres.claim import PostgresPreview, claim
 from perdure.store.postgres.claim_ready import claim_ready
@@ -54,6 +56,8 @@ from perdure.store.url import PostgresUrl
 
 T = TypeVar("T")
 Body = Callable[[PostgresTransaction], Coroutine[Any, Any, T]]
+
+_log = logging.getLogger("perdure.store")
 
 _OLDEST_SERVER = 14
 
@@ -91,6 +95,9 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
         self, url: PostgresUrl, system: System, *, migrate: bool = True, time: Callable[[], int] | None = None
     ) -> None:
         super().__init__(POSTGRES, url.tables, system, migrate=migrate, audit=url.audit, pool=url.pool, time=time)
+        if url.authority_file and not os.access(url.authority_file, os.R_OK):
+            # The driver's own error would not name it.
+            raise UsageError(f"sslrootcert of the database URL names {url.authority_file}, which cannot be read")
         # While the server writes one batch, this process prepares the next; more lanes only make batches smaller.
         self.lanes = 2
         self.where = url.where
@@ -103,6 +110,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
         self._fenced = ""
         self._prepares = True
         self._notifier = Notifier(url, system, self._tell)
+        self._warned = False
 
     async def open(self) -> None:
         """Connect, check versions and settings, and apply migrations if allowed."""
@@ -144,6 +152,18 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
         alone = any(is_single(new) for new in runs)
         made = None if alone else await self._at_once("create", actor, quickly)
         return await super().create(runs, actor, all_or_none=all_or_none) if made is None else made
+
+    async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
+        """Register a worker; warn once if the server need not prove its identity."""
+        if self._url.is_unverified and not self._warned:
+            self._warned = True
+            _log.warning(
+                "%s is on another machine and its certificate is not verified, so a program in between could read the "
+                "password and every run; add sslmode=verify-full to the URL, and sslrootcert=FILE if the certificate "
+                "was issued by an authority of your own",
+                self.where,
+            )
+        await super().register(worker, serves)
 
     async def _beat(self, tx: PostgresTransaction, worker_id: str, last: int) -> int | None:
         """Write a heartbeat with the time of the server's clock."""
