@@ -24,7 +24,8 @@ ALLOWED = {
     "blocking": {"client"},
     "machine": {"workflow"},
     "testing": {"core", "workflow", "replay", "store", "worker", "client", "host"},
-    "cli": {"core", "workflow", "store", "worker", "client", "host"},
+    "lint": set[str](),
+    "cli": {"core", "workflow", "store", "worker", "client", "host", "lint"},
 }
 
 #: What only the host may use. A trailing dot stands for everything in the module.

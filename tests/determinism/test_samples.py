@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from perdure.lint import lint, python_files
 from perdure.testing import Environment
 from tests.determinism.samples import RIGHT, WRONG, files_of, marked_lines, module_of
 
@@ -31,3 +34,29 @@ async def test_a_correct_sample_completes_and_survives_a_restart(name: str) -> N
 def test_a_sample_is_as_long_as_real_code(kind: str, name: str) -> None:
     lines = sum(len(path.read_text().splitlines()) for path in files_of(kind, name))
     assert 15 <= lines <= 60
+
+
+#: Mistakes that `perdure lint` does not see, and why.
+UNSEEN_BY_LINT = {"jitter_strategies": "the function is picked from a table while the workflow runs"}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_lint_finds_the_planted_mistake_and_nothing_else(name: str) -> None:
+    found = {(Path(finding.path).resolve(), finding.line) for finding in lint(files_of("wrong", name))}
+    assert found == (set() if name in UNSEEN_BY_LINT else set(marked_lines("wrong", name)))
+
+
+def test_lint_finds_at_least_twenty_eight_of_the_thirty_mistakes() -> None:
+    assert len(WRONG) - len(UNSEEN_BY_LINT) >= 28
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_lint_reports_nothing_on_a_correct_sample(name: str) -> None:
+    assert lint(files_of("right", name)) == []
+
+
+def test_lint_reports_the_same_when_all_samples_are_given_at_once() -> None:
+    folder = Path(__file__).parent / "samples"
+    found = {(Path(finding.path).resolve(), finding.line) for finding in lint(python_files([folder]))}
+    planted = {line for name in WRONG if name not in UNSEEN_BY_LINT for line in marked_lines("wrong", name)}
+    assert found == planted

@@ -34,6 +34,7 @@ COMMANDS = MappingProxyType(
             "cancel": "perdure.cli.control:cancel",
             "terminate": "perdure.cli.control:terminate",
             "check": "perdure.cli.deploy:check",
+            "lint": "perdure.cli.lint:lint",
         },
         "Short for `perdure runs ...`": {
             "show": "perdure.cli.runs:show",

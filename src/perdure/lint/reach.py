@@ -1,0 +1,182 @@
+"""Search for workflow code: workflows, handlers of state machines, and the helpers that they call."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+
+from perdure.lint.project import FunctionInfo, Module, Project
+from perdure.lint.rules import STEP_METHODS
+from perdure.lint.values import ACTIVITY, CONTEXT, STEP, WORKFLOW, Value, Values, held, is_property
+
+HANDLERS = frozenset(
+    (
+        "on_start", "on_activity_completed", "on_activity_failed", "on_timer", "on_message", "on_child_completed",
+        "on_child_failed", "on_cancel",
+    )
+)  # fmt: skip
+
+#: Functions and methods that call the functions they get, on the run's loop.
+_CALLERS = frozenset(
+    (
+        "sorted", "min", "max", "map", "filter", "sort", "functools.reduce", "itertools.groupby", "itertools.takewhile",
+        "add_done_callback", "call_soon", "call_later", "call_at", "callback", "push_async_callback", "join", "race",
+        "loop", "outcome", "map", "itertools.accumulate", "itertools.filterfalse", "itertools.dropwhile",
+    )
+)  # fmt: skip
+
+
+class Reached(Struct, frozen=True):
+    """A function that is workflow code, and the workflow that leads there."""
+
+    function: FunctionInfo
+    #: Name of the workflow; empty for the workflow itself.
+    origin: str = ""
+
+
+class Reach:
+    """Finds workflow code."""
+
+    def __init__(self, project: Project, values: Values) -> None:
+        self._project = project
+        self._values = values
+        self._seen: set[ast.AST] = set()
+
+    def functions(self, modules: Iterable[Module]) -> Iterator[Reached]:
+        """Functions of the modules that are workflow code, and what they call in any module of the project."""
+        pending = [each for module in modules for each in self._roots(module)]
+        while pending:
+            reached = pending.pop(0)
+            if reached.function.node in self._seen or self._is_step(reached.function):
+                continue
+            self._seen.add(reached.function.node)
+            yield reached
+            origin = reached.origin or label(reached.function)
+            pending += [Reached(each, origin) for each in self._called(reached.function)]
+
+    def _roots(self, module: Module) -> Iterator[Reached]:
+        functions = list(module.all_functions())
+        yield from (Reached(each) for each in functions if self._values.roles(each) & WORKFLOW)
+        yield from self._registered(module)
+        for owner in module.classes.values():
+            if self._values.is_machine(owner):
+                for base in self._values.lineage(owner):
+                    for name, method in base.methods.items():
+                        if name in HANDLERS or name == "__init__":
+                            yield Reached(method, "" if name in HANDLERS else owner.name)
+        for each in functions:
+            if any(self._takes_context(each, name) for name in each.parameters):
+                yield Reached(each)
+
+    def _registered(self, module: Module) -> Iterator[Reached]:
+        """Functions made workflows by a call: `flow = workflow("type")(function)`."""
+        # Most modules have no such name, and need not be searched.
+        if not any(self._project.find(name) in WORKFLOW or name == "perdure" for name in module.imports.values()):
+            return
+        for node in ast.walk(module.tree):
+            if not isinstance(node, ast.Call) or not node.args:
+                continue
+            outer = node.func.func if isinstance(node.func, ast.Call) else node.func
+            name = self._values.full_name(outer, None, module)
+            made = self._values.of(node.args[-1], None, module)
+            if name in WORKFLOW and made is not None and made.kind == "function" and made.function is not None:
+                yield Reached(made.function)
+
+    def _takes_context(self, function: FunctionInfo, name: str) -> bool:
+        annotation = function.parameters[name].annotation
+        return annotation is not None and self._values.declared(annotation, function.module) == CONTEXT
+
+    def _is_step(self, function: FunctionInfo) -> bool:
+        return bool(self._values.roles(function) & (STEP | ACTIVITY))
+
+    # helpers
+
+    def _called(self, function: FunctionInfo) -> Iterator[FunctionInfo]:
+        for node in workflow_nodes(function, self._values):
+            if isinstance(node, ast.Call):
+                yield from self._targets(self._values.of(node.func, function, function.module))
+                yield from self._callbacks(node, function)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                base = held(self._values.of(node.value, function, function.module))
+                if base is not None and base.kind == "object" and base.owner is not None:
+                    for each in self._values.lineage(base.owner):
+                        if node.attr in each.methods and is_property(each.methods[node.attr]):
+                            yield each.methods[node.attr]
+
+    def _targets(self, value: Value | None) -> Iterator[FunctionInfo]:
+        if value is None:
+            return
+        if value.kind == "function" and value.function is not None:
+            if not self._values.roles(value.function) & (WORKFLOW | ACTIVITY | STEP):
+                yield value.function
+        elif value.kind == "class" and value.owner is not None:
+            for each in self._values.lineage(value.owner):
+                yield from (each.methods[name] for name in ("__init__", "__post_init__") if name in each.methods)
+
+    def _callbacks(self, node: ast.Call, function: FunctionInfo) -> Iterator[FunctionInfo]:
+        """Functions that a call gets in order to call them."""
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        full = self._values.full_name(node.func, function, function.module)
+        if name not in _CALLERS and full not in _CALLERS:
+            return
+        given = [*node.args, *(keyword.value for keyword in node.keywords)]
+        for each in [value for one in given for value in (one.values if isinstance(one, ast.Dict) else [one])]:
+            value = self._values.of(each, function, function.module)
+            if value is None or value.kind != "function" or value.function is None:
+                continue
+            # `ctx.map` runs a function as a step unless it takes the context.
+            base = self._values.of(node.func.value, function, function.module) if name == "map" else None  # type: ignore[attr-defined] # it is an attribute, as it has a name
+            is_step = base == CONTEXT and not any(
+                self._takes_context(value.function, parameter) for parameter in value.function.parameters
+            )
+            if not is_step:
+                yield value.function
+
+
+def label(function: FunctionInfo) -> str:
+    """Name of a function for messages."""
+    return function.name if function.owner is None else f"{function.owner.name}.{function.name}"
+
+
+def workflow_nodes(function: FunctionInfo, values: Values) -> Iterator[ast.AST]:
+    """Nodes of a function that run as workflow code: without functions inside it and without steps."""
+    pending: list[ast.AST] = list(reversed(function.body))
+    while pending:
+        node = pending.pop()
+        yield node
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            # Defaults and decorators run here; the body does not.
+            pending += node.decorator_list
+            continue
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
+            continue
+        skipped = _step_functions(node, function, values) if isinstance(node, ast.Call) else ()
+        skipped = (*skipped, *_annotations(node))
+        pending += [child for child in reversed(list(ast.iter_child_nodes(node))) if child not in skipped]
+
+
+def _annotations(node: ast.AST) -> tuple[ast.AST, ...]:
+    return (node.annotation,) if isinstance(node, ast.AnnAssign) else ()
+
+
+def _step_functions(node: ast.Call, function: FunctionInfo, values: Values) -> tuple[ast.AST, ...]:
+    """Arguments of a call of the context that are steps, or make them."""
+    if not isinstance(node.func, ast.Attribute):
+        return ()
+    method = node.func.attr
+    if method not in STEP_METHODS and method not in ("map", "options"):
+        return ()
+    if held(values.of(node.func.value, function, function.module)) != CONTEXT:
+        return ()
+    if method == "options":
+        return tuple(keyword.value for keyword in node.keywords if keyword.arg in ("undo", "using"))
+    return tuple(
+        each
+        for each in node.args[:1]
+        if isinstance(each, ast.Lambda | ast.Name | ast.Attribute)
+        or (
+            isinstance(each, ast.Call) and values.full_name(each.func, function, function.module) == "functools.partial"
+        )
+    )
