@@ -21,6 +21,7 @@ from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.run import Reason, Run, RunPage
 from perdure.core.model.run_report import FailedAttempt, RunReport, StepReport
+from perdure.core.model.visibility import RunningStep, RunningSteps, RunWaits, Wait, WaitKind
 from perdure.core.model.worker_info import WorkerInfo
 from perdure.core.policy.classify import Classification, ErrorCategory
 from perdure.core.routing import TypeInfo
@@ -73,11 +74,16 @@ __all__ = [
     "Run",
     "RunPage",
     "RunReport",
+    "RunWaits",
+    "RunningStep",
+    "RunningSteps",
     "Runs",
     "Schedule",
     "Schedules",
     "StepReport",
     "TypeInfo",
+    "Wait",
+    "WaitKind",
     "Watermarks",
     "WorkerInfo",
     "Workers",

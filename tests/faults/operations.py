@@ -321,7 +321,7 @@ async def register(store: Store, system: ManualSystem) -> Ask:
 async def heartbeat(store: Store, system: ManualSystem) -> Ask:
     await store.register(a_worker())
     system.advance(1)
-    return lambda store: store.heartbeat("w1")
+    return lambda store: store.heartbeat("w1", '{"more":2}')
 
 
 @operation

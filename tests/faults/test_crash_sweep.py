@@ -38,6 +38,7 @@ LOOKING = {
     "list",
     "history",
     "inbox",
+    "waits",
     "events",
     "events_page",
     "outputs",

@@ -33,9 +33,9 @@ from tests.simulation.system import EPOCH, SimSystem
 from tests.simulation.turnstile import Turnstile
 
 READING_VERBS = (
-    "now", "get", "get_many", "list", "history", "inbox", "events", "events_page", "outputs", "workers", "holdings",
-    "load", "marked", "unread", "pauses", "recorded", "schedule", "schedules", "types", "dead", "letter", "due",
-    "locks", "watermarks", "depth",
+    "now", "get", "get_many", "list", "history", "inbox", "waits", "events", "events_page", "outputs", "workers",
+    "holdings", "load", "marked", "unread", "pauses", "recorded", "schedule", "schedules", "types", "dead", "letter",
+    "due", "locks", "watermarks", "depth",
     "look", "lined", "standing", "gates",
 )  # fmt: skip
 WRITING_VERBS = frozenset(MUTATING_VERBS)

@@ -96,7 +96,7 @@ async def test_a_result_that_cannot_come_is_an_error_that_says_what_is_missing()
         with pytest.raises(StillWaiting, match=r"run 'nap' .*sleeps until 2026-01-04.*advance"):
             await sleeping.result()
         waiting = await env.start(patient(), id="patient")
-        with pytest.raises(StillWaiting, match=r"run 'patient' .*waits for a message.*message 'word'.*send"):
+        with pytest.raises(StillWaiting, match=r"run 'patient' .*waits for message 'word'.*send"):
             await waiting.result(timeout=5)
 
 

@@ -209,7 +209,7 @@ async def test_waking_a_run_that_is_not_asleep_is_refused_and_says_why(stage: St
     async with engine.worker():
         run = await engine.start(listening())
         await until(run, Status.WAITING)
-        with pytest.raises(UsageError, match="not asleep.*waits for a message"):
+        with pytest.raises(UsageError, match="not asleep.*waits for message '"):
             await run.wake()
         assert await run.inbox() == []
         await run.send("word", "on")

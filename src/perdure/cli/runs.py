@@ -19,6 +19,8 @@ from perdure.cli.console.document import (
     message_document,
     record_document,
     run_document,
+    step_document,
+    waits_document,
 )
 from perdure.cli.console.output import Printer, dump, harmless_lines
 from perdure.cli.console.params import TimeParam, in_the_past, with_output, with_target
@@ -28,7 +30,7 @@ from perdure.core.audit import Event
 from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record
 from perdure.core.model.run import Run, RunPage, Status
-from perdure.core.model.run_report import original_records
+from perdure.core.model.run_report import RunReport, original_records
 
 group = CommandGroup(
     "runs",
@@ -126,6 +128,7 @@ class RunDetails(Struct, frozen=True, kw_only=True):
     inbox: list[Message]
     events: list[Event]
     children: RunPage
+    report: RunReport
 
 
 @click.command("show", cls=Command, example="perdure show sqlite:///shop.db order-42")
@@ -133,7 +136,7 @@ class RunDetails(Struct, frozen=True, kw_only=True):
 @click.argument("run")
 @with_output
 def show(target: str, run: str, output: Printer) -> None:
-    """Show the state, history, unread messages, children and events of a run."""
+    """Show the state, waits, steps under way, history, unread messages, children and events of a run."""
 
     async def read(engine: Engine) -> RunDetails:
         handle = await engine.get(run)
@@ -145,6 +148,7 @@ def show(target: str, run: str, output: Printer) -> None:
             inbox=await handle.inbox(),
             events=await handle.events(),
             children=await engine.runs.list(parent=run, limit=_CHILDREN),
+            report=await handle.report(),
         )
 
     details = with_engine(target, read)
@@ -152,6 +156,8 @@ def show(target: str, run: str, output: Printer) -> None:
         output.document(_details_document(details))
         return
     _print_run(output, details)
+    _print_waits(output, details)
+    _print_running(output, details)
     _print_history(output, details)
     _print_interruptions(output, details)
     _print_inbox(output, details)
@@ -163,6 +169,8 @@ def _details_document(details: RunDetails) -> Document:
     return {
         "run": run_document(details.run),
         "why": details.why,
+        "waits": waits_document(details.report.waits),
+        "running": [step_document(step) for step in details.report.running],
         "history": [record_document(record) for record in details.history],
         "interruptions": [interruption_document(one) for one in details.interruptions],
         "inbox": [message_document(message) for message in details.inbox],
@@ -201,6 +209,26 @@ def _print_run(output: Printer, details: RunDetails) -> None:
             _print_indented(output, text)
         for location, problem in error["not_undone"].items():
             _print_indented(output, f"Undoing {location!r} failed: {problem['type']}: {problem['message']}")
+
+
+def _print_waits(output: Printer, details: RunDetails) -> None:
+    found = details.report.waits
+    if found is not None and found.waits:
+        output.heading("Waits for")
+        rows = [(one.kind.value, one.name, when(one.since), when(one.until), one.detail) for one in found.waits]
+        output.table(("kind", "name", "since", "at most until", "detail"), rows)
+        if found.more:
+            output.hint(f"There are {found.more} more.")
+
+
+def _print_running(output: Printer, details: RunDetails) -> None:
+    if details.report.running:
+        output.heading("Under way")
+        rows = [
+            (step.location, str(step.attempt), when(step.since), when(step.heartbeat_at))
+            for step in details.report.running
+        ]
+        output.table(("location", "attempt", "since", "last heartbeat"), rows)
 
 
 def _attempt(run: Run) -> str:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -14,12 +15,16 @@ import msgspec
 
 from perdure.cli.console import logs
 from perdure.cli.console.commands import Command, CommandGroup
+from perdure.cli.console.describe import span, when
+from perdure.cli.console.document import Document, step_document
 from perdure.cli.console.output import Printer
 from perdure.cli.console.params import with_output, with_target
 from perdure.cli.console.process import fast_loop, tune_collector
 from perdure.cli.console.target import is_url, load_engine, with_engine
 from perdure.client.engine import Engine
+from perdure.client.phrases import seconds_ago, silence
 from perdure.core.audit import Audit
+from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
 from perdure.store.url import shown
 
 group = CommandGroup(
@@ -117,15 +122,57 @@ def _stop_at_eof() -> None:
 @with_target
 @with_output
 def list_workers(target: str, output: Printer) -> None:
-    """List live and recent workers, with the errors of their background loops."""
+    """List live and recent workers, what they execute for longer than a second, and the errors of their loops."""
     workers = with_engine(target, lambda engine: engine.workers.list())
     if output.json:
-        output.document([msgspec.to_builtins(worker) for worker in workers])
+        output.document([_document(worker) for worker in workers])
     elif workers:
         rows = [
-            (one.id, str(one.status), f"{one.host} ({one.pid})", str(one.slots), str(one.errors or ""), one.problem)
+            (
+                one.id,
+                str(one.status),
+                f"{one.host} ({one.pid})",
+                str(one.slots),
+                _heard_of(one),
+                str(one.errors or ""),
+                one.problem,
+            )
             for one in workers
         ]
-        output.table(("id", "status", "process", "slots", "errors", "last error"), rows)
+        output.table(("id", "status", "process", "slots", "last heard of", "errors", "last error"), rows)
+        _print_running(output, workers)
     else:
         output.hint("No worker is known.")
+
+
+def _document(worker: WorkerInfo) -> Document:
+    running = [step_document(step) for step in worker.running.steps]
+    document = {**msgspec.to_builtins(worker), "running": running, "running_more": worker.running.more}
+    return {**document, "silence": worker.silence, "taken_over_in": worker.taken_over_in}
+
+
+def _heard_of(worker: WorkerInfo) -> str:
+    late = silence(worker, worker.read_at) if worker.status is WorkerStatus.ALIVE else ""
+    return late.removeprefix("last heard of ") or seconds_ago(worker.read_at - worker.heartbeat_at)
+
+
+def _print_running(output: Printer, workers: Sequence[WorkerInfo]) -> None:
+    rows = [
+        (
+            step.run_id,
+            step.type,
+            step.location,
+            str(step.attempt),
+            when(step.since),
+            span(worker.read_at - step.since),
+            seconds_ago(worker.read_at - step.heartbeat_at) if step.heartbeat_at else "",
+            worker.id,
+        )
+        for worker in workers
+        for step in worker.running.steps
+    ]
+    if rows:
+        output.heading("Under way for longer than a second, as of the last heartbeats")
+        output.table(("run", "type", "location", "attempt", "since", "for", "heartbeat", "worker"), rows)
+    if more := sum(worker.running.more for worker in workers):
+        output.hint(f"There are {more} more.")

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, Generic, TypeVar, Unpack, overload
 
 from perdure.client import messages, reopen, results
-from perdure.client.inspect import report
+from perdure.client.inspect import read_report
 from perdure.client.reopen import ForkOptions, RetryOptions
 from perdure.client.results import StreamItem
 from perdure.client.runs import Runs
@@ -73,9 +73,9 @@ class Handle(Generic[R_co]):
         return await (await self._session.opened()).events(self.id)
 
     async def report(self) -> RunReport:
-        """Summarize its attempts, steps, durations and errors."""
+        """Summarize its attempts, steps, durations and errors, with what it waits for or has under way."""
         run = await self.run()
-        return report(run, await self.history(), await self.events(), await self.interruptions())
+        return await read_report(await self._session.opened(), run, await self.history(), await self.events())
 
     async def interruptions(self) -> tuple[Interruption, ...]:
         """Read the attempts that ended without an outcome because their worker was lost or stopped, in order."""

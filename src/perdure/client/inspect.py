@@ -6,12 +6,16 @@ long as that is kept and was not pruned.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
+from perdure.client.phrases import ago as _ago
+from perdure.client.phrases import at as _moment
+from perdure.client.phrases import running, running_of, silence, waits
+from perdure.client.phrases import span as _span
 from perdure.core.audit import Event
 from perdure.core.codec.failure import Failure
 from perdure.core.limits.breaker import PREFIX, BreakerInfo, Circuit
@@ -21,11 +25,13 @@ from perdure.core.model.outputs import Interruption, Output, OutputKind
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.run import Reason, Run, RunFilter, Status
 from perdure.core.model.run_report import FailedAttempt, RunReport, StepReport, original_records
+from perdure.core.model.visibility import RunWaits, WaitKind
 from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
 from perdure.core.policy.singleton import stored_singleton_of
 from perdure.core.routing import PYTHON, TypeInfo
 from perdure.core.time.duration import FAR
 from perdure.store.contract import Store
+from perdure.store.sql.reads import interruptions as interruptions_of
 from perdure.store.sql.runs.orders import pausing_of
 
 #: Characters of a heartbeat's details that are shown.
@@ -48,6 +54,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     beat: Output | None = None
     #: WaitlistPosition on the waitlist of a limit.
     standing: WaitlistPosition | None = None
+    #: All that a parked run waits for, by name.
+    waits: RunWaits | None = None
 
 
 async def explain(store: Store, run: Run) -> str:
@@ -61,6 +69,7 @@ async def explain(store: Store, run: Run) -> str:
         elsewhere=served_elsewhere(await store.types()),
         beat=await _beat(store, run) if run.status is Status.RUNNING else None,
         standing=await store.standing(run.id) if run.reason in (Reason.LIMIT, Reason.BREAKER) else None,
+        waits=await current_waits(store, run),
     )
     if run.reason is not Reason.CHILD:
         return _explained(run, facts)
@@ -69,7 +78,19 @@ async def explain(store: Store, run: Run) -> str:
         return _explained(run, facts)
     child = page.runs[-1]
     others = f" and {len(page.runs) - 1} more" if len(page.runs) > 1 else ""
-    return f"It waits for its child {child.id!r} ({child.type}){others}. Of that child: {_explained(child, facts)}"
+    lead = f"It waits for its child {child.id!r} ({child.type}){others}. Of that child"
+    if facts.waits is not None and any(wait.kind is not WaitKind.CHILD for wait in facts.waits.waits):
+        lead = f"It waits for {waits(facts.waits, facts.now)}. Of the child {child.id!r}"
+    return f"{lead}: {_explained(child, replace(facts, waits=await current_waits(store, child)))}"
+
+
+async def current_waits(store: Store, run: Run) -> RunWaits | None:
+    """Read what a parked run waits for; None if it is not parked, or its last holder was of an older version."""
+    if run.status is not Status.WAITING:
+        return None
+    found = await store.waits(run.id)
+    # A run that waits for another attempt, or to be admitted, was parked under an earlier lease, if ever.
+    return found if found is not None and found.token == run.token else None
 
 
 async def _beat(store: Store, run: Run) -> Output | None:
@@ -82,7 +103,8 @@ def _explained(run: Run, facts: Facts) -> str:
         case Status.PENDING:
             return _pending(run, facts) + _start_by(run, now)
         case Status.RUNNING:
-            return f"It is being worked on by worker {run.worker}{_alive(run, workers, now)}.{_signs(facts)}"
+            under_way = running(running_of(run, workers), now)
+            return f"It is being worked on by worker {run.worker}{_alive(run, workers, now)}.{under_way}{_signs(facts)}"
         case Status.WAITING:
             return _waiting(run, facts)
         case Status.BLOCKED:
@@ -187,14 +209,17 @@ def _broken(breaker: BreakerInfo, standing: WaitlistPosition, now: int) -> str:
 def _waiting(run: Run, facts: Facts) -> str:
     now, history = facts.now, facts.history
     until = f" until {_moment(run.wake_at)} (in {_span(run.wake_at - now)})" if run.wake_at < FAR else ""
+    named = facts.waits
     match run.reason:
+        case Reason.MESSAGE if named is not None and named.waits:
+            return f"It waits for {waits(named, now)}."
         case Reason.MESSAGE:
             limit = f", at most{until}" if until else ""
             return f"It waits for a message{limit}."
         case Reason.PAUSED:
             return _paused(facts.inbox, now)
         case Reason.LIMIT | Reason.BREAKER if facts.standing is not None:
-            return _limited(facts.standing, now)
+            return _limited(facts.standing, now) + _in_all(named, now)
         case Reason.CHILD:
             return "It waits for a child run to finish."
         case Reason.LIMIT if (single := stored_singleton_of(run.options)) is not None:
@@ -203,13 +228,19 @@ def _waiting(run: Run, facts: Facts) -> str:
             last = next((record for record in reversed(history) if record.failed and record.payload), None)
             payload = run.error if last is None else last.payload
             cause = "" if payload is None else f" The last attempt failed: {_summary(payload)}."
-            return f"It waits to try again{until}{_count(run)}.{cause}"
+            return f"It waits to try again{until}{_count(run)}.{cause}{_in_all(named, now)}"
         case _ if run.started_at == 0 and (single := stored_singleton_of(run.options)) is not None and single.delay:
             return f"It is put off{until}, and longer if it is started again."
         case _ if run.started_at == 0:
             return f"It is scheduled and waits{until}."
         case _:
-            return f"It sleeps{until}."
+            return f"It sleeps{until}.{_in_all(named, now)}"
+
+
+def _in_all(named: RunWaits | None, now: int) -> str:
+    """Name all that a run waits for, if that is more than the sentence before says."""
+    several = named is not None and len(named.waits) + named.more > 1
+    return f" In all it waits for {waits(named, now)}." if named is not None and several else ""
 
 
 def _count(run: Run) -> str:
@@ -248,11 +279,8 @@ def _alive(run: Run, workers: Sequence[WorkerInfo], now: int) -> str:
     info = next((worker for worker in workers if worker.id == run.worker), None)
     if info is None:
         return ", which is not known any more; its runs will be given to others"
-    late = now - info.heartbeat_at
-    where = f" (pid {info.pid} on {info.host})"
-    if info.status is not WorkerStatus.ALIVE or late > info.lease:
-        return f"{where}, which has not been heard of for {_span(late)}; another will take over"
-    return where
+    late = silence(info, now)
+    return f" (pid {info.pid} on {info.host}){f', {late}' if late else ''}"
 
 
 def _error(run: Run) -> str:
@@ -265,21 +293,20 @@ def _summary(payload: str) -> str:
     return f"{name}: {failure.message}" if failure.message else name
 
 
-def _ago(moment: int, now: int) -> str:
-    return f"{_span(now - moment)} ago"
-
-
-def _span(duration: int) -> str:
-    return str(datetime.timedelta(seconds=max(0, round(duration / 1e6))))
-
-
-def _moment(moment: int) -> str:
-    return (datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(microseconds=moment)).isoformat()
-
-
 _OPERATIONS = (RecordKind.STEP, RecordKind.ATTEMPT, RecordKind.CHILD, RecordKind.TIMER)
 #: Kinds of events that report an error.
 _FAILURES = ("retried", "failed", "cancelled", "expired", "terminated", "blocked")
+
+
+async def read_report(store: Store, run: Run, records: Sequence[Record], events: Sequence[Event]) -> RunReport:
+    """Summarize a run, with what it waits for or has under way."""
+    summary = report(run, records, events, await interruptions_of(store, run.id))
+    if run.status is Status.RUNNING:
+        ended = {record.location: record.at for record in records if record.kind is RecordKind.STEP}
+        found = running_of(run, await store.workers())
+        # A step may have ended since the heartbeat.
+        return replace(summary, running=tuple(step for step in found if ended.get(step.location, 0) < step.since))
+    return replace(summary, waits=await current_waits(store, run))
 
 
 def report(

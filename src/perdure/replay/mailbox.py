@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from perdure.core.codec.codec import Codec
+from perdure.core.model.visibility import Wait, WaitKind
 from perdure.errors import DecodeError
 from perdure.replay.futures import OperationFuture
 from perdure.workflow.runtime import ExpectedMessage, ReceivedMessage
@@ -24,16 +25,26 @@ ArrivedMessage = tuple[int, str]
 class Receiver:
     """A receive that waits."""
 
-    __slots__ = ("future", "named", "scope", "types")
+    __slots__ = ("future", "named", "scope", "since", "types", "until")
 
     def __init__(
-        self, expected: Sequence[ExpectedMessage], future: OperationFuture[Any], scope: Scope, *, named: bool
+        self,
+        expected: Sequence[ExpectedMessage],
+        future: OperationFuture[Any],
+        scope: Scope,
+        *,
+        named: bool,
+        since: int,
+        until: int,
     ) -> None:
         self.types = {one.name: one.type for one in expected}
         self.future = future
         self.scope = scope
         #: Whether the result includes the message's name.
         self.named = named
+        #: Workflow time at which the receive began, and at which it times out; 0: never.
+        self.since = since
+        self.until = until
 
 
 class Mailbox(Struct):
@@ -71,10 +82,17 @@ class Mailbox(Struct):
         return True
 
     def receive(
-        self, expected: Sequence[ExpectedMessage], future: OperationFuture[Any], scope: Scope, *, named: bool
+        self,
+        expected: Sequence[ExpectedMessage],
+        future: OperationFuture[Any],
+        scope: Scope,
+        *,
+        named: bool,
+        since: int = 0,
+        until: int = 0,
     ) -> None:
         """Resolve `future` with the first message of those names, now or when it arrives."""
-        receiver = Receiver(expected, future, scope, named=named)
+        receiver = Receiver(expected, future, scope, named=named, since=since, until=until)
         # In the middle of a batch, receivers that have waited longer come first.
         waiting = [name for name in receiver.types if name in self._messages and not self._waiting(name)]
         if waiting:
@@ -91,6 +109,16 @@ class Mailbox(Struct):
         return [
             name for name, queue in self._receivers.items() if any(not receiver.future.done() for receiver in queue)
         ]
+
+    def waits(self) -> list[Wait]:
+        """Return the names that a receive waits for, each with its oldest receive."""
+        found: list[Wait] = []
+        for name, queue in self._receivers.items():
+            for receiver in queue:
+                if not receiver.future.done():
+                    found.append(Wait(kind=WaitKind.MESSAGE, name=name, since=receiver.since, until=receiver.until))
+                    break
+        return found
 
     def waiting_inside(self, path: str) -> list[tuple[str, str]]:
         """Return the scopes inside a path in which a receive waits, with descriptions."""

@@ -19,6 +19,7 @@ from perdure.core.ids import child_id, short_key
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.reopen import random_source, root_generation
 from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, NewRun
+from perdure.core.model.visibility import Wait
 from perdure.core.time.duration import FAR
 from perdure.errors import DuplicateName, WorkflowError
 from perdure.replay.checkpoints import Checkpoints, is_location_over
@@ -46,6 +47,9 @@ from perdure.workflow.runtime import (
 )
 from perdure.workflow.saga import UndoLog
 from perdure.workflow.scopes import Scope, WorkflowRandom, current_scope
+
+#: Name of the timers that bound receives.
+RECEIVE_TIMEOUT = "receive.timeout"
 
 
 class RunOrigin(Struct, frozen=True, kw_only=True):
@@ -142,6 +146,10 @@ class OperationsApi(ABC):
     def awaited_messages(self) -> list[str]:
         """Return the names of the messages that the workflow waits for."""
         return self._mailbox.awaited_names()
+
+    def message_waits(self) -> list[Wait]:
+        """Return the messages that the workflow waits for, with times."""
+        return self._mailbox.waits()
 
     def is_from_earlier_generation(self, message: Message) -> bool:
         """True if a message is the end of a child of an earlier generation.
@@ -245,9 +253,9 @@ class OperationsApi(ABC):
         future = self._watch(scope, f"receive({', '.join(map(repr, names))})")
         if self.loop.closed:
             return future
-        self._mailbox.receive(expected, future, scope, named=named)
+        self._mailbox.receive(expected, future, scope, named=named, since=self.time, until=due or 0)
         if due is not None and not future.done():
-            location = scope.next("receive.timeout")
+            location = scope.next(RECEIVE_TIMEOUT)
             expired = new_operation_future(self.loop, scope, location, None)
             bound(future, self._opened(self.timers.set(location, self.time, due, expired), expired), names)
         return future

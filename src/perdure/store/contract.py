@@ -36,6 +36,7 @@ from perdure.core.model.record import Message, NewMessage, Record, SendOutcome
 from perdure.core.model.reopen import Fork, ReopenOutcome
 from perdure.core.model.run import CreatedRun, NewRun, Run, RunFilter, RunPage
 from perdure.core.model.turn import Lease, Turn, TurnOutcome
+from perdure.core.model.visibility import RunWaits
 from perdure.core.model.worker_info import SweepResult, WorkerInfo
 from perdure.core.policy.retention import PruneRequest, PruneResult
 from perdure.core.policy.watermark import Watermark
@@ -198,6 +199,9 @@ class Store(Protocol):
 
     async def history(self, run_id: str) -> builtins.list[Record]:
         """Every record of a run, in order."""
+
+    async def waits(self, run_id: str) -> RunWaits | None:
+        """Names of what a run waited for when it was last parked; None if it named nothing."""
 
     async def inbox(self, run_id: str, after: int, limit: int = 0) -> builtins.list[Message]:
         """The unread inbox entries of a run past `after`, in order; at most `limit`, or all of them."""
@@ -405,8 +409,11 @@ class Store(Protocol):
     async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
         """Register a worker, and record the types that it serves."""
 
-    async def heartbeat(self, worker_id: str) -> bool:
-        """Renew the worker's row. False: it was declared dead and holds no runs any more."""
+    async def heartbeat(self, worker_id: str, running: str | None = None) -> bool:
+        """Renew the worker's row. False: it was declared dead and holds no runs any more.
+
+        `running`: JSON of `RunningSteps`, the steps that it has had under way for a while, for `workers`.
+        """
 
     async def report_health(self, worker_id: str, errors: int, problem: str) -> None:
         """Store the error count and the latest error of the worker's background loops, for `workers`."""

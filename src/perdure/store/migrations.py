@@ -69,6 +69,11 @@ _UNLESS_THERE = """SET @perdure = IF(
 PREPARE perdure FROM @perdure;
 EXECUTE perdure;
 DEALLOCATE PREPARE perdure"""
+#: SQLite has no ADD COLUMN IF NOT EXISTS, and nothing in its SQL decides whether a statement is executed.
+_ON_SQLITE = """
+-- Run this with the sqlite3 shell. Where a column exists, its statement fails ("duplicate column name") and changes
+-- nothing, and the shell goes on.
+""".lstrip()
 _TIME_HERE = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000"
 
 
@@ -116,6 +121,8 @@ def script(dialect: Dialect, tables: str) -> str:
     """SQL of all migrations, to read or to run by hand. It may be run more than once."""
     schema = tables.rpartition(".")[0]
     parts = [f"CREATE SCHEMA IF NOT EXISTS {schema};\n"] if schema else []
+    if dialect.name == "sqlite":
+        parts.append(_ON_SQLITE)
     parts.append(dialect.render(f"{TABLE.strip()};\n", tables))
     for migration in known(dialect):
         record = _RECORD_ONCE.format(

@@ -98,6 +98,7 @@ class Retrying:
     get_many = _repeated(Store.get_many)
     list = _repeated(Store.list)
     history = _repeated(Store.history)
+    waits = _repeated(Store.waits)
     inbox = _repeated(Store.inbox)
     events = _repeated(Store.events)
     events_page = _repeated(Store.events_page)

@@ -226,7 +226,8 @@ class _CandidResults(Results):
             if run.status is Status.BLOCKED
             else "Let time pass with `await env.advance(...)`, or send what it waits for with `await env.send(...)`"
         )
-        why = f"{await explain(self._store, run)}{self._awaited(run_id)}"
+        # The row of a run that is parked names what it waits for.
+        why = await explain(self._store, run) + ("" if run.status is Status.WAITING else self._awaited(run_id))
         raise StillWaiting(f"run {run_id!r} ({run.type}) has no result yet. {why} {what_to_do}, first")
 
 

@@ -40,6 +40,7 @@ class Heartbeat:
         stall_limit: float,
         health: LoopHealth,
         on_dead: Callable[[], None],
+        running: Callable[[], str | None],
     ) -> None:
         self._store = store
         self._system = system
@@ -52,6 +53,8 @@ class Heartbeat:
         # The main loop is asked once per heartbeat, so with a long lease a short limit could not be met.
         self._stall_limit = max(stall_limit, lease)
         self._on_dead = on_dead
+        #: Returns the steps that have been under way for a while. Called from the heartbeat's thread.
+        self._running = running
         self._loop = asyncio.get_running_loop()
         self._renewed = system.monotonic()
         #: Time at which the main loop was asked; None if it has answered. A suspended process is not asked.
@@ -74,7 +77,7 @@ class Heartbeat:
     async def renew(self) -> None:
         """Renew the lease now, after the process was suspended for example."""
         before = self._system.monotonic()
-        if await self._store.heartbeat(self._worker_id):
+        if await self._store.heartbeat(self._worker_id, self._running()):
             self._renewed = before
         else:
             self._on_dead()
@@ -92,7 +95,7 @@ class Heartbeat:
             try:
                 # A connection may be dead without notice; another one may still be in time.
                 async with asyncio.timeout(self._lease * PATIENCE_SHARE):
-                    alive = await self._store.heartbeat(self._worker_id)
+                    alive = await self._store.heartbeat(self._worker_id, self._running())
             except (StoreError, TimeoutError) as error:
                 logger.warning("heartbeat of worker %s failed: %s", self._worker_id, str(error) or "no answer")
                 share = AGAIN_SHARE

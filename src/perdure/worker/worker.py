@@ -23,6 +23,7 @@ from perdure.core.model.claim import ClaimedRun
 from perdure.core.model.record import Message, Record
 from perdure.core.model.run import Reason
 from perdure.core.model.turn import Lease, NextState, Park, RetryLater
+from perdure.core.model.visibility import RunningStep, steps_to_json
 from perdure.core.model.worker_info import WorkerInfo
 from perdure.core.routing import TypeInfo
 from perdure.core.system import System
@@ -58,6 +59,9 @@ logger = logging.getLogger("perdure.worker")
 
 #: Longest time that a worker stays away after it has drained, in seconds.
 LONGEST_AWAY = 600.0
+
+#: Attempts that have been under way for this many microseconds are reported with the heartbeat.
+LONG = 1_000_000
 
 #: States with a time at which the run is due again. Building the tuple at each check would be slower than the check.
 _COMES_BACK = (RetryLater, Park)
@@ -190,8 +194,28 @@ class Worker:
             stall_limit=self.options.stall_limit,
             health=self.health,
             on_dead=self.declared_dead,
+            running=lambda: steps_to_json(self.running_steps()),
         )
         self._heartbeat.start()
+
+    def running_steps(self, least: int = LONG) -> list[RunningStep]:
+        """Return the attempts that have been under way for at least so many microseconds. Called from any thread."""
+        now, monotonic = self._store.clock(), self._system.monotonic()
+        # Copied in one go: the main loop changes it meanwhile.
+        return [
+            RunningStep(
+                run_id=held.run.id,
+                type=held.run.type,
+                location=attempt.operation.location,
+                attempt=attempt.number,
+                since=attempt.started_at,
+                token=held.lease.token,
+                heartbeat_at=attempt.heartbeat_at(now, monotonic),
+            )
+            for held in list(self._held.values())
+            for attempt in held.attempts_under_way()
+            if now - attempt.started_at >= least
+        ]
 
     def _on_change(self, loop: asyncio.AbstractEventLoop, change: Change) -> None:
         # Called from any thread.

@@ -118,6 +118,14 @@ def of_rows(column_rows: Rows, index_rows: Rows) -> Schema:
 
 
 def run_on_sqlite(path: str, script: str) -> None:
-    """Run many statements on an SQLite file."""
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(script)
+    """Run many statements on an SQLite file, as the sqlite3 shell does, which goes on after an error.
+
+    SQLite cannot be told to add a column only if it does not exist; no other error is expected.
+    """
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in script.split(";\n"):
+            try:
+                connection.executescript(statement)
+            except sqlite3.OperationalError as error:
+                if not str(error).startswith("duplicate column name"):
+                    raise

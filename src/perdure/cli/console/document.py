@@ -16,6 +16,7 @@ from perdure.core.codec.failure import Failure
 from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record
 from perdure.core.model.run import Run
+from perdure.core.model.visibility import RunningStep, RunWaits
 from perdure.core.time.duration import FAR
 from perdure.core.time.schedule import Schedule
 from perdure.errors import DecodeError
@@ -62,6 +63,35 @@ def _failure(error: Failure) -> Document:
         "cause": None if error.cause is None else _failure(error.cause),
         "members": [_failure(member) for member in error.members],
         "not_undone": {location: _failure(problem) for location, problem in error.not_undone.items()},
+    }
+
+
+def waits_document(waits: RunWaits | None) -> Document | None:
+    """Convert what a run waits for."""
+    if waits is None:
+        return None
+    named = [
+        {
+            "kind": one.kind.value,
+            "name": one.name,
+            "since": moment(one.since),
+            "until": moment(one.until),
+            "detail": one.detail,
+        }
+        for one in waits.waits
+    ]
+    return {"waits": named, "more": waits.more}
+
+
+def step_document(step: RunningStep) -> Document:
+    """Convert a step that is under way."""
+    return {
+        "run_id": step.run_id,
+        "type": step.type,
+        "location": step.location,
+        "attempt": step.attempt,
+        "since": moment(step.since),
+        "heartbeat_at": moment(step.heartbeat_at),
     }
 
 

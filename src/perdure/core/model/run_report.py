@@ -9,6 +9,7 @@ from msgspec import Struct
 from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Record
 from perdure.core.model.run import Run
+from perdure.core.model.visibility import RunningStep, RunWaits
 
 
 class FailedAttempt(Struct, frozen=True, kw_only=True):
@@ -89,6 +90,10 @@ class RunReport(Struct, frozen=True, kw_only=True):
     errors: tuple[FailedAttempt, ...]
     #: All interruptions, in order.
     interruptions: tuple[Interruption, ...] = ()
+    #: All that the run waits for, by name; None if it is not parked.
+    waits: RunWaits | None = None
+    #: Steps that its worker had under way for longer than a second at its last heartbeat.
+    running: tuple[RunningStep, ...] = ()
 
     @property
     def duration(self) -> float:

@@ -28,6 +28,8 @@ class Park(Struct, frozen=True, gc=False):
     wake_at: int
     reason: Reason
     seen: int
+    #: JSON of `RunWaits`, for inspection; None: nothing to name.
+    waits: str | None = None
 
 
 class Finish(Struct, frozen=True, gc=False):

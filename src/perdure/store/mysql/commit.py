@@ -148,10 +148,10 @@ class _MysqlBatch(CommitBatch[MysqlTransaction]):
         self._tx.insert(_ENTRIES, effects.messages)
         for run_id, upto in effects.consumed:
             self._tx.enqueue(self._tx.fill(CONSUME, run_id=run_id, upto=upto))
-        drafts: dict[tuple[bool, bool, bool, bool], list[RunDraft]] = {}
+        drafts: dict[tuple[bool, ...], list[RunDraft]] = {}
         for draft in effects.drafts.values():
             if draft.touched:
-                kind = (draft.let_go, draft.moves, draft.sets_output, draft.sets_error)
+                kind = (draft.let_go, draft.moves, draft.sets_output, draft.sets_error, draft.sets_waits)
                 drafts.setdefault(kind, []).append(draft)
         for alike in drafts.values():
             self._write_alike(alike)
@@ -161,6 +161,7 @@ class _MysqlBatch(CommitBatch[MysqlTransaction]):
         first = drafts[0]
         columns = [*_ALWAYS, *(["home"] if first.moves else [])]
         columns += [*(["output"] if first.sets_output else []), *(["error"] if first.sets_error else [])]
+        columns += ["waits"] if first.sets_waits else []
         changes = [f"{column} = VALUES({column})" for column in columns]
         changes += ["worker = NULL, claims = 0"] if first.let_go else []
         template = f"INSERT INTO perdure_runs (id, {', '.join(columns)}) VALUES :rows"

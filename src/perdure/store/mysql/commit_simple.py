@@ -59,18 +59,18 @@ _FINISH = """
 INSERT INTO perdure_runs (id, inbox_read, status, output, error, finished_at)
 VALUES :rows
 ON DUPLICATE KEY UPDATE status = VALUES(status), reason = NULL, output = VALUES(output), error = VALUES(error),
-  finished_at = VALUES(finished_at), worker = NULL, marked = 0, claims = 0,
+  finished_at = VALUES(finished_at), worker = NULL, marked = 0, claims = 0, waits = NULL,
   inbox_read = GREATEST(inbox_read, VALUES(inbox_read))
 """
 
 #: `started_at` carries the current time and keeps its stored value.
 _PARK = """
-INSERT INTO perdure_runs (id, inbox_read, wake_at, reason, started_at)
+INSERT INTO perdure_runs (id, inbox_read, wake_at, reason, started_at, waits)
 VALUES :rows
 ON DUPLICATE KEY UPDATE
   status = IF(LEAST(VALUES(wake_at), deadline) <= VALUES(started_at), 'pending', 'waiting'),
   reason = IF(LEAST(VALUES(wake_at), deadline) <= VALUES(started_at), NULL, VALUES(reason)),
-  wake_at = LEAST(VALUES(wake_at), deadline), worker = NULL, marked = 0, claims = 0,
+  wake_at = LEAST(VALUES(wake_at), deadline), worker = NULL, marked = 0, claims = 0, waits = VALUES(waits),
   inbox_read = GREATEST(inbox_read, VALUES(inbox_read))
 """
 
@@ -117,9 +117,9 @@ async def commit_simply(tx: MysqlTransaction, turns: Sequence[Turn]) -> bool:
                 if tx.notes:
                     note_finish(tx, run_id, turn.next)
                 tx.notify(Change.FINISHED)
-            case Park(wake_at=wake_at, reason=reason, seen=seen):
+            case Park(wake_at=wake_at, reason=reason, seen=seen, waits=waits):
                 besides = f" AND inbox_seq = {seen}"
-                parked.append((run_id, turn.read, wake_at, reason.value, tx.now))
+                parked.append((run_id, turn.read, wake_at, reason.value, tx.now, waits))
                 if tx.repeats:
                     tx.note(run_id, *park_event(turn.next))
                 if wake_at <= tx.now:

@@ -71,7 +71,7 @@ _LOCK_IN_ORDER = "SELECT 1 FROM perdure_runs FORCE INDEX (PRIMARY) WHERE id IN (
 #: LAST_INSERT_ID makes the server return the time that it wrote.
 _BEAT = """
 UPDATE perdure_workers
-SET heartbeat_at = LAST_INSERT_ID(:now)
+SET heartbeat_at = LAST_INSERT_ID(:now), running = :running
 WHERE id = :id AND status = 'alive' AND heartbeat_at >= :last AND :who <=> :server
 """
 
@@ -144,12 +144,13 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
         made = None if alone else await self._at_once("create", actor, quickly)
         return await super().create(runs, actor, all_or_none=all_or_none) if made is None else made
 
-    async def _beat(self, tx: MysqlTransaction, worker_id: str, last: int) -> int | None:
+    async def _beat(self, tx: MysqlTransaction, worker_id: str, last: int, running: str | None) -> int | None:
         """Write a heartbeat with the server's time, unless a proxy leads to another server than before."""
         clustered = tx.connection.clustered
         server = None if clustered else self._tracker.server
         who = Sql("NULL") if server is None else server_name(tx.connection)
-        beat = tx.fill(_BEAT, id=worker_id, now=self._time(), last=0 if clustered else last, who=who, server=server)
+        since = 0 if clustered else last
+        beat = tx.fill(_BEAT, id=worker_id, now=self._time(), last=since, who=who, server=server, running=running)
         [answer] = await tx.send(beat)
         if answer.count:
             # A server of a cluster may lag behind what another one has acknowledged.

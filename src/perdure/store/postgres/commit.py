@@ -30,7 +30,7 @@ _RUNS = {
     "id": "text", "status": "text", "reason": "text", "token": "bigint", "wake_at": "bigint", "inbox_seq": "bigint",
     "inbox_read": "bigint", "marked": "smallint", "attempt": "bigint", "started_at": "bigint", "finished_at": "bigint",
     "let_go": "boolean", "moves": "boolean", "home": "text", "sets_output": "boolean", "output": "text",
-    "sets_error": "boolean", "error": "text",
+    "sets_error": "boolean", "error": "text", "sets_waits": "boolean", "waits": "text",
 }  # fmt: skip
 _EVENTS = {"run_id": "text", "at": "bigint", "kind": "text", "actor": "text", "data": "text"}
 _CONSUMED = {"run_id": "text", "upto": "bigint"}
@@ -100,7 +100,8 @@ SET status = given.status, reason = given.reason, token = given.token, wake_at =
     claims = CASE WHEN given.let_go THEN 0 ELSE r.claims END,
     home = CASE WHEN given.moves THEN given.home ELSE r.home END,
     output = CASE WHEN given.sets_output THEN given.output ELSE r.output END,
-    error = CASE WHEN given.sets_error THEN given.error ELSE r.error END
+    error = CASE WHEN given.sets_error THEN given.error ELSE r.error END,
+    waits = CASE WHEN given.sets_waits THEN given.waits ELSE r.waits END
 FROM {unnest_arrays(_RUNS, _AT[4])}
 WHERE r.id = given.id
 """

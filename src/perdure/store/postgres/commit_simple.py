@@ -27,7 +27,7 @@ from perdure.store.sql.turn import record_row
 _STEP, _COMPLETED = RecordKind.STEP, Status.COMPLETED
 
 _LEASE = {"run_id": "text", "token": "bigint", "nonce": "text"}
-#: `becomes` is the status of the run after the turn.
+#: `becomes` is the status of the run after the turn; `outcome` is what a run that parks waits for.
 _STATE = {
     "becomes": "text", "outcome": "text", "wake_at": "bigint", "reason": "text", "seen": "bigint", "read": "bigint",
 }  # fmt: skip
@@ -173,6 +173,7 @@ def _states(shape: BatchShape) -> str:
       wake_at = CASE WHEN parks THEN due ELSE r.wake_at END,
       output = CASE WHEN NOT ends THEN r.output WHEN becomes = 'completed' THEN outcome END,
       error = CASE WHEN NOT ends THEN r.error WHEN becomes <> 'completed' THEN outcome END,
+      waits = CASE WHEN parks THEN outcome WHEN stays THEN r.waits END,
       finished_at = CASE WHEN ends THEN {now} ELSE r.finished_at END,
       worker = CASE WHEN stays THEN r.worker END,
       claims = CASE WHEN stays THEN r.claims ELSE 0 END,
@@ -347,7 +348,7 @@ def _state(after: NextState | None) -> tuple[str, str | None, int, str | None, i
     match after:
         case Finish(status=status, payload=payload):
             return status.value, payload, 0, None, 0
-        case Park(wake_at=wake_at, reason=reason, seen=seen):
-            return "waiting", None, wake_at, reason.value, seen
+        case Park(wake_at=wake_at, reason=reason, seen=seen, waits=waits):
+            return "waiting", waits, wake_at, reason.value, seen
         case _:
             return "running", None, 0, None, 0

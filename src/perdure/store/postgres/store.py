@@ -81,7 +81,7 @@ _TIME = f"SELECT {NOW}"
 
 _BEAT = f"""
 UPDATE perdure_workers
-SET heartbeat_at = COALESCE($2::bigint, {NOW})
+SET heartbeat_at = COALESCE($2::bigint, {NOW}), running = $4::text
 WHERE id = $1 AND status = 'alive' AND heartbeat_at >= $3::bigint
 RETURNING heartbeat_at, {{told}}
 """
@@ -165,10 +165,10 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
             )
         await super().register(worker, serves)
 
-    async def _beat(self, tx: PostgresTransaction, worker_id: str, last: int) -> int | None:
+    async def _beat(self, tx: PostgresTransaction, worker_id: str, last: int, running: str | None) -> int | None:
         """Write a heartbeat with the time of the server's clock."""
         asked, fenced = self._clock.start_measurement(), self._fenced
-        rows = await tx.run(_BEATS[bool(fenced)], worker_id, self._clock.told, last)
+        rows = await tx.run(_BEATS[bool(fenced)], worker_id, self._clock.told, last, running)
         if not rows:
             return None
         [(beat, timeline)] = rows

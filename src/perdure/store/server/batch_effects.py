@@ -54,6 +54,8 @@ class RunDraft:
         self.output: str | None = None
         self.sets_error = False
         self.error: str | None = None
+        self.sets_waits = False
+        self.waits: str | None = None
 
     def held_under(self, lease: Lease) -> bool:
         """True if the lease may write it."""
@@ -189,6 +191,7 @@ class BatchEffects:
         else:
             draft.become(Status.WAITING.value, park.reason.value)
         draft.wake_at = wake_at
+        draft.sets_waits, draft.waits = True, park.waits
         if self._tx.repeats:
             self._tx.note(draft.id, *park_event(park))
         return True
@@ -216,6 +219,7 @@ class BatchEffects:
         draft.become(outcome.status.value)
         draft.finished_at = self._tx.now
         draft.sets_output, draft.output = True, outcome.payload if completed else None
+        draft.sets_waits = True
         draft.fail(None if completed else outcome.payload)
         if self._tx.notes:
             note_finish(self._tx, draft.id, outcome)

@@ -181,12 +181,12 @@ class ServerStore(SqlStore, Generic[C, X]):
         """Apply the patience to the connections of this loop: new ones take the place of those that are idle."""
         self._pools.here().flush()
 
-    async def heartbeat(self, worker_id: str) -> bool:
+    async def heartbeat(self, worker_id: str, running: str | None = None) -> bool:
         """Renew the worker's row; also False if it registered on a server that another one has replaced."""
         life = self._tracker.registration(worker_id)
         try:
             beat = await self._at_once(
-                "heartbeat", worker_id, lambda tx: self._beat(tx, worker_id, 0 if life is None else life.beat)
+                "heartbeat", worker_id, lambda tx: self._beat(tx, worker_id, 0 if life is None else life.beat, running)
             )
         except ServerReplaced:
             return False
@@ -200,7 +200,7 @@ class ServerStore(SqlStore, Generic[C, X]):
         return True
 
     @abstractmethod
-    async def _beat(self, tx: X, worker_id: str, last: int) -> int | None:
+    async def _beat(self, tx: X, worker_id: str, last: int, running: str | None) -> int | None:
         """Renew the row if it is not older than `last`; the time that it has then, None if it was not renewed."""
 
     async def transact(self, step: TransactionStep) -> TurnOutcome:

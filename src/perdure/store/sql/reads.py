@@ -17,6 +17,7 @@ from perdure.core.model.claim import LoadedRun
 from perdure.core.model.outputs import Interruption, Output, OutputKind, interruption_of
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.run import Run, RunFilter, RunPage, Status
+from perdure.core.model.visibility import RunWaits, waits_from_json
 from perdure.errors import InvalidCursor, StoreCorrupt
 from perdure.store.contract import Store
 from perdure.store.sql.dialect import Params, Transaction, placeholders
@@ -25,6 +26,12 @@ from perdure.store.sql.runs.create import CHUNK
 
 _RUN = f"""
 SELECT {RUN}
+FROM perdure_runs
+WHERE id = :run_id
+"""
+
+_WAITS = """
+SELECT waits
 FROM perdure_runs
 WHERE id = :run_id
 """
@@ -85,6 +92,12 @@ async def get(tx: Transaction, run_id: str) -> Run | None:
     """One run."""
     rows = await tx.fetch(_RUN, {"run_id": run_id})
     return to_run(rows[0]) if rows else None
+
+
+async def waits(tx: Transaction, run_id: str) -> RunWaits | None:
+    """Names of what a run waited for when it was last parked."""
+    rows = await tx.fetch(_WAITS, {"run_id": run_id})
+    return waits_from_json(rows[0][0]) if rows else None
 
 
 async def get_many(tx: Transaction, run_ids: Sequence[str]) -> list[Run]:

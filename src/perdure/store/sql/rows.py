@@ -15,6 +15,7 @@ from perdure.core.codec.failure import Failure
 from perdure.core.model.outputs import Output, OutputKind, source_of
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.run import Reason, Run, Status
+from perdure.core.model.visibility import NO_STEPS, steps_from_json
 from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
 from perdure.errors import PerdureError, StoreCorrupt
 from perdure.store.sql.dialect import Row
@@ -27,7 +28,7 @@ RECORD = ", ".join(Record.__struct_fields__)
 MESSAGE = "run_id, seq, kind, name, payload, failed, message_key, sent_at"
 OUTPUT = "run_id, kind, name, position, payload, failed, at, output_key"
 EVENT = "id, run_id, at, kind, actor, data"
-WORKER = "id, host, pid, queues, types, slots, lease, started_at, heartbeat_at, status"
+WORKER = "id, host, pid, queues, types, slots, lease, started_at, heartbeat_at, status, running"
 
 _STATUS = {status.value: status for status in Status}
 _REASON: dict[str | None, Reason | None] = {None: None, **{reason.value: reason for reason in Reason}}
@@ -116,7 +117,7 @@ def to_event(row: Row) -> Event:
 
 def to_worker(row: Row) -> WorkerInfo:
     """A row of `WORKER`, followed by its error count and latest problem. An unreadable row says so in its problem."""
-    id, host, pid, queues, types, slots, lease, started_at, heartbeat_at, status, errors, problem = row
+    id, host, pid, queues, types, slots, lease, started_at, heartbeat_at, status, running, errors, problem = row
     known = _WORKER_STATUS.get(status, WorkerStatus.DEAD)
     try:
         serves = _names(queues), _names(types)
@@ -138,6 +139,8 @@ def to_worker(row: Row) -> WorkerInfo:
         status=known,
         errors=errors or 0,
         problem=problem or "",
+        # A worker that has stopped in order has ended its steps or given their runs back.
+        running=NO_STEPS if known is WorkerStatus.STOPPED else steps_from_json(running),
     )
 
 

@@ -37,6 +37,7 @@ from perdure.core.model.record import Message, NewMessage, Record, SendOutcome
 from perdure.core.model.reopen import Fork, ReopenOutcome
 from perdure.core.model.run import CreatedRun, NewRun, Run, RunFilter, RunPage
 from perdure.core.model.turn import Lease, Turn, TurnOutcome
+from perdure.core.model.visibility import RunWaits
 from perdure.core.model.worker_info import SweepResult, WorkerInfo
 from perdure.core.policy.retention import PruneRequest, PruneResult
 from perdure.core.policy.watermark import Watermark
@@ -195,6 +196,10 @@ class SqlStore(ABC):
     def history(self, run_id: str) -> Answer[builtins.list[Record]]:
         """Every record of a run, in order."""
         return self._read("history", partial(reads.history, run_id=run_id))
+
+    def waits(self, run_id: str) -> Answer[RunWaits | None]:
+        """Names of what a run waited for when it was last parked; None if it named nothing."""
+        return self._read("waits", partial(reads.waits, run_id=run_id))
 
     def inbox(self, run_id: str, after: int, limit: int = 0) -> Answer[builtins.list[Message]]:
         """The unread inbox entries of a run past `after`, in order; at most `limit`, or all of them."""
@@ -443,9 +448,9 @@ class SqlStore(ABC):
 
         await self._write("register", worker.id, body)
 
-    def heartbeat(self, worker_id: str) -> Answer[bool]:
+    def heartbeat(self, worker_id: str, running: str | None = None) -> Answer[bool]:
         """Renew the worker's row. False: it was declared dead and holds no runs any more."""
-        return self._write("heartbeat", worker_id, partial(workers.heartbeat, worker_id=worker_id))
+        return self._write("heartbeat", worker_id, partial(workers.heartbeat, worker_id=worker_id, running=running))
 
     def report_health(self, worker_id: str, errors: int, problem: str) -> Answer[None]:
         """Store the error count and the latest error of the worker's background loops, for `workers`."""

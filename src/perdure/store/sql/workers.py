@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from perdure.core.model.orders import PauseKind
 from perdure.core.model.outputs import LOST, Interruption, interruption_output
@@ -29,7 +30,7 @@ from perdure.errors import Expired, NotStarted
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Row, Transaction
 from perdure.store.sql.limits.gates import in_chunks
-from perdure.store.sql.rows import WORKER, failure, to_json, to_worker, values
+from perdure.store.sql.rows import WORKER, failure, to_json, to_worker
 from perdure.store.sql.runs.claim import LAST, claims_after, home_after, is_poison, set_aside
 from perdure.store.sql.runs.finish import finish
 from perdure.store.sql.runs.inbox import deliver
@@ -51,7 +52,7 @@ VALUES (:id, :host, :pid, :queues, :types, :slots, :lease, :now, :now, 'alive')
 
 _HEARTBEAT = """
 UPDATE perdure_workers
-SET heartbeat_at = :now
+SET heartbeat_at = :now, running = :running
 WHERE id = :id AND status = 'alive'
 """
 
@@ -212,9 +213,9 @@ async def register(tx: Transaction, worker: WorkerInfo) -> None:
     await tx.execute(_REGISTER, row)
 
 
-async def heartbeat(tx: Transaction, worker_id: str) -> bool:
+async def heartbeat(tx: Transaction, worker_id: str, running: str | None = None) -> bool:
     """Renew a worker's row, if it is still alive."""
-    return await tx.execute(_HEARTBEAT, {"id": worker_id, "now": tx.now}) == 1
+    return await tx.execute(_HEARTBEAT, {"id": worker_id, "now": tx.now, "running": running}) == 1
 
 
 async def report_health(tx: Transaction, worker_id: str, errors: int, problem: str) -> None:
@@ -270,7 +271,7 @@ async def sweep(tx: Transaction, limit: int) -> SweepResult:
 
 async def workers(tx: Transaction) -> list[WorkerInfo]:
     """Every worker that is remembered."""
-    return values(to_worker, await tx.fetch(_WORKERS, {}))
+    return [replace(to_worker(row), read_at=tx.now) for row in await tx.fetch(_WORKERS, {})]
 
 
 async def holdings(tx: Transaction, worker_id: str) -> list[Lease]:

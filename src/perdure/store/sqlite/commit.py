@@ -220,14 +220,15 @@ PARK = f"""
 UPDATE perdure_runs
 SET status = CASE WHEN MIN(:wake_at, deadline) <= :now THEN 'pending' ELSE 'waiting' END,
     reason = CASE WHEN MIN(:wake_at, deadline) <= :now THEN NULL ELSE :reason END,
-    wake_at = MIN(:wake_at, deadline), worker = NULL, marked = 0, claims = 0
+    wake_at = MIN(:wake_at, deadline), worker = NULL, marked = 0, claims = 0, waits = :waits
 WHERE {_LEASE} AND inbox_seq = :seen
 """
 
 #: Without RETURNING, which doubles the cost on SQLite: parents are read once for all runs that finished.
 FINISH = """
 UPDATE perdure_runs
-SET status = ?, reason = NULL, output = ?, error = ?, finished_at = ?, worker = NULL, marked = 0, claims = 0
+SET status = ?, reason = NULL, output = ?, error = ?, finished_at = ?, worker = NULL, marked = 0, claims = 0,
+    waits = NULL
 WHERE id = ? AND token = ? AND nonce = ? AND status = 'running'
 """
 
@@ -282,8 +283,10 @@ WHERE {_LEASE}
 
 async def _park(tx: SqliteTransaction, lease: Lease, park: Park) -> bool:
     """Park the run; also refused if messages came in after those that it has seen."""
-    change = {"wake_at": park.wake_at, "reason": park.reason.value, "seen": park.seen, "now": tx.now, **_proof(lease)}
-    if await tx.execute(PARK, change) != 1:
+    change = {
+        "wake_at": park.wake_at, "reason": park.reason.value, "seen": park.seen, "waits": park.waits, "now": tx.now,
+    }  # fmt: skip
+    if await tx.execute(PARK, {**change, **_proof(lease)}) != 1:
         return False
     if tx.repeats:
         tx.note(lease.run_id, *park_event(park))

@@ -186,7 +186,7 @@ async def _prepare_register(store: Store) -> Verb:
 
 async def _prepare_heartbeat(store: Store) -> Verb:
     await store.register(a_worker())
-    return lambda store: store.heartbeat("w1")
+    return lambda store: store.heartbeat("w1", '{"more":2}')
 
 
 async def _prepare_report_health(store: Store) -> Verb:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Reason, Status
 from perdure.core.model.turn import Block, ContinueAsNew, Finish, Lease, Release, RetryLater, Trim, Turn, TurnOutcome
+from perdure.core.model.visibility import RunWaits, Wait, WaitKind, waits_to_json
 from perdure.errors import StoreCorrupt
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
@@ -122,6 +124,32 @@ class Turns:
         lease = await held(store)
         await commit(store, lease, a_record(0), next=a_park())
         assert [event.kind for event in await store.events("r1")] == ["created", "started"]
+
+    @pytest.mark.parametrize("simple", [True, False])
+    async def test_a_park_names_what_the_run_waits_for(self, store: Store, harness: Harness, simple: bool) -> None:
+        lease = await held(store)
+        assert await store.waits("r1") is None
+        waits = [Wait(kind=WaitKind.MESSAGE, name='it\'s \\ "so"', since=START, until=START + 1)]
+        park = replace(a_park(wake_at=START + SECOND), waits=waits_to_json(lease.token, waits, 3))
+        # A message to another run takes the way of turns that touch other runs.
+        sends = () if simple else (a_message("other"),)
+        assert await commit(store, lease, a_record(0), next=park, sends=sends) is TurnOutcome.APPLIED
+        assert await store.waits("r1") == RunWaits(token=lease.token, waits=tuple(waits), more=2)
+        harness.system.advance(1)
+        lease = await lease_of(store, nonce="another")
+        assert await commit(store, lease, next=a_park(), sends=sends) is TurnOutcome.APPLIED
+        assert await store.waits("r1") is None
+
+    @pytest.mark.parametrize("simple", [True, False])
+    async def test_a_run_that_has_ended_waits_for_nothing(self, store: Store, harness: Harness, simple: bool) -> None:
+        lease = await held(store)
+        park = replace(a_park(wake_at=START + SECOND), waits=waits_to_json(lease.token, [], 3))
+        await commit(store, lease, next=park)
+        harness.system.advance(1)
+        lease = await lease_of(store, nonce="another")
+        sends = () if simple else (a_message("other"),)
+        assert await commit(store, lease, next=Finish(Status.COMPLETED, "1"), sends=sends) is TurnOutcome.APPLIED
+        assert await store.waits("r1") is None
 
     async def test_a_turn_that_lost_its_lease_leaves_its_neighbours_alone(self, store: Store) -> None:
         stale = await held(store, "stale")

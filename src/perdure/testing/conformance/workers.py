@@ -6,6 +6,7 @@ from perdure.core.codec.failure import Failure
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Reason, Status
 from perdure.core.model.turn import Block, TurnOutcome
+from perdure.core.model.visibility import NO_STEPS, RunningStep, steps_to_json
 from perdure.core.model.worker_info import WorkerStatus
 from perdure.errors import Expired
 from perdure.store import Store
@@ -53,6 +54,30 @@ class Workers:
             assert (await store.sweep(100)).dead_workers == ()
         [worker] = await store.workers()
         assert worker.heartbeat_at == START + 50 * SECOND
+
+    async def test_a_heartbeat_says_what_is_under_way(self, store: Store, harness: Harness) -> None:
+        await store.register(a_worker("w1"))
+        [worker] = await store.workers()
+        assert worker.running == NO_STEPS
+        step = RunningStep(run_id="r'1", type=TYPE, location="a/\\b#2", attempt=3, since=START, token=4, heartbeat_at=5)
+        assert await store.heartbeat("w1", steps_to_json([step]))
+        [worker] = await store.workers()
+        assert worker.running.steps == (step,)
+        assert await store.heartbeat("w1")
+        [worker] = await store.workers()
+        assert worker.running == NO_STEPS
+
+    async def test_the_dead_leave_word_of_what_they_did_and_the_stopped_do_not(
+        self, store: Store, harness: Harness
+    ) -> None:
+        running = steps_to_json([RunningStep(run_id="r", type=TYPE, location="s#1", attempt=1, since=START, token=1)])
+        for name in ("w1", "w2"):
+            await store.register(a_worker(name))
+            assert await store.heartbeat(name, running)
+        await store.retire("w2")
+        harness.system.advance(3600)
+        assert (await store.sweep(100)).dead_workers == ("w1",)
+        assert [len(worker.running.steps) for worker in await store.workers()] == [1, 0]
 
     async def test_one_that_was_never_registered_has_no_heart(self, store: Store) -> None:
         assert not await store.heartbeat("unknown")

@@ -17,7 +17,7 @@ from perdure.core.limits.admission import StepAdmission, StepArrival, StepDepart
 from perdure.core.limits.breaker import PREFIX, Breaker
 from perdure.core.limits.limit import Limit, PermitScope, RequiredGates, required_gates, stored_location
 from perdure.core.model.record import Message, RecordKind
-from perdure.core.model.run import Reason
+from perdure.core.model.visibility import Wait, WaitKind
 from perdure.replay.operations import StepOperation
 from perdure.worker.callbacks import guarded
 from perdure.worker.limits.gatekeeper import breaker_open_error
@@ -62,13 +62,17 @@ class StepLimits:
         """True if an answer is outstanding."""
         return bool(self._unanswered)
 
-    @property
-    def reason(self) -> Reason | None:
-        """Reason for which the run parks; None if no step is in the waitlist."""
-        gates = [gate for _, gate, _ in self._waiting.values()]
-        if not gates:
-            return None
-        return Reason.BREAKER if all(gate.startswith(PREFIX) for gate in gates) else Reason.LIMIT
+    def waits(self) -> dict[str, Wait]:
+        """Return the limit or breaker that each step in a waitlist waits for, by the step's location."""
+        return {
+            operation.location: Wait(
+                kind=WaitKind.BREAKER if gate.startswith(PREFIX) else WaitKind.LIMIT,
+                name=gate.removeprefix(PREFIX),
+                since=since,
+                detail=operation.location,
+            )
+            for operation, gate, since in self._waiting.values()
+        }
 
     def may_begin(self, operation: StepOperation) -> bool:
         """True if a step was admitted. Asks for admission if it was not."""

@@ -37,6 +37,7 @@ from perdure.worker.run.orders import RunOrders
 from perdure.worker.run.policy import fail_expired
 from perdure.worker.services import Services
 from perdure.worker.steps.activity_attempt import ActivityAttempt
+from perdure.worker.steps.attempt import Attempt
 from perdure.workflow.activity import Activity
 from perdure.workflow.run_settings import RunSettings
 
@@ -91,6 +92,11 @@ class ActivityRun(HeldRun):
     def idle(self) -> bool:
         """True if no attempt and no commit is under way."""
         return self._attempt is None and not self._committing and self.stage is not Stage.REPLAYING
+
+    def attempts_under_way(self) -> Sequence[Attempt]:
+        """Return the attempt that is under way. Called from any thread."""
+        attempt = self._attempt
+        return () if attempt is None else (attempt,)
 
     # beginning
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any
 
@@ -19,6 +19,7 @@ from perdure.worker.commit.attempt_log import RUN
 from perdure.worker.run.orders import RunOrders
 from perdure.worker.run.policy import block_for
 from perdure.worker.services import Services
+from perdure.worker.steps.attempt import Attempt
 
 
 class Stage(Enum):
@@ -77,6 +78,10 @@ class HeldRun(ABC):
     @abstractmethod
     def idle(self) -> bool:
         """True if no step and no commit is under way."""
+
+    @abstractmethod
+    def attempts_under_way(self) -> Sequence[Attempt]:
+        """Return the attempts that are under way. Called from any thread."""
 
     @abstractmethod
     def begin(self, reading: ClockReading, /) -> None:

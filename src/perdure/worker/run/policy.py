@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -10,11 +10,14 @@ from msgspec.structs import replace
 from perdure.core.codec.failure import Failure
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Reason, Run, Status
-from perdure.core.model.turn import Block, ContinueAsNew, Finish, NextState, RetryLater
+from perdure.core.model.turn import Block, ContinueAsNew, Finish, NextState, Park, RetryLater
+from perdure.core.model.visibility import NAMED_WAITS, Wait, WaitKind, waits_to_json
 from perdure.core.policy.retry import Retry
+from perdure.core.time.duration import FAR
 from perdure.errors import Diverged, Expired, Fatal, UsageError
 from perdure.replay.execution import Execution
-from perdure.replay.operations import StepOperation
+from perdure.replay.operations import ChildOperation, OpenOperation, StepOperation, TimerOperation
+from perdure.replay.operations_api import RECEIVE_TIMEOUT
 from perdure.replay.outcome import RunOutcome, cancelled
 from perdure.worker.run.turn_draft import TurnDraft
 from perdure.worker.services import Services
@@ -128,14 +131,48 @@ def state_after_outcome(
     return Finish(outcome.status, outcome.payload)
 
 
-def reason_to_wait(execution: Execution) -> Reason:
-    """Reason to park a run with nothing under way: the first of message, child, retry, timer."""
-    if execution.awaited_messages():
+def park(execution: Execution, held_back: Mapping[str, Wait], token: int, wake_at: int, seen: int) -> Park:
+    """Park a run with nothing under way, naming all that it waits for.
+
+    The reason is the first of message, child, limit or breaker, retry, timer. `held_back`: steps in waitlists, by
+    location.
+    """
+    messages, operations = execution.message_waits(), execution.open_operations()
+    # The timer of a receive bounds a wait, and is none by itself.
+    bounds = sum(timer.open and timer.name == RECEIVE_TIMEOUT for timer in execution.timers.heap)
+    waits = messages[:NAMED_WAITS]
+    for operation in operations:
+        if len(waits) >= NAMED_WAITS:
+            break
+        if (wait := held_back.get(operation.location) or _wait_for(operation)) is not None:
+            waits.append(wait)
+    named = waits_to_json(token, waits, len(messages) + len(operations) - bounds)
+    return Park(wake_at, _reason_to_wait(messages, operations, held_back), seen, named)
+
+
+def _reason_to_wait(
+    messages: Sequence[Wait], operations: Sequence[OpenOperation], held_back: Mapping[str, Wait]
+) -> Reason:
+    if messages:
         return Reason.MESSAGE
-    kinds = {operation.kind for operation in execution.open_operations()}
+    kinds = {operation.kind for operation in operations}
     if RecordKind.CHILD in kinds:
         return Reason.CHILD
+    if held_back:
+        only_breakers = all(wait.kind is WaitKind.BREAKER for wait in held_back.values())
+        return Reason.BREAKER if only_breakers else Reason.LIMIT
     return Reason.RETRY if RecordKind.STEP in kinds else Reason.TIMER
+
+
+def _wait_for(operation: OpenOperation) -> Wait | None:
+    if isinstance(operation, ChildOperation):
+        return Wait(kind=WaitKind.CHILD, name=operation.child_id, since=operation.asked_at, detail=operation.call.type)
+    if isinstance(operation, StepOperation):
+        return Wait(kind=WaitKind.RETRY, name=operation.location, until=operation.retry_at)
+    if isinstance(operation, TimerOperation) and operation.name != RECEIVE_TIMEOUT:
+        until = operation.due if operation.due < FAR else 0
+        return Wait(kind=WaitKind.TIMER, name=operation.location, since=operation.asked_at, until=until)
+    return None
 
 
 def block_for(error: Exception, services: Services) -> Block:

@@ -19,7 +19,7 @@ from perdure.core.codec.failure import ErrorTypes, Failure
 from perdure.core.model.claim import ClaimedRun
 from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record, RecordKind
-from perdure.core.model.run import Reason, Run
+from perdure.core.model.run import Run
 from perdure.core.model.turn import (
     Block,
     ContinueAsNew,
@@ -47,7 +47,7 @@ from perdure.worker.run.policy import (
     delay_of_run,
     fail_expired,
     next_wake,
-    reason_to_wait,
+    park,
     state_after_outcome,
     why_given_up,
 )
@@ -104,6 +104,10 @@ class WorkflowRun(HeldRun):
     def idle(self) -> bool:
         """True if no step and no commit is under way."""
         return not self._attempts and not self._committing and self.stage is not Stage.REPLAYING
+
+    def attempts_under_way(self) -> Sequence[Attempt]:
+        """Return the attempts that are under way. Called from any thread."""
+        return list(self._attempts.values())
 
     # beginning and resuming
 
@@ -504,10 +508,8 @@ class WorkflowRun(HeldRun):
             return Release() if self._services.owner.stopping and not self._attempts else None
         if self._may_park(now):
             assert execution is not None
-            reason = reason_to_wait(execution)
-            if self._step_limits is not None and reason in (Reason.RETRY, Reason.TIMER):
-                reason = self._step_limits.reason or reason
-            return Park(self._next_wake(), reason, self.seen)
+            held_back = {} if self._step_limits is None else self._step_limits.waits()
+            return park(execution, held_back, self.lease.token, self._next_wake(), self.seen)
         return Release() if self._services.owner.stopping else None
 
     def landed(self, verdict: TurnOutcome, reading: ClockReading) -> None:

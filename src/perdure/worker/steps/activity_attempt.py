@@ -82,6 +82,7 @@ class ActivityAttempt(Attempt):
         self.details: str | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self.last_beat = system.monotonic()
+        self._has_beaten = False
 
     def _info(self, due: int) -> StepInfo:
         run = self._run_row
@@ -106,6 +107,10 @@ class ActivityAttempt(Attempt):
         )
         self.expire(ActivityTimeout(message, kind="heartbeat"))
 
+    def heartbeat_at(self, now: int, monotonic: float) -> int:
+        """Return the time of the last heartbeat, given the time on both clocks; 0: there was none."""
+        return now - int((monotonic - self.last_beat) * 1e6) if self._has_beaten else 0
+
     # called by the function
 
     def beat(self, details: object) -> None:
@@ -116,6 +121,7 @@ class ActivityAttempt(Attempt):
                 details, f"heartbeat of activity {self.operation.location!r} of run {self.run_id!r}"
             )
         self.last_beat = self._system.monotonic()
+        self._has_beaten = True
         if payload is not None and not self._over and not self._loop.is_closed():
             self.details = payload
             self._loop.call_soon_threadsafe(self.recipient.heartbeat_received, self)

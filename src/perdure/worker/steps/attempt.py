@@ -106,6 +106,10 @@ class Attempt:
         """Return the credentials of the run. Called from any thread."""
         return self.recipient.credentials()
 
+    def heartbeat_at(self, now: int, monotonic: float) -> int:
+        """Return the time of the last heartbeat, given the time on both clocks; 0: there was none."""
+        return 0
+
     @property
     def emission(self) -> EmitUsage:
         """Counters of emitted items, made on first use because few steps emit."""

@@ -1,0 +1,3 @@
+ALTER TABLE perdure_runs ADD COLUMN waits TEXT DEFAULT NULL;
+
+ALTER TABLE perdure_workers ADD COLUMN running TEXT DEFAULT NULL;
