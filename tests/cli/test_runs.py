@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
+import time
 from contextlib import closing
 
 import pytest
 
 from perdure import Engine, Retry, Status, activity
-from perdure.admin import Interruption
+from perdure.admin import Interruption, RunningStep, Wait, WaitKind
 from perdure.cli.console.params import ENVIRONMENT
 from perdure.core.model.outputs import interruption_output
+from perdure.core.model.visibility import steps_to_json, waits_to_json
 from tests.cli.conftest import URL, Perdure, work
 from tests.stage import until
 
@@ -254,11 +257,67 @@ def test_workers_are_listed_with_the_errors_of_their_loops(perdure: Perdure) -> 
         connection.execute(
             "INSERT INTO perdure_health (worker_id, errors, problem) VALUES ('w1', 2, 'claimer: KeyError: x')"
         )
-    assert [line.split() for line in perdure("workers", URL).out.splitlines()[1:]] == [
-        ["w1", "alive", "here", "(7)", "3", "2", "claimer:", "KeyError:", "x"],
-        ["w2", "alive", "here", "(8)", "3"],
-    ]
+    first, second = perdure("workers", URL).out.splitlines()[1:]
+    assert re.fullmatch(
+        r"w1 +alive +here \(7\) +3 +\d+ days, .* ago, taken over at the next sweep +2 +claimer: KeyError: x", first
+    )
+    assert re.fullmatch(r"w2 +alive +here \(8\) +3 +\d+ days, .* ago, taken over at the next sweep *", second)
     assert [one["errors"] for one in perdure("workers", URL, "--json").json] == [2, 0]
+
+
+def test_workers_are_listed_with_what_they_have_under_way(perdure: Perdure) -> None:
+    start(perdure, "a")
+    now = time.time_ns() // 1000
+    steps = [
+        RunningStep(run_id="a", type="order.v1", location="charge", attempt=2, since=now - 60_000_000, token=1),
+        RunningStep(
+            run_id="b", type="mail.v1", location="mail.v1", attempt=1, since=now, token=1, heartbeat_at=now - 3_000_000
+        ),
+    ]
+    with closing(sqlite3.connect("shop.db")) as connection, connection:
+        connection.execute(
+            "INSERT INTO perdure_workers (id, host, pid, slots, lease, heartbeat_at, running) VALUES ('w1', 'here', 7, 3, ?, ?, ?)",
+            (100_000_000, now, steps_to_json(steps)),
+        )
+        connection.execute("UPDATE perdure_runs SET status = 'running', worker = 'w1', token = 1 WHERE id = 'a'")
+    listed = perdure("workers", URL).out.splitlines()
+    assert re.fullmatch(r"w1 +alive +here \(7\) +3 +\d+ s ago *", listed[1])
+    assert [line.split()[:4] for line in listed[-2:]] == [
+        ["a", "order.v1", "charge", "2"], ["b", "mail.v1", "mail.v1", "1"],
+    ]  # fmt: skip
+    assert re.search(r"0:01:\d\d +w1$", listed[-2])
+    assert re.search(r"\d+ s ago +w1$", listed[-1])
+    [worker] = perdure("workers", URL, "--json").json
+    assert [(one["run_id"], one["location"], one["attempt"]) for one in worker["running"]] == [
+        ("a", "charge", 2), ("b", "mail.v1", 1),
+    ]  # fmt: skip
+    assert worker["taken_over_in"] is None
+    assert re.search(r"Under way\nLOCATION +ATTEMPT +SINCE +LAST HEARTBEAT\ncharge +2", perdure("show", URL, "a").out)
+    assert "Under way at its last heartbeat: 'charge' for 0:01:0" in perdure("why", URL, "a").out
+
+
+def test_what_a_run_waits_for_is_shown_by_name(perdure: Perdure) -> None:
+    start(perdure, "a")
+    waits = [
+        Wait(kind=WaitKind.MESSAGE, name="approval", since=1_790_000_000_000_000, until=1_800_000_000_000_000),
+        Wait(kind=WaitKind.CHILD, name="a/ship", since=1_790_000_000_000_000, detail="ship.v1"),
+    ]
+    with closing(sqlite3.connect("shop.db")) as connection, connection:
+        connection.execute(
+            "UPDATE perdure_runs SET status = 'waiting', reason = 'message', token = 1, wake_at = ?, waits = ? WHERE id = 'a'",
+            (1_800_000_000_000_000, waits_to_json(1, waits, 5)),
+        )
+    shown = perdure("show", URL, "a").out
+    assert "Waits for\nKIND" in shown
+    assert re.search(r"message +approval +2026-09-21 14:13:20Z +2027-01-15 08:00:00Z", shown)
+    assert re.search(r"child +a/ship +2026-09-21 14:13:20Z +ship.v1", shown)
+    assert "There are 3 more." in perdure("show", URL, "a").err
+    assert perdure("show", URL, "a", "--json").json["waits"]["more"] == 3
+    why = perdure("why", URL, "a").out
+    assert (
+        "It waits for message 'approval' since Monday 2026-09-21 14:13:20 UTC, at most until Friday 2027-01-15" in why
+    )
+    assert "; child 'a/ship' (ship.v1) since Monday 2026-09-21 14:13:20 UTC; 3 more." in why
 
 
 def test_interruptions_are_shown(perdure: Perdure) -> None:

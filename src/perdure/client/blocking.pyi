@@ -224,7 +224,7 @@ class Handle(Generic[R_co]):
     def events(self) -> builtins.list[Event]:
         """Read its audit trail."""
     def report(self) -> RunReport:
-        """Summarize its attempts, steps, durations and errors."""
+        """Summarize its attempts, steps, durations and errors, with what it waits for or has under way."""
     def interruptions(self) -> tuple[Interruption, ...]:
         """Read the attempts that ended without an outcome because their worker was lost or stopped, in order."""
     def why(self) -> str:
