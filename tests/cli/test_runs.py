@@ -276,7 +276,8 @@ def test_workers_are_listed_with_what_they_have_under_way(perdure: Perdure) -> N
     ]
     with closing(sqlite3.connect("shop.db")) as connection, connection:
         connection.execute(
-            "INSERT INTO perdure_workers (id, host, pid, slots, lease, heartbeat_at, running) VALUES ('w1', 'here', 7, 3, ?, ?, ?)",
+            "INSERT INTO perdure_workers (id, host, pid, slots, lease, heartbeat_at, running) "
+            "VALUES ('w1', 'here', 7, 3, ?, ?, ?)",
             (100_000_000, now, steps_to_json(steps)),
         )
         connection.execute("UPDATE perdure_runs SET status = 'running', worker = 'w1', token = 1 WHERE id = 'a'")
@@ -304,7 +305,8 @@ def test_what_a_run_waits_for_is_shown_by_name(perdure: Perdure) -> None:
     ]
     with closing(sqlite3.connect("shop.db")) as connection, connection:
         connection.execute(
-            "UPDATE perdure_runs SET status = 'waiting', reason = 'message', token = 1, wake_at = ?, waits = ? WHERE id = 'a'",
+            "UPDATE perdure_runs SET status = 'waiting', reason = 'message', token = 1, wake_at = ?, waits = ? "
+            "WHERE id = 'a'",
             (1_800_000_000_000_000, waits_to_json(1, waits, 5)),
         )
     shown = perdure("show", URL, "a").out

@@ -250,7 +250,8 @@ async def test_a_waiting_run_says_what_it_waits_for(stage: Stage) -> None:
         child = await engine.get("parent/look.wait.v1")
         await until(child, Status.WAITING)
         assert (await run.why()).startswith(
-            "It waits for its child 'parent/look.wait.v1' (look.wait.v1). Of that child: It waits for message 'go' since "
+            "It waits for its child 'parent/look.wait.v1' (look.wait.v1). "
+            "Of that child: It waits for message 'go' since "
         )
         assert (await child.run()).reason is Reason.MESSAGE
         assert (await child.run()).parent_id == "parent"
