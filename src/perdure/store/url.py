@@ -12,6 +12,8 @@ connections), `notify` (on or off: hints between processes) and `listen` (`host:
 `pool`, `ssl` (verify, require, prefer or off), `ssl_ca` (a file with certificates to trust) and `socket` (the path of a
 Unix socket, instead of host and port). Without `ssl`, the certificate of a server on another machine is verified.
 
+A driver in the spelling of SQLAlchemy (`postgresql+asyncpg://`, `sqlite+aiosqlite://`) is accepted and left out.
+
 Each takes `audit` (full, lifecycle or off: the level of the audit trail).
 """
 
@@ -21,6 +23,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from msgspec import Struct
@@ -37,9 +40,11 @@ _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _VERIFYING = frozenset({"verify-ca", "verify-full"})
 #: Other spellings, which are those of MySQL's own tools.
 _SSL_WORDS = {"preferred": "prefer", "required": "require"}
+#: Driver in the spelling of SQLAlchemy, such as `postgresql+asyncpg`. Perdure has its own drivers.
+_DRIVER = re.compile(r"^(postgres|postgresql|mysql|mariadb|sqlite)\+\w+(?=:)", re.IGNORECASE)
 _EXAMPLE = (
-    "Use sqlite:///relative.db, sqlite:////absolute.db, sqlite:// for a database in memory, or "
-    "postgresql://user@host/database or mysql://user@host/database."
+    "use sqlite:///relative.db, sqlite:////absolute.db, sqlite:// for a database in memory, "
+    "postgresql://user@host/database or mysql://user@host/database"
 )
 
 
@@ -148,13 +153,46 @@ def is_in_memory(url: str) -> bool:
 
 def parse(url: str) -> SqliteUrl | PostgresUrl | MysqlUrl:
     """Parse a database URL. Raises `UsageError`."""
-    match urlsplit(url).scheme:
+    if not isinstance(url, str):
+        raise UsageError(
+            f"a database URL is text, not {url!r} of type {type(url).__name__}; is the setting there that it comes "
+            f"from? Otherwise {_EXAMPLE}"
+        )
+    url = _DRIVER.sub(r"\1", url)
+    try:
+        scheme = urlsplit(url).scheme
+        if any(character < " " for character in unquote(url)):
+            raise ValueError("it contains a control character")
+    except ValueError as error:
+        raise UsageError(f"{shown(url)!r} is not a database URL: {error}; {_EXAMPLE}") from None
+    match scheme:
         case "postgresql" | "postgres":
             return _postgres(url)
         case "mysql" | "mariadb":
             return _mysql(url)
-        case _:
+        case "sqlite" if not url.lower().startswith("sqlite://") or urlsplit(url).netloc:
+            raise UsageError(_misspelt_sqlite(url))
+        case "sqlite":
             return _sqlite(url)
+        case _:
+            raise UsageError(_unknown(url, scheme))
+
+
+def _misspelt_sqlite(url: str) -> str:
+    parts = urlsplit(url)
+    path = f"{parts.netloc}{parts.path}".lstrip("/")
+    return (
+        f"{shown(url)!r} is not a database URL; write sqlite:///{path} for a file in the working directory, or "
+        f"sqlite:////{path} for one from the root"
+    )
+
+
+def _unknown(url: str, scheme: str) -> str:
+    if "://" not in url and url and not url.isspace():
+        return f"{shown(url)!r} is not a database URL; for a file write sqlite:///{shown(url)}; {_EXAMPLE}"
+    close = get_close_matches(scheme, ("postgresql", "sqlite", "mysql", "mariadb"), 1)
+    hint = f"did you mean {close[0]}://? " if close else ""
+    return f"{shown(url)!r} is not a database URL that Perdure knows; {hint}{_EXAMPLE}"
 
 
 def _postgres(url: str) -> PostgresUrl:
@@ -239,8 +277,8 @@ def _ssl(options: Mapping[str, str], *, local: bool) -> str:
 
 def _sqlite(url: str) -> SqliteUrl:
     parts = urlsplit(url)
-    if parts.scheme != "sqlite" or parts.netloc or parts.fragment:
-        raise UsageError(f"{url!r} is not a database URL that Perdure knows. {_EXAMPLE}")
+    if parts.fragment:
+        raise UsageError(f"{url!r} has a #, which begins no part of a database URL; write %23 in the name of a file")
     path = unquote(parts.path.removeprefix("/"))
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     unknown = sorted(options.keys() - {"prefix", "synchronous", "quick_check", "busy", "audit"})
