@@ -52,6 +52,14 @@ def test_runs_are_started_by_hand(perdure: Perdure) -> None:
     assert again.out == "Fire times with a run: 2.\n"
 
 
+def test_a_backfill_reads_a_date_in_the_time_zone_of_the_schedule(perdure: Perdure) -> None:
+    perdure(*CREATE, "--cron", "0 * * * *", "--zone", "America/New_York")
+    filled = perdure(
+        "schedules", "backfill", URL, "nightly", "--from", "2026-01-01", "--to", "2026-01-01T02:00", "--json"
+    ).json
+    assert filled["runs"] == ["nightly@2026-01-01T05:00:00Z", "nightly@2026-01-01T06:00:00Z"]
+
+
 def test_a_schedule_may_run_once(perdure: Perdure) -> None:
     perdure(*CREATE, "--at", "1h")
     assert len(perdure("schedules", "next", URL, "nightly").out.splitlines()) == 1

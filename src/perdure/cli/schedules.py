@@ -246,8 +246,14 @@ def trigger(target: str, id: str, output: Printer) -> None:
 @click.command("backfill", cls=Command, example="perdure schedules backfill sqlite:///shop.db nightly --from 7d")
 @with_target
 @click.argument("id")
-@click.option("--from", "start", type=TimeParam(), required=True, help="From this time, or this duration ago.")
-@click.option("--to", "end", type=TimeParam(), help="Before this time, or this duration ago.  [default: now]")
+@click.option(
+    "--from",
+    "start",
+    type=TimeParam(local=True),
+    required=True,
+    help="From this time (in the schedule's time zone, if it names none), or this duration ago.",
+)
+@click.option("--to", "end", type=TimeParam(local=True), help="Before this time, or this duration ago.  [default: now]")
 @with_output
 def backfill(target: str, id: str, start: Any, end: Any, output: Printer) -> None:
     """Start the runs of all past fire times in a range that have none."""

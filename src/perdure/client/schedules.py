@@ -21,7 +21,7 @@ from perdure.client.start import StartOptions, new_run
 from perdure.core.audit import Event
 from perdure.core.ids import check_name
 from perdure.core.option_checks import check_time
-from perdure.core.time.cron import At, Cron, Every, Timing, fire_times, next_fire_time, to_stored
+from perdure.core.time.cron import At, Cron, Every, Timing, fire_times, next_fire_time, to_stored, zone_of
 from perdure.core.time.duration import FAR, Duration, instant, microseconds, moment_of
 from perdure.core.time.firing import when_due
 from perdure.core.time.schedule import Misfire, Overlap, SaveOutcome, Schedule, trail_of
@@ -155,11 +155,12 @@ class Schedules:
     async def backfill(self, id: str, start: datetime.datetime, end: datetime.datetime) -> builtins.list[str]:
         """Start the runs of all fire times from `start` on and before `end`, which is not in the future; their ids.
 
-        Fire times that have run are not run again. All are started at once, regardless of the policies. An interrupted
-        backfill may be repeated.
+        A `datetime` without a time zone is a wall clock in the schedule's own time zone, which is that of its `Cron`
+        and otherwise UTC. Fire times that have run are not run again. All are started at once, regardless of the
+        policies. An interrupted backfill may be repeated.
         """
         schedule, now = await self.get(id), await self._now()
-        first, last = instant(start, 0), instant(end, 0)
+        first, last = _wall_instant(start, schedule.timing), _wall_instant(end, schedule.timing)
         if not first <= last <= now:
             raise UsageError(
                 f"a backfill goes from an earlier time to a later one, and not beyond now: {start} to {end}"
@@ -265,6 +266,13 @@ class Schedules:
         return _due(changed, now)
 
 
+def _wall_instant(when: datetime.datetime, timing: Timing) -> int:
+    """A moment in microseconds; a wall clock without a time zone is that of the timing."""
+    if isinstance(when, datetime.datetime) and when.tzinfo is None:
+        when = when.replace(tzinfo=zone_of(timing))
+    return instant(when, 0)
+
+
 def _whenever(time: int) -> int:
     return 0 if time >= FAR else time
 
@@ -296,7 +304,7 @@ def _with_policies(one: Schedule, options: ScheduleOptions) -> Schedule:
 def _anchored(timing: Timing, now: int) -> Timing:
     """Give an interval without a beginning one."""
     if not isinstance(timing, Cron | Every | At):
-        raise InvalidSchedule(f"{timing!r} does not say when; give Cron(...), Every(...) or At(...)")
+        raise InvalidSchedule(f"{timing!r} does not say when; give Cron('0 3 * * *'), Every('1h') or At(moment)")
     if isinstance(timing, Every) and timing.start is None:
         return Every(timing.interval, start=moment_of(now + microseconds(timing.interval)))
     return timing

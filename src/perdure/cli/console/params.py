@@ -137,9 +137,15 @@ class JsonParam(ParamType):
 
 
 class TimeParam(ParamType):
-    """Time with its offset from UTC, or a duration: `2030-01-31T09:00+01:00`, `2030-01-31T08:00Z`, `1h30m`."""
+    """Time with its offset from UTC, or a duration: `2030-01-31T09:00+01:00`, `2030-01-31T08:00Z`, `1h30m`.
+
+    With `local`, a time or date without an offset is left without one, for a command that knows its time zone.
+    """
 
     name = "time"
+
+    def __init__(self, *, local: bool = False) -> None:
+        self._local = local
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TimeOrDuration:
         """Parse a duration first, then a time."""
@@ -151,6 +157,6 @@ class TimeParam(ParamType):
             time = datetime.datetime.fromisoformat(str(value))
         except ValueError:
             self.fail(f"{value!r} is neither a duration such as 1h30m nor a time such as 2030-01-31T09:00Z", param, ctx)
-        if time.utcoffset() is None:
+        if time.utcoffset() is None and not self._local:
             self.fail(f"{value!r} has no offset from UTC: end it with Z, or with one such as +01:00", param, ctx)
         return time

@@ -192,6 +192,11 @@ def _zone(name: object) -> tzinfo:
         ) from None
 
 
+def zone_of(timing: Timing) -> tzinfo:
+    """Time zone of a timing: that of a `Cron`, otherwise UTC."""
+    return _zone(timing.zone) if isinstance(timing, Cron) else UTC
+
+
 def _at_intervals(interval: int, start: int, after: int) -> Iterator[int]:
     fire_time = max(start, start + ((after - start) // interval + 1) * interval)
     while fire_time < FAR:
