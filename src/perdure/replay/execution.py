@@ -25,7 +25,7 @@ from perdure.core.codec.failure import AttemptSummary, ErrorTypes, Failure, atta
 from perdure.core.model.orders import termination_message
 from perdure.core.model.record import Message, NewMessage, Record, RecordKind
 from perdure.core.model.run import NewRun, OnClose, Status
-from perdure.errors import Diverged, LoopStuck, RunTerminated, WorkflowError
+from perdure.errors import Diverged, LoopStuck, NotInWorkflow, RunTerminated, WorkflowError
 from perdure.replay.checkpoints import Checkpoints, checkpoint_payload, places_below
 from perdure.replay.divergence import RecordedArguments, diverged, position
 from perdure.replay.earlier_attempts import NOTHING, EarlierAttempts
@@ -110,6 +110,7 @@ class Execution(OperationsApi):
         errors: ErrorTypes,
         logger: logging.Logger,
         gives_up: Callable[[BaseException, int], bool] = lambda error, now: True,
+        function: Callable[..., Any] | None = None,
     ) -> None:
         earlier = [record for record in history if record.run_attempt < origin.attempt] if origin.attempt > 1 else ()
         current = history[len(earlier) :]
@@ -125,7 +126,7 @@ class Execution(OperationsApi):
         self.loop.on_error = self._on_stray_error
         self._logger = logger
         self._start = start
-        self._ending = OutcomeContext(origin.run_id, origin.type, returns, codec)
+        self._ending = OutcomeContext(origin.run_id, origin.type, returns, codec, function)
         self._history = current
         if current:
             self.recorded = RecordIndex(current)
@@ -145,7 +146,16 @@ class Execution(OperationsApi):
         self._drain(drain_context)
 
     async def _body(self) -> Any:
-        return await self._start(Context(self))
+        try:
+            return await self._start(Context(self))
+        except RuntimeError as error:
+            if "attached to a different loop" not in str(error):
+                raise
+            raise NotInWorkflow(
+                "workflow code awaited something of another event loop, such as a future, a lock or a connection that "
+                "was made outside; replay could not wait for it again. Await it in a step: "
+                "`await ctx.step(function, ...)`"
+            ) from error
 
     def replay(self, budget: Callable[[], bool]) -> bool:
         """Apply recorded completions; True if all are applied, False if `budget()` ended a part. Raises `Diverged`."""

@@ -387,7 +387,7 @@ class OperationsApi(ABC):
         if not self.loop.is_current:
             raise WorkflowError(
                 f"the context of run {self.run_id!r} was used outside of its workflow, in a step or in another thread, "
-                "where replay would not see it; give a step what it needs as an argument"
+                "where replay would not see it; a step calls other functions directly, and gets values as arguments"
             )
 
     # timers of asyncio

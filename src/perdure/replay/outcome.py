@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
@@ -11,6 +12,7 @@ from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import Failure
 from perdure.core.model.run import Status
 from perdure.errors import BadArguments, DecodeError, NeverAwaited, PerdureError, RunCancelled
+from perdure.replay.forgotten import describe_forgotten
 from perdure.workflow.definition import Call
 from perdure.workflow.runtime import ContinueAsNewSignal
 
@@ -36,6 +38,8 @@ class OutcomeContext(Struct, frozen=True):
     type: str
     returns: Any
     codec: Codec
+    #: The workflow function, for errors that point into its source.
+    function: Callable[..., Any] | None = None
 
 
 def outcome_of(main: asyncio.Task[Any], ending: OutcomeContext, forgotten: list[str], *, stopped: bool) -> RunOutcome:
@@ -52,10 +56,8 @@ def outcome_of(main: asyncio.Task[Any], ending: OutcomeContext, forgotten: list[
     if raised is not None:
         return failed(raised, ending.codec)
     if forgotten:
-        message = (
-            f"the workflow {ending.type} ended without awaiting {', '.join(forgotten)}; "
-            "await each operation, or gather them"
-        )
+        places = ", ".join(describe_forgotten(label, ending.function) for label in forgotten)
+        message = f"the workflow {ending.type} ended without awaiting {places}; await each operation, or gather them"
         return failed(NeverAwaited(message), ending.codec)
     return _completed(main.result(), ending)
 

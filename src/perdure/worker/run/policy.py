@@ -14,13 +14,14 @@ from perdure.core.model.turn import Block, ContinueAsNew, Finish, NextState, Par
 from perdure.core.model.visibility import NAMED_WAITS, Wait, WaitKind, waits_to_json
 from perdure.core.policy.retry import Retry
 from perdure.core.time.duration import FAR
-from perdure.errors import Diverged, Expired, Fatal, UsageError
+from perdure.errors import Diverged, Expired, Fatal
 from perdure.replay.execution import Execution
 from perdure.replay.operations import ChildOperation, OpenOperation, StepOperation, TimerOperation
 from perdure.replay.operations_api import RECEIVE_TIMEOUT
 from perdure.replay.outcome import RunOutcome, cancelled
 from perdure.worker.run.turn_draft import TurnDraft
 from perdure.worker.services import Services
+from perdure.worker.steps.attempt import is_misuse
 from perdure.workflow.runtime import Subscription
 
 
@@ -40,8 +41,8 @@ def after_failed_attempt(
     if requested is not None:
         again = NextAttempt(number - 1, now + int(requested * 1e6))
         return again if again.retry_at < deadline else None
-    if isinstance(error, UsageError):
-        return None  # a misuse of Perdure, such as a result that cannot be stored: a retry would only repeat the effect
+    if is_misuse(error):
+        return None
     delay = policy_of(operation, services).next_delay(number, error, services.system.random())
     if delay is None:
         return None
@@ -54,7 +55,7 @@ def why_given_up(operation: StepOperation, number: int, error: BaseException, se
     policy = policy_of(operation, services)
     if policy.attempts is not None and number >= policy.attempts:
         return "exhausted"
-    return "fatal" if isinstance(error, UsageError) or not policy.is_worth_retrying(error) else "exhausted"
+    return "fatal" if is_misuse(error) or not policy.is_worth_retrying(error) else "exhausted"
 
 
 def policy_of(operation: StepOperation, services: Services) -> Retry:

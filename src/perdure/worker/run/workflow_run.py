@@ -780,4 +780,5 @@ def execution_of(
         errors=errors,
         logger=logger,
         gives_up=gives_up,
+        function=workflow.function,
     )

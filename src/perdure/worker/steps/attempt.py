@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from perdure.core.system import Cancellable, System
-from perdure.errors import StepTimeout
+from perdure.errors import StepTimeout, UsageError, WorkflowError
 from perdure.replay.operations import StepOperation
 from perdure.worker.callbacks import ResultRecipient, StepResults, runs
 from perdure.worker.steps.emit import EmitUsage
@@ -203,3 +203,23 @@ def _in_thread(info: StepInfo, request: StepRequest) -> Any:
     if request.mutable:
         request = request.copied()
     return request.spec.function(*request.args, **request.kwargs)
+
+
+#: Code that calls the functions of steps.
+_CALLERS = frozenset({Attempt._run.__code__, _in_thread.__code__})
+
+
+def is_misuse(error: BaseException) -> bool:
+    """Tell whether an error shows that the code is wrong, so that another attempt would only repeat it.
+
+    That is a misuse of Perdure, such as a result that cannot be stored, or a call whose arguments do not fit the
+    parameters of the step's function.
+    """
+    if isinstance(error, UsageError | WorkflowError):
+        return True
+    trace = error.__traceback__
+    if type(error) is not TypeError or trace is None:
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace.tb_frame.f_code in _CALLERS
