@@ -307,3 +307,44 @@ def blocking(order: Order) -> None:
         engine.runs.list(limits=10)  # type: ignore[call-arg] # wrong on purpose
         engine.worker(slot=2)  # type: ignore[call-arg] # wrong on purpose
         engine.start(checkout(order), idd="o")  # type: ignore[call-arg] # wrong on purpose
+
+
+@workflow
+async def bare(ctx: Context, order: Order) -> str:
+    return order.id
+
+
+@activity
+async def bare_mail(to: str) -> int:
+    return len(to)
+
+
+@activity
+def bare_print(to: str) -> int:
+    return len(to)
+
+
+@step
+def bare_step(to: str) -> int:
+    return len(to)
+
+
+@workflow()
+async def unnamed(ctx: Context, order: Order) -> str:
+    assert_type(await ctx.call(bare(order)), str)
+    assert_type(await ctx.call(bare_mail("a")), int)
+    assert_type(await ctx.call(bare_print("a")), int)
+    assert_type(await ctx.step(bare_step, "a"), int)
+    bare(1)  # type: ignore[arg-type] # wrong on purpose
+    await bare(order)  # type: ignore[misc] # wrong on purpose
+    await ctx.step(bare_mail, "a")  # type: ignore[misc] # wrong on purpose
+    await ctx.step(bare, order)  # type: ignore[misc] # wrong on purpose
+    await ctx.step(bare_step("a"))  # type: ignore[call-overload] # wrong on purpose
+    await ctx.call(bare_mail, "a")  # type: ignore[arg-type] # wrong on purpose
+    return ""
+
+
+async def wrong_engine(engine: Engine) -> None:
+    await engine.start(bare, Order("a", 1))  # type: ignore[arg-type] # wrong on purpose
+    with engine:  # type: ignore[attr-defined] # wrong on purpose
+        pass

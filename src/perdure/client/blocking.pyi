@@ -4,7 +4,7 @@ import builtins
 import datetime
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, Unpack, overload
+from typing import Any, Generic, Never, Self, TypeVar, Unpack, overload
 
 from perdure.client.audit import EventOptions
 from perdure.client.dead_letters import BulkResult, DeadOptions
@@ -149,7 +149,9 @@ class Engine:
         The gate before a deploy: it names the runs that would diverge, where, and how to fix that. `limit` bounds the
         number of runs, newest first.
         """
-    def start(self, call: Call[R], *, connection: object = None, **options: Unpack[StartOptions]) -> Handle[R]:
+    def start(
+        self, call: Call[R], *misplaced: Never, connection: object = None, **options: Unpack[StartOptions]
+    ) -> Handle[R]:
         """Start a run. The same id, or idempotency key, with the same input gives the existing run.
 
         On a `connection` of yours (asyncpg, psycopg, SQLAlchemy, Django…) the run is written in the transaction that is
@@ -568,8 +570,9 @@ class Schedules:
     def backfill(self, id: str, start: datetime.datetime, end: datetime.datetime) -> builtins.list[str]:
         """Start the runs of all fire times from `start` on and before `end`, which is not in the future; their ids.
 
-        Fire times that have run are not run again. All are started at once, regardless of the policies. An interrupted
-        backfill may be repeated.
+        A `datetime` without a time zone is a wall clock in the schedule's own time zone, which is that of its `Cron`
+        and otherwise UTC. Fire times that have run are not run again. All are started at once, regardless of the
+        policies. An interrupted backfill may be repeated.
         """
     def get(self, id: str) -> Schedule:
         """Read one schedule. Raises `ScheduleNotFound`."""

@@ -6,9 +6,10 @@ An engine is a value: a database and the workflows it knows. Nothing is global.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Never, TypeVar, Unpack, overload
 
 from perdure.client import deploy, messages
+from perdure.client.async_only import AsyncOnly
 from perdure.client.audit import AuditTrail
 from perdure.client.dead_letters import DeadLetters
 from perdure.client.handle import Handle, get_handle
@@ -33,14 +34,15 @@ from perdure.core.policy.watermark import Watermark
 from perdure.core.routing import select_types
 from perdure.core.system import System
 from perdure.core.time.duration import Duration
-from perdure.errors import UsageError
+from perdure.errors import BadArguments, UsageError
 from perdure.host import Host
 from perdure.store.contract import Store
 from perdure.store.url import shown
 from perdure.worker import WorkerOptions, WorkerSettings
 from perdure.workflow.channels import Channel
-from perdure.workflow.definition import Call, Definition
+from perdure.workflow.definition import Call, Definition, misplaced_hint
 from perdure.workflow.discover import Definable, definition_of
+from perdure.workflow.signature import describe
 
 if TYPE_CHECKING:
     from perdure.client.blocking import Engine as BlockingEngine
@@ -49,7 +51,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Engine:
+class Engine(AsyncOnly):
     """A database and the workflows that run on it. In a forked child it connects anew."""
 
     #: Address of the database.
@@ -219,7 +221,9 @@ class Engine:
 
     # starting
 
-    async def start(self, call: Call[R], *, connection: object = None, **options: Unpack[StartOptions]) -> Handle[R]:
+    async def start(
+        self, call: Call[R], *misplaced: Never, connection: object = None, **options: Unpack[StartOptions]
+    ) -> Handle[R]:
         """Start a run. The same id, or idempotency key, with the same input gives the existing run.
 
         On a `connection` of yours (asyncpg, psycopg, SQLAlchemy, Django…) the run is written in the transaction that is
@@ -232,6 +236,8 @@ class Engine:
         Raises `RunExists` if the id exists with another input or type, `Overloaded` if a watermark is reached, and
         `EncodeError`, `InvalidId`… before anything is written.
         """
+        if misplaced:
+            raise BadArguments(misplaced_hint("engine.start", call))
         runs = [self._session.new_run(call, options)]
         if not self._session.backpressure.is_idle:
             await self._admit(runs, connection)
@@ -353,10 +359,17 @@ class Engine:
 
 
 def _by_type(workflows: Iterable[Definable]) -> dict[str, Definition[Any, Any]]:
+    if isinstance(workflows, Definition | type | str) or not isinstance(workflows, Iterable):
+        name = getattr(workflows, "__name__", "checkout")
+        raise UsageError(f"workflows={workflows!r}: give a list, such as [{name}], or discover('package')")
     known: dict[str, Definition[Any, Any]] = {}
     for workflow in map(definition_of, workflows):
-        if known.setdefault(workflow.type, workflow) is not workflow:
-            raise UsageError(f"two workflows have the type {workflow.type!r}; each needs its own")
+        first = known.setdefault(workflow.type, workflow)
+        if first is not workflow:
+            raise UsageError(
+                f"two workflows have the type {workflow.type!r}: {describe(first)} and {describe(workflow)}; "
+                'give each its own: @workflow("...")'
+            )
         workflow.signature.resolve()
     return known
 

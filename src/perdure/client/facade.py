@@ -13,12 +13,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import sys
 import threading
+import warnings
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import suppress
 from functools import wraps
 from types import GenericAlias, TracebackType
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 from perdure.client.session import refuse_in_workflow
 from perdure.core.process_fork import detach_loop, never_finalize, watch_forks
@@ -140,6 +142,7 @@ class Portal:
             raise EngineClosed(f"{self._name} was closed; make a new one")
         if threading.current_thread() is self._thread:
             raise UsageError("a blocking engine cannot wait on its own event loop; call it from a sync step instead")
+        _warn_on_loop()
 
     def _running(self) -> asyncio.AbstractEventLoop:
         # Begun on first use: writes on connections need no loop, and a server that forks must not copy it.
@@ -149,6 +152,24 @@ class Portal:
                 self._thread = threading.Thread(target=self._loop.run_forever, name="perdure blocking", daemon=True)
                 self._thread.start()
             return self._loop
+
+
+def _warn_on_loop() -> None:
+    """Warn about a call on a thread whose event loop is running, which stands still meanwhile."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    # The caller's own line, so that Python shows the warning once for each.
+    depth, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("perdure."):
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(
+        "a blocking engine is called in async code, and the event loop stands still until it answers; use "
+        "perdure.Engine and `await`, or call it in a thread: `await asyncio.to_thread(...)`",
+        RuntimeWarning,
+        stacklevel=depth + 1,
+    )
 
 
 class Facade:
@@ -175,6 +196,15 @@ class Facade:
 
     def __enter__(self) -> Any:
         return self._portal.settle(self._target.__aenter__())
+
+    if not TYPE_CHECKING:  # type checkers report this mistake by themselves
+
+        async def __aenter__(self) -> NoReturn:
+            refuse_in_workflow()
+            raise UsageError(f"{self!r} is a blocking view, entered by `with`; in async code use perdure.Engine")
+
+        async def __aexit__(self, *_: object) -> None:
+            refuse_in_workflow()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

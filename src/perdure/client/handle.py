@@ -33,6 +33,8 @@ A = TypeVar("A")
 class Handle(Generic[R_co]):
     """A run of an engine, by id. It holds no state of the run: two handles of one run are the same."""
 
+    __perdure_advice__ = "which belongs to its engine"
+
     #: Id of the run.
     id: str
 

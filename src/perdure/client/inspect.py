@@ -155,7 +155,10 @@ def _pending(run: Run, facts: Facts) -> str:
             f"It has been ready for {_span(now - run.wake_at)} and waits for a worker in {facts.elsewhere[run.type]!r}."
         )
     if not alive:
-        return "It is ready, but no worker is alive; start one."
+        return (
+            "It is ready, but no worker is alive; start one: `async with engine.worker():`, or `perdure worker "
+            "module:engine` in a terminal."
+        )
     if any(run.type in w.types for w in alive):
         return f"It is ready, but no live worker takes the queue {run.queue!r}; add it to a worker's queues."
     return f"It is ready, but none of the {len(alive)} live worker(s) serves the type {run.type!r}; deploy its code."

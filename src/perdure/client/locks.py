@@ -17,6 +17,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
+from perdure.client.async_only import AsyncOnly
 from perdure.client.results import within
 from perdure.client.session import Session, refuse_in_workflow
 from perdure.core.background_loops import LoopGuard, LoopHealth
@@ -221,7 +222,7 @@ class Locks:
         return held is not None and await store.release_lock(name, held.token, None, self._session.actor)
 
 
-class HeldLock:
+class HeldLock(AsyncOnly):
     """A lock for the time of a block, extended automatically.
 
     If it is lost, the block is cancelled and `LockLost` raised.

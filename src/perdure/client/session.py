@@ -33,7 +33,7 @@ from perdure.store import Retrying, open_store
 from perdure.store.contract import Store
 from perdure.store.url import is_in_memory, shown
 from perdure.worker import HookCaller, Worker, WorkerOptions, in_workflow
-from perdure.workflow.definition import Call, Definition
+from perdure.workflow.definition import Call, Definition, call_hint
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine
@@ -208,7 +208,7 @@ class Session:
     def new_run(self, call: Call[Any], options: StartOptions) -> NewRun:
         """Make the row of a run from a call, or raise `UsageError` and the like; nothing is written."""
         if not isinstance(call, Call):
-            raise UsageError(f"start takes a call such as `checkout(order)`, not {call!r}")
+            raise UsageError(f"start takes a call such as `checkout(order)`, not {call_hint(call)}")
         if call.definition is not None and self.workflows and call.type not in self.workflows:
             raise UnknownWorkflow(
                 f"workflow {call.type!r} is not one of this engine's ({', '.join(sorted(self.workflows))}); add it to "

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Mapping
 
+from perdure.client.async_only import AsyncOnly
 from perdure.client.session import Session, refuse_in_workflow
 from perdure.core.ids import check_name
 from perdure.core.model.orders import Pause, PauseKind
@@ -34,8 +35,11 @@ class Workers:
         return await (await self._session.opened()).workers()
 
 
-class EngineWorker:
+class EngineWorker(AsyncOnly):
     """A worker of an engine, to be entered or run."""
+
+    def __repr__(self) -> str:
+        return f"<worker {self.id or 'not started'}>"
 
     def __init__(self, session: Session, options: WorkerOptions) -> None:
         self._session = session

@@ -10,13 +10,16 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
+from perdure.core.ids import check_name
 from perdure.core.limits.breaker import Breaker, check_breaker
 from perdure.core.limits.limit import Fair, Limit, check_limits
 from perdure.core.option_checks import check_flag, check_instance
+from perdure.errors import BadArguments
 from perdure.workflow.definition import Definition
 from perdure.workflow.run_settings import ActivityOptions, RunSettings, make_settings
 from perdure.workflow.signature import Signature
 from perdure.workflow.step import NO_STEP_SETTINGS, StepSpec, check_for_process, is_async
+from perdure.workflow.type_name import default_type
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,15 +71,36 @@ class ActivityDecorator(Protocol):
     def __call__(self, function: Callable[P, R], /) -> Activity[P, R]: ...
 
 
+@overload
+def activity(function: Callable[P, Coroutine[Any, Any, R]], /) -> Activity[P, R]: ...
+
+
+@overload
+def activity(function: Callable[P, R], /) -> Activity[P, R]: ...
+
+
+@overload
 def activity(
-    type: str,
+    type: str | None = None,
     *,
     queue: str | None = None,
     priority: int | None = None,
     process: bool = False,
     **options: Unpack[ActivityOptions],
-) -> ActivityDecorator:
+) -> ActivityDecorator: ...
+
+
+def activity(
+    type: str | Callable[..., Any] | None = None,
+    *,
+    queue: str | None = None,
+    priority: int | None = None,
+    process: bool = False,
+    **options: Unpack[ActivityOptions],
+) -> Any:
     """Make a function an activity of the given type, such as `"notify.email.v1"`.
+
+    A bare `@activity` takes the module and the name of the function as its type, such as `shop.mail.send`.
 
     `queue`, `priority`: used where the start names none.
     `process`: run a sync function that keeps a processor busy in a process of its own.
@@ -96,10 +120,14 @@ def activity(
     check_flag("process", process)
     check_instance("fair", fair, Fair, "Fair(lambda tenant: tenant)")
     check_breaker(breaker)
+    bare = None if type is None or isinstance(type, str) or not callable(type) else type
+    given = None if type is None or bare is not None else check_name(type, "activity type")
 
     def decorate(function: Callable[..., Any]) -> Activity[Any, Any]:
+        if not callable(function):
+            raise BadArguments(f"an activity is a function, not {function!r}; write @activity above a `def`")
         return Activity(
-            type,
+            default_type(function) if given is None else given,
             function,
             settings=settings,
             process=process,
@@ -109,4 +137,4 @@ def activity(
             local_names=local_names,
         )
 
-    return decorate
+    return decorate if bare is None else decorate(bare)

@@ -10,7 +10,7 @@ import datetime
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, Never, NoReturn, ParamSpec, TypeVar, Unpack, cast, overload
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -58,7 +58,7 @@ from perdure.workflow.step import (
 )
 
 if TYPE_CHECKING:
-    from perdure.workflow.definition import Call
+    from perdure.workflow.definition import Call, Definition
 
 A = TypeVar("A")
 P = ParamSpec("P")
@@ -76,16 +76,27 @@ _REMOVABLE = {
 }
 
 
+class NotAStep:
+    """Type of `ctx.step(activity)`, which type checkers refuse to await; an activity is called by `ctx.call`."""
+
+
 class Context:
     """The durable side of a workflow; the workflow function gets it as its first argument."""
 
     __slots__ = ("_options", "_runtime")
+    __perdure_advice__ = "which only workflow code can use"
 
     def __init__(self, runtime: Runtime, options: StepSettings = NO_STEP_SETTINGS) -> None:
         self._runtime = runtime
         self._options = options
 
     # Steps
+
+    # An activity or a workflow looks like a function. Its own overload gives it a type that cannot be awaited.
+    @overload
+    def step(  # type: ignore[overload-overlap] # the narrower overload is meant to differ
+        self, function: Definition[..., Any], /, *args: Any, **kwargs: Any
+    ) -> NotAStep: ...
 
     @overload
     def step(self, function: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> Operation[R]: ...
@@ -405,7 +416,7 @@ class Context:
     def call(
         self,
         call: Call[R],
-        *,
+        *misplaced: Never,
         id: str | None = None,
         queue: str | None = None,
         priority: int | None = None,
@@ -416,12 +427,12 @@ class Context:
         Giving up the wait, by a timeout or a cancellation, cancels the child.
         """
         options = _child_options(self._runtime.time, id, queue, priority, deadline, "cancel")
-        return cast("Operation[R]", self._runtime.call(_check_call(call), options))
+        return cast("Operation[R]", self._runtime.call(_check_call("ctx.call", call, misplaced), options))
 
     def spawn(
         self,
         call: Call[R],
-        *,
+        *misplaced: Never,
         id: str | None = None,
         queue: str | None = None,
         priority: int | None = None,
@@ -434,12 +445,12 @@ class Context:
         itself, or "wait" for it.
         """
         options = _child_options(self._runtime.time, id, queue, priority, deadline, on_close)
-        return Child(self._runtime, self._runtime.spawn(_check_call(call), options))
+        return Child(self._runtime, self._runtime.spawn(_check_call("ctx.spawn", call, misplaced), options))
 
     def start(
         self,
         call: Call[Any],
-        *,
+        *misplaced: Never,
         id: str | None = None,
         at: Moment | None = None,
         queue: str | None = None,
@@ -453,7 +464,7 @@ class Context:
         """
         options = _child_options(self._runtime.time, id, queue, priority, deadline, "abandon")
         wake_at = 0 if at is None else instant(at, self._runtime.time)
-        return self._runtime.start(_check_call(call), options, wake_at)
+        return self._runtime.start(_check_call("ctx.start", call, misplaced), options, wake_at)
 
     # Failure
 
@@ -545,9 +556,14 @@ class Context:
         return uuid.UUID(int=self.random.getrandbits(128), version=4)
 
 
-def _check_call(call: Call[R]) -> Call[R]:
-    if not hasattr(call, "arguments"):
-        raise UsageError(f"a workflow starts a call such as `ship(order)`, not {call!r}")
+def _check_call(where: str, call: Call[R], misplaced: tuple[Never, ...]) -> Call[R]:
+    if misplaced or not hasattr(call, "arguments"):
+        # Imported late: definitions are made of this module.
+        from perdure.workflow.definition import call_hint, misplaced_hint
+
+        if misplaced:
+            raise BadArguments(misplaced_hint(where, call))
+        raise UsageError(f"{where} takes a call such as `ship(order)`, not {call_hint(call)}")
     return call
 
 

@@ -6,11 +6,12 @@ checked arguments. A call does nothing until it is started (`engine.start`) or a
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, Unpack, overload
 
 from msgspec import structs
 
@@ -27,6 +28,7 @@ from perdure.errors import BadArguments, EncodeError, UsageError
 from perdure.workflow.context import Context
 from perdure.workflow.run_settings import NO_SETTINGS, ActivityOptions, Placement, RunSettings, make_settings, place
 from perdure.workflow.signature import Signature, describe
+from perdure.workflow.type_name import default_type
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -69,10 +71,26 @@ class Definition(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """Build a call. Raises `BadArguments` if the arguments do not fit the parameters."""
-        arguments = self.signature.bind(args, kwargs, f"{self.type}()")
+        try:
+            arguments = self.signature.bind(args, kwargs, f"{self.type}()")
+        except BadArguments:
+            self._refuse_context((*args, *kwargs.values()))
+            raise
         if not all_fixed(map(type, arguments.values())):
+            self._refuse_context(arguments.values())
             arguments = {name: snapshot(value) for name, value in arguments.items()}
         return Call(self.type, arguments, self)
+
+    @property
+    def __perdure_advice__(self) -> str:
+        return f"which is a run of its own: `await ctx.call({self.__name__}(...))`"
+
+    def _refuse_context(self, values: Iterable[object]) -> None:
+        if any(isinstance(value, Context) for value in values):
+            raise BadArguments(
+                f"{self.type}() was given a context; leave it out, because each run gets its own: "
+                f"`await ctx.call({self.__name__}(...))`"
+            )
 
 
 class Workflow(Definition[P, R]):
@@ -89,9 +107,9 @@ class Workflow(Definition[P, R]):
         singleton: Singleton | None = None,
         local_names: Mapping[str, Any] | None = None,
     ) -> None:
-        if not inspect.iscoroutinefunction(function):
-            raise BadArguments(f"workflow {type!r}: {describe(function)} must be an `async def`")
+        _check_function(type, function)
         signature = Signature(function, local_names)
+        _check_context(type, function, signature)
         super().__init__(type, function, signature, "workflow", retry=check_retry(retry), limits=limits, fair=fair)
         if singleton is not None:
             self.settings = make_settings({"singleton": singleton})
@@ -100,17 +118,67 @@ class Workflow(Definition[P, R]):
         return f"<workflow {self.type}>"
 
 
+def _check_function(type: str, function: Callable[..., Any]) -> None:
+    if inspect.isasyncgenfunction(function):
+        raise BadArguments(
+            f"workflow {type!r}: {describe(function)} has a `yield`; a workflow returns one result, and shows others "
+            "what it does by `ctx.emit(stream, item)`"
+        )
+    if not inspect.iscoroutinefunction(function):
+        raise BadArguments(
+            f"workflow {type!r}: {describe(function)} must be an `async def`; "
+            "an ordinary function can be a step: `await ctx.step(function, ...)`"
+        )
+
+
+def _check_context(type: str, function: Callable[..., Any], signature: Signature) -> None:
+    """Raise `BadArguments` if the first parameter of a workflow cannot be its context."""
+    name, declared = signature.context
+    if name == "self" and declared is Any:
+        raise BadArguments(
+            f"workflow {type!r}: {describe(function)} is a method; another process has no `self` to continue it with. "
+            "Make it a function, or put @staticmethod above @workflow"
+        )
+    if declared is Any:
+        return
+    try:
+        fits = not isinstance(declared, builtins.type) or issubclass(Context, declared) or issubclass(declared, Context)
+    except TypeError:  # a protocol that cannot be checked
+        return
+    if not fits:
+        raise BadArguments(
+            f"workflow {type!r}: the first parameter of {describe(function)} is {name}: {declared.__name__}; "
+            f"put the context before it: `async def {function.__name__}(ctx: Context, {name}: {declared.__name__})`"
+        )
+
+
+@overload
+def workflow(function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
+
+
+@overload
 def workflow(
-    type: str,
+    type: str | None = None,
     *,
     retry: Retry | int | None = None,
     limit: Limit | Sequence[Limit] | None = None,
     fair: Fair | None = None,
     singleton: Singleton | None = None,
-) -> Callable[[Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]], Workflow[P, R]]:
+) -> Callable[[Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]], Workflow[P, R]]: ...
+
+
+def workflow(
+    type: str | Callable[..., Any] | None = None,
+    *,
+    retry: Retry | int | None = None,
+    limit: Limit | Sequence[Limit] | None = None,
+    fair: Fair | None = None,
+    singleton: Singleton | None = None,
+) -> Any:
     """Make an async function a workflow of the given type, such as `"shop.checkout.v1"`.
 
-    The type names the workflow in the database; do not change it while runs of it exist.
+    The type names the workflow in the database; do not change it while runs of it exist. A bare `@workflow` takes the
+    module and the name of the function, such as `shop.orders.checkout`: do not rename or move it then.
 
     `retry`: retry policy of the workflow as a whole; none by default. Another attempt keeps the results of steps that
     succeeded.
@@ -120,16 +188,18 @@ def workflow(
     """
     local_names = sys._getframe(1).f_locals
     limits, policy = check_limits(limit), check_retry(retry)
-    check_name(type, "workflow type")
+    bare = None if type is None or isinstance(type, str) or not callable(type) else type
+    given = None if type is None or bare is not None else check_name(type, "workflow type")
     check_instance("fair", fair, Fair, "Fair(lambda tenant: tenant)")
     check_instance("singleton", singleton, Singleton, "Singleton(policy='queue')")
 
     def decorate(function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]) -> Workflow[P, R]:
+        name = default_type(function) if given is None else given
         return Workflow(
-            type, function, retry=policy, limits=limits, fair=fair, singleton=singleton, local_names=local_names
+            name, function, retry=policy, limits=limits, fair=fair, singleton=singleton, local_names=local_names
         )
 
-    return decorate
+    return decorate if bare is None else decorate(bare)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +292,39 @@ class Call(Generic[R_co]):
             return ""
 
     @property
+    def __perdure_advice__(self) -> str:
+        return "which is a call of a run of its own: `await ctx.call(...)`"
+
+    if not TYPE_CHECKING:  # type checkers report an `await` by themselves
+
+        def __await__(self) -> NoReturn:
+            name = "Call.named(...)" if self.definition is None else f"{self.definition.__name__}(...)"
+            raise UsageError(
+                f"a call of {self.type} is a value and does not run by itself; write `await ctx.call({name})` in a "
+                f"workflow, or `run = await engine.start({name})` and `await run.result()` elsewhere"
+            )
+
+    @property
     def returns(self) -> Any:
         """Type of the result; `Any` where only the type name is known."""
         return Any if self.definition is None else self.definition.signature.returns
+
+
+def call_hint(value: object) -> str:
+    """A value that was given instead of a call, and what to write in its place, for error messages."""
+    if isinstance(value, Definition):
+        return f"{value!r} itself; call it: `{value.__name__}(...)`"
+    if inspect.iscoroutine(value):
+        name = value.__qualname__.rpartition(".")[2]
+        value.close()
+        return f"the coroutine of {name}(...); decorate {name} with @workflow or @activity, or run it by `ctx.step`"
+    if isinstance(value, type) or callable(value):
+        return f"{value!r}; decorate it with @workflow or @activity and call it, or run it by `ctx.step`"
+    return f"{value!r} of type {type(value).__name__}"
+
+
+def misplaced_hint(where: str, target: object) -> str:
+    """Text of the error about arguments beside a workflow instead of in its call."""
+    name = target.type if isinstance(target, Call) else getattr(target, "__name__", "workflow")
+    inside = "Call.named(type, ...)" if isinstance(target, Call | str) else f"{name}(...)"
+    return f"{where} takes one call, with the arguments inside it: `{where}({inside})`, not `{where}({name}, ...)`"

@@ -60,13 +60,18 @@ class Signature:
         self, function: Callable[..., Any], local_names: Mapping[str, Any] | None = None, *, takes_context: bool = True
     ) -> None:
         self._function = function
+        self._context = ""
         parameters = list(inspect.signature(function).parameters.values())
         if takes_context:
             if not parameters or parameters[0].kind not in (
                 inspect.Parameter.POSITIONAL_ONLY,
                 inspect.Parameter.POSITIONAL_OR_KEYWORD,
             ):
-                raise BadArguments(f"{describe(function)} must take the Context as its first parameter")
+                raise BadArguments(
+                    f"{describe(function)} must take the Context as its first parameter: "
+                    f"`async def {getattr(function, '__name__', 'workflow')}(ctx: Context, ...)`"
+                )
+            self._context = parameters[0].name
             parameters = parameters[1:]
         for parameter in parameters:
             if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
@@ -97,6 +102,11 @@ class Signature:
     def returns(self) -> Any:
         """Declared type of the result."""
         return self._hints.get("return", Any)
+
+    @property
+    def context(self) -> tuple[str, Any]:
+        """Name and declared type of the context's parameter; `Any` where it is not declared or not defined yet."""
+        return self._context, (self._resolved or {}).get(self._context, Any)
 
     def resolve(self) -> None:
         """Resolve all annotations now. Raises `BadArguments`."""

@@ -6,7 +6,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from msgspec import UNSET, Struct, UnsetType
@@ -17,7 +17,7 @@ from perdure.core.limits.limit import Limit, check_limits
 from perdure.core.option_checks import check_flag, check_known, check_retry, check_time
 from perdure.core.policy.retry import Retry
 from perdure.core.time.duration import Duration
-from perdure.errors import UsageError
+from perdure.errors import BadArguments, UsageError
 from perdure.workflow.signature import describe, type_hints
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -113,6 +113,10 @@ class UndoableDecorator(Protocol[R]):
 
 
 @overload
+def step(function: F, /) -> F: ...
+
+
+@overload
 def step(**options: Unpack[StepOptions]) -> Callable[[F], F]: ...
 
 
@@ -120,8 +124,16 @@ def step(**options: Unpack[StepOptions]) -> Callable[[F], F]: ...
 def step(*, undo: Callable[[R], Any], **options: Unpack[StepOptions]) -> UndoableDecorator[R]: ...
 
 
-def step(*, undo: Callable[[Any], Any] | None = None, **options: Unpack[StepOptions]) -> Any:
+def step(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    undo: Callable[[Any], Any] | None = None,
+    **options: Unpack[StepOptions],
+) -> Any:
     """Attach options to a function for when it runs as a step; the function itself is unchanged.
+
+    A bare `@step` changes nothing: any function can be a step.
 
     `name`: name under which the result is recorded; the function's own by default.
     `retry`: a `Retry`, or the number of attempts.
@@ -136,12 +148,59 @@ def step(*, undo: Callable[[Any], Any] | None = None, **options: Unpack[StepOpti
     settings = make_step_settings(options, undo=undo)
 
     def attach(function: F) -> F:
+        if not callable(function):
+            raise BadArguments(f"@step takes its options by name, such as @step(name='charge'), not {_short(function)}")
+        check_function(function)
         if settings.process is True:
             check_for_process(function)
-        setattr(function, _OPTIONS, settings)
+        try:
+            setattr(function, _OPTIONS, settings)
+        except AttributeError:  # a builtin or a bound method
+            raise BadArguments(
+                f"@step cannot attach options to {describe(function)}; give them where it is called: "
+                "`ctx.options(...).step(...)`"
+            ) from None
         return function
 
-    return attach
+    return attach if function is None else attach(function)
+
+
+#: Attribute of classes of ours that look like functions or values: says what to use in their place.
+ADVICE = "__perdure_advice__"
+
+_PLAIN = (FunctionType, MethodType)
+
+
+def check_function(function: object) -> None:
+    """Raise `BadArguments` for a value that cannot be a step: a coroutine or a result, an activity or a call."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if isinstance(function, _PLAIN):
+        return
+    advice = getattr(function, ADVICE, None)
+    if isinstance(advice, str):
+        raise BadArguments(f"a step is a function, not {_short(function)}, {advice}")
+    if inspect.iscoroutine(function):
+        name = function.__qualname__.rpartition(".")[2]
+        function.close()
+        raise BadArguments(
+            f"a step is a function and its arguments, not the coroutine that {name}(...) returns; "
+            f"write `ctx.step({name}, ...)` instead of `ctx.step({name}(...))`"
+        )
+    if not callable(function):
+        kind = "" if function is None else f" of type {type(function).__name__}"
+        raise BadArguments(
+            f"a step is a function and its arguments, not {_short(function)}{kind}; "
+            "write `ctx.step(function, ...)` instead of `ctx.step(function(...))`"
+        )
+
+
+def _short(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        return "a value"
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def check_for_process(function: Callable[..., Any]) -> None:
@@ -185,16 +244,29 @@ def spec_of(function: Callable[..., Any]) -> StepSpec:
 
 
 def _inspect(function: Callable[..., Any]) -> StepSpec:
+    check_function(function)
     inner = innermost(function)
+    hints = type_hints(inner)
+    _check_parameters(inner, hints)
     options = getattr(inner, _OPTIONS, NO_STEP_SETTINGS)
     return StepSpec(
         function=function,
         name=_name_of(function),
         options=options if isinstance(options, StepSettings) else NO_STEP_SETTINGS,
         is_async=is_async(function),
-        returns=_awaited(type_hints(inner).get("return", Any)),
+        returns=_awaited(hints.get("return", Any)),
         identity=getattr(inner, "__code__", inner),
     )
+
+
+def _check_parameters(function: Callable[..., Any], hints: dict[str, Any]) -> None:
+    """Raise `BadArguments` if a step declares a parameter of a class that stays in the workflow, such as `Context`."""
+    for name, declared in hints.items():
+        if name != "return" and isinstance(declared, type) and isinstance(advice := vars(declared).get(ADVICE), str):
+            raise BadArguments(
+                f"the step {describe(function)} takes {name}: {declared.__name__}, {advice}; call it directly, "
+                f"`await {getattr(function, '__name__', 'function')}({name}, ...)`, or leave the parameter out"
+            )
 
 
 def _awaited(declared: Any) -> Any:

@@ -262,4 +262,4 @@ def test_a_breaker_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(InvalidName):
         Breaker("a/b")
     with pytest.raises(UsageError, match="give a Breaker"):
-        activity("breakers.odd.v1", breaker="api")(print)  # type: ignore[arg-type] # what the test is about
+        activity("breakers.odd.v1", breaker="api")(print)  # type: ignore[call-overload] # what the test is about

@@ -7,10 +7,11 @@ back equal. It also sorts a value's sets and keys into one order.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from types import AsyncGeneratorType, BuiltinFunctionType, FunctionType, GeneratorType, MethodType
 from typing import Any
 from uuid import UUID
 
@@ -161,8 +162,27 @@ def _raw_problem(raw: msgspec.Raw) -> str | None:
     return None if flaw is None else flaw[1]
 
 
+#: Values that are often stored by mistake, and what to do instead.
+_ADVICE: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    (GeneratorType, "is a generator, which runs only once; make a list of it: list(...)"),
+    (
+        AsyncGeneratorType,
+        "is an async generator, which runs only once; make a list of it: [item async for item in ...]",
+    ),
+    (Awaitable, "is not a result yet; await it"),
+    ((FunctionType, MethodType, BuiltinFunctionType), "is a function; call it, or pass its name"),
+    ((KeysView, ValuesView, ItemsView, map, filter, zip, range), "is an iterable; make a list of it: list(...)"),
+)
+
+
 def _type_problem(value: object) -> str:
     kind = type(value)
+    advice = getattr(value, "__perdure_advice__", None)
+    if isinstance(advice, str):
+        return f"is a {kind.__name__}, {advice}; pass plain data, such as an id"
+    for kinds, text in _ADVICE:
+        if isinstance(value, kinds):
+            return text
     return (
         f"is of type {kind.__module__}.{kind.__qualname__}, which JSON cannot represent; pass plain data: None, bool, "
         "numbers, str, bytes, dates and times, Decimal, UUID, Enum, lists, tuples, sets, dicts, dataclasses, "
