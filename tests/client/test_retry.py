@@ -21,6 +21,7 @@ from perdure import (
     RunNotFound,
     Status,
     UsageError,
+    activity,
     workflow,
 )
 from perdure.admin import Reason, RecordKind
@@ -344,6 +345,31 @@ async def test_a_step_that_waits_for_its_next_attempt_gets_all_of_them_at_once(s
         assert await run.result("20s") == "paid 1"
         with pytest.raises(RunFinished):
             await run.retry()
+    assert world.done == {"charge": 3}
+
+
+@pytest.mark.parametrize("cancelled", [False, True], ids=["waiting", "cancelled"])
+async def test_an_activity_between_two_attempts_begins_anew_at_once(stage: Stage, cancelled: bool) -> None:
+    world = World()
+
+    @activity("second.activity.v1", retry=Retry.fixed("1h", attempts=2))
+    async def charge() -> str:
+        return await world.charge(1)
+
+    engine = stage.engine(charge)
+    async with engine.worker():
+        run = await engine.start(charge())
+        await until(run, Status.WAITING)
+        if cancelled:
+            await run.cancel()
+            await ends(run, Status.CANCELLED)
+        assert await run.retry() == 1 + cancelled
+        # All attempts, not only the second one.
+        await until_recorded(run, 2)
+        await until(run, Status.WAITING)
+        world.broken = False
+        await run.retry()
+        assert await run.result("20s") == "paid 1"
     assert world.done == {"charge": 3}
 
 

@@ -17,10 +17,10 @@ from perdure.core.limits.admission import StepAdmission, StepDeparture
 from perdure.core.limits.breaker import Circuit
 from perdure.core.limits.limit import LimitBounds
 from perdure.core.model.claim import ClaimRequest
-from perdure.core.model.dead_letter import Requeue
 from perdure.core.model.orders import Pause, PauseKind, RunOrder
 from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import RecordKind
+from perdure.core.model.reopen import RetryRequest
 from perdure.core.model.run import Reason, Status
 from perdure.core.model.turn import Block, ContinueAsNew, Finish, Lease, Release, RetryLater, Trim, Turn, TurnOutcome
 from perdure.core.policy.retention import PruneRequest
@@ -97,29 +97,35 @@ async def create_beside_one_that_is_there(store: Store, system: ManualSystem) ->
 async def unblock(store: Store, system: ManualSystem) -> Ask:
     for name in ("r1", "r2"):
         await commit(store, await held(store, name), next=Block(Reason.DIVERGED, "{}"))
-    return lambda store: store.unblock(None, (TYPE,), ("diverged",), ACTOR)
+    return lambda store: store.unblock((TYPE,), ("diverged",), ACTOR)
 
 
 @operation
-async def reopen_a_parent(store: Store, system: ManualSystem) -> Ask:
+async def retry_a_parent(store: Store, system: ManualSystem) -> Ask:
     lease = await held(store, "parent")
     await store.send([a_message("parent")], ACTOR)
     await commit(store, lease, a_record(0), children=(a_child("r1"),), next=Finish(Status.FAILED, "{}"))
     await store.cancel("r1", "enough", "c1", ACTOR)
-    return lambda store: store.reopen("parent", 1, None, ACTOR)
+    return lambda store: store.retry(RetryRequest(run_id="parent", token=1, is_activity=False), ACTOR)
 
 
 @operation
-async def recover(store: Store, system: ManualSystem) -> Ask:
+async def retry_a_failing_step(store: Store, system: ManualSystem) -> Ask:
     stumbled = a_record(0, "flaky", kind=RecordKind.ATTEMPT, failed=True, attempts=3, retry_at=START + SECOND)
     await commit(store, await held(store), stumbled, next=a_park(reason=Reason.RETRY, wake_at=START + SECOND))
-    return lambda store: store.recover("r1", 1, ACTOR)
+    return lambda store: store.retry(RetryRequest(run_id="r1", token=1), ACTOR)
 
 
 @operation
-async def requeue(store: Store, system: ManualSystem) -> Ask:
+async def retry_a_dead_letter(store: Store, system: ManualSystem) -> Ask:
     await commit(store, await held(store), next=Finish(Status.FAILED, "{}"))
-    return lambda store: store.requeue(Requeue(run_id="r1", token=1, input="[2]"), ACTOR)
+    return lambda store: store.retry(RetryRequest(run_id="r1", token=1, input="[2]"), ACTOR)
+
+
+@operation
+async def retry_a_blocked_run(store: Store, system: ManualSystem) -> Ask:
+    await commit(store, await held(store), a_record(0), next=Block(Reason.DIVERGED, "{}"))
+    return lambda store: store.retry(RetryRequest(run_id="r1", token=1), ACTOR)
 
 
 @operation

@@ -36,7 +36,7 @@ WHERE kind IN ('started', 'claimed', 'released', 'reclaimed')
 ORDER BY run_id, id
 """
 _ENDS = "SELECT parent_id, COALESCE(output, error) FROM temp.ends WHERE finished_at > 0 AND parent_id IS NOT NULL"
-_REQUEUED = "SELECT run_id FROM perdure_outputs WHERE kind = 'requeue'"
+_REQUEUED = "SELECT run_id FROM perdure_outputs WHERE kind = 'requeue' AND output_key LIKE 'requeue:%'"
 _OVERWRITTEN = "SELECT what FROM temp.overwritten"
 
 

@@ -10,7 +10,7 @@ from typing import TypedDict, Unpack
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perdure.client.reopen import RetryOptions, requeue, standing
+from perdure.client.reopen import RetryOptions, retry, standing
 from perdure.client.runs import PruneReport, prune
 from perdure.client.session import Session
 from perdure.core.ids import check_id
@@ -98,7 +98,7 @@ class DeadLetters:
                 run = await self._session.find(run_id)
                 if dead_letter_reason(run.status, run.reason) is None and run.status is not Status.CANCELLED:
                     raise _no_letter(run)
-                await requeue(self._session, run, changes)
+                await retry(self._session, run_id, changes)
                 done.append(run_id)
             except (UsageError, RunFinished, RunNotFound) as error:
                 refused[run_id] = str(error)

@@ -17,10 +17,10 @@ from perdure.client.inspect import explain
 from perdure.client.session import Session
 from perdure.client.start import Moment, StartOptions, new_run
 from perdure.core.ids import check_name
-from perdure.core.model.dead_letter import Requeue, RequeueOutcome, dead_letter_reason
+from perdure.core.model.dead_letter import dead_letter_reason
 from perdure.core.model.record import Record, RecordKind
-from perdure.core.model.reopen import Fork, ReopenOutcome, kept_seed
-from perdure.core.model.run import NewRun, Reason, Run, Status
+from perdure.core.model.reopen import Fork, RetryOutcome, RetryRequest, kept_seed
+from perdure.core.model.run import NewRun, Run
 from perdure.core.policy.retry import Retry
 from perdure.core.policy.singleton import with_stored_singleton
 from perdure.core.time.duration import FAR, Duration, instant
@@ -30,8 +30,6 @@ from perdure.workflow.activity import Activity
 from perdure.workflow.definition import Call, Workflow
 from perdure.workflow.run_settings import NO_SETTINGS, RunSettings, make_settings, place
 
-#: Reasons for which a run is blocked and may be unblocked.
-_BLOCKED = (Reason.DIVERGED, Reason.UNDECODABLE, Reason.POISON)
 #: Records that come from the inbox, records at which a fork can begin, and those of them that have a result.
 _RECEIVED = (RecordKind.MESSAGE, RecordKind.CHILD, RecordKind.CANCEL)
 _PLACES = (RecordKind.STEP, RecordKind.ATTEMPT, RecordKind.TIMER, RecordKind.CHILD)
@@ -71,90 +69,49 @@ class RetryOptions(TypedDict, total=False):
 
 
 async def retry(session: Session, run_id: str, changes: RetryOptions) -> int:
-    """Let a run go again by the verb of the store that fits its status; its generation."""
+    """Let a run go again, as its state allows; its generation."""
     if unknown := changes.keys() - RetryOptions.__annotations__.keys():
         known = ", ".join(RetryOptions.__annotations__)
         raise UsageError(f"retry has no option {min(unknown)!r}; it has {known}")
     run = await session.find(run_id)
+    store = await session.opened()
+    result = await store.retry(_retry_request(session, run, changes, store.clock()), session.actor)
+    match result.outcome:
+        case RetryOutcome.OPEN:
+            return result.generation
+        case RetryOutcome.UNKNOWN:
+            raise RunNotFound(f"there is no run {run_id!r} to retry")
+        case RetryOutcome.COMPLETED:
+            raise RunFinished(
+                f"run {run_id!r} completed, so there is nothing to retry; to do it again, fork it or start another"
+            )
+        case RetryOutcome.ALIVE:
+            raise await _nothing_to_retry(session, run_id, changes)
+        case RetryOutcome.OTHERWISE:
+            raise UsageError(f"run {run_id!r} was retried by another client at the same time, with other changes")
+        case RetryOutcome.DELETED:
+            raise UsageError(f"run {run_id!r} was deleted; bring it back before you retry it: undelete()")
+        case RetryOutcome.EXPIRED:
+            raise UsageError(
+                f"the deadline of run {run_id!r} has passed; retry it with another one: retry(deadline=...)"
+            )
+        case RetryOutcome.BEGUN:
+            raise UsageError(
+                f"run {run_id!r} has a history, which another input would not fit; fork it with the other input "
+                "instead: fork(input=...)"
+            )
+
+
+async def _nothing_to_retry(session: Session, run_id: str, changes: RetryOptions) -> UsageError:
+    run = await session.find(run_id)
     changed = {name for name, value in changes.items() if value is not None}
-    if run.status is Status.COMPLETED:
-        raise RunFinished(
-            f"run {run_id!r} completed, so there is nothing to retry; to do it again, fork it or start another"
-        )
-    if run.status.finished:
-        is_workflow = isinstance(session.workflows.get(run.type), Workflow)
-        if is_workflow and changed <= {"deadline"}:
-            return await _reopen(session, run, changes.get("deadline"))
-        return await requeue(session, run, changes)
-    if dead_letter_reason(run.status, run.reason) is not None and changed:
-        return await requeue(session, run, changes)
-    if changed:
-        raise UsageError(
+    if changed and dead_letter_reason(run.status, run.reason) is None:
+        return UsageError(
             f"run {run_id!r} is {standing(run)}; only a run that ended, or a dead letter, is retried with "
             f"{min(changed)}"
         )
-    store = await session.opened()
-    if run.status is Status.BLOCKED:
-        gone_on = await store.unblock([run_id], (), _BLOCKED, session.actor) > 0
-    else:
-        gone_on = await _has_failures(session, run) and await store.recover(run_id, run.token, session.actor)
-    if not gone_on:
-        raise UsageError(
-            f"there is nothing to retry in run {run_id!r}, it is {standing(run)}. {await _why(session, run_id)}"
-        )
-    return run.generation
-
-
-async def _has_failures(session: Session, run: Run) -> bool:
-    """Return whether a run waits for its next attempt, or one of its steps does."""
-    if run.status is Status.RUNNING:
-        return False
-    if run.reason is Reason.RETRY:
-        return True
-    history = await (await session.opened()).history(run.id)
-    return any(one.kind is RecordKind.ATTEMPT and one.run_attempt == run.attempt for one in history)
-
-
-async def _reopen(session: Session, run: Run, deadline: Moment | None) -> int:
-    """Open a failed or cancelled run again where it failed; its next generation."""
-    store = await session.opened()
-    due = None if deadline is None else instant(deadline, store.clock())
-    match await store.reopen(run.id, run.generation, due, session.actor):
-        case ReopenOutcome.OPEN:
-            return run.generation + 1
-        case ReopenOutcome.EXPIRED:
-            raise _expired(run)
-        case ReopenOutcome.DELETED:
-            raise _deleted(run)
-        case ReopenOutcome.UNKNOWN:
-            raise RunNotFound(f"there is no run {run.id!r} to retry")
-        case ReopenOutcome.COMPLETED | ReopenOutcome.UNFINISHED:
-            raise UsageError(f"run {run.id!r} was retried by another client at the same time")
-
-
-async def requeue(session: Session, run: Run, changes: RetryOptions) -> int:
-    """Let a dead letter, or a cancelled run, go on with changes; its generation."""
-    store = await session.opened()
-    order = _requeue_order(session, run, changes, store.clock())
-    match await store.requeue(order, session.actor):
-        case RequeueOutcome.OPEN:
-            return run.generation + run.status.finished
-        case RequeueOutcome.UNKNOWN:
-            raise RunNotFound(f"there is no run {run.id!r} to retry")
-        case RequeueOutcome.ALIVE:
-            raise UsageError(f"run {run.id!r} is no dead letter, it is {standing(run)}. {await _why(session, run.id)}")
-        case RequeueOutcome.OTHERWISE:
-            raise UsageError(f"run {run.id!r} was retried by another client at the same time, with other changes")
-        case RequeueOutcome.DELETED:
-            raise _deleted(run)
-        case RequeueOutcome.EXPIRED:
-            raise _expired(run)
-        case RequeueOutcome.BEGUN:
-            raise UsageError(
-                f"run {run.id!r} has a history, which another input would not fit; fork it with the other "
-                "input instead: "
-                f"fork(input=...)"
-            )
+    why = await explain(await session.opened(), run)
+    return UsageError(f"there is nothing to retry in run {run_id!r}, it is {standing(run)}. {why}")
 
 
 def standing(run: Run) -> str:
@@ -162,19 +119,7 @@ def standing(run: Run) -> str:
     return run.status.value if run.reason is None else f"{run.status.value}: {run.reason.value}"
 
 
-async def _why(session: Session, run_id: str) -> str:
-    return await explain(await session.opened(), await session.find(run_id))
-
-
-def _expired(run: Run) -> UsageError:
-    return UsageError(f"the deadline of run {run.id!r} has passed; retry it with another one: retry(deadline=...)")
-
-
-def _deleted(run: Run) -> UsageError:
-    return UsageError(f"run {run.id!r} was deleted; bring it back before you retry it: undelete()")
-
-
-def _requeue_order(session: Session, run: Run, changes: RetryOptions, now: int) -> Requeue:
+def _retry_request(session: Session, run: Run, changes: RetryOptions, now: int) -> RetryRequest:
     definition = session.workflows.get(run.type)
     given = _settings(changes)
     if given is not NO_SETTINGS and isinstance(definition, Workflow):
@@ -184,7 +129,7 @@ def _requeue_order(session: Session, run: Run, changes: RetryOptions, now: int) 
     due = FAR if deadline is None else instant(deadline, now)
     placed = place(given, NO_SETTINGS if definition is None else definition.settings, now, None, None, due)
     other = changes.get("input")
-    return Requeue(
+    return RetryRequest(
         run_id=run.id,
         token=run.token,
         is_activity=None if definition is None else isinstance(definition, Activity),

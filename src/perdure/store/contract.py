@@ -26,14 +26,12 @@ from perdure.core.model.dead_letter import (
     DeadLetterFilter,
     DeadLetterPage,
     DeleteOutcome,
-    Requeue,
-    RequeueOutcome,
 )
 from perdure.core.model.lock import LockGrant, LockInfo
 from perdure.core.model.orders import OrderOutcome, Pause, PauseKind, RunOrder
 from perdure.core.model.outputs import BroadcastResult, Output, OutputKind
 from perdure.core.model.record import Message, NewMessage, Record, SendOutcome
-from perdure.core.model.reopen import Fork, ReopenOutcome
+from perdure.core.model.reopen import Fork, RetryRequest, RetryResult
 from perdure.core.model.run import CreatedRun, NewRun, Run, RunFilter, RunPage
 from perdure.core.model.turn import Lease, Turn, TurnOutcome
 from perdure.core.model.visibility import RunWaits
@@ -60,8 +58,7 @@ MUTATING_VERBS = (
     "pause",
     "resume",
     "unblock",
-    "reopen",
-    "recover",
+    "retry",
     "fork",
     "delete_events",
     "save_schedule",
@@ -79,7 +76,6 @@ MUTATING_VERBS = (
     "delete_idle_gates",
     "set_bounds",
     "set_breaker",
-    "requeue",
     "delete",
     "undelete",
     "prune",
@@ -260,22 +256,11 @@ class Store(Protocol):
     async def pauses(self) -> builtins.list[Pause]:
         """Every paused type and queue."""
 
-    async def unblock(
-        self, run_ids: Sequence[str] | None, types: Sequence[str], reasons: Sequence[str], actor: str
-    ) -> int:
-        """Make blocked runs pending again: the named ones, or all of these types.
+    async def unblock(self, types: Sequence[str], reasons: Sequence[str], actor: str) -> int:
+        """Make all runs of these types that are blocked for these reasons pending again, for new code; how many."""
 
-        Only those blocked for these reasons.
-        """
-
-    async def reopen(self, run_id: str, generation: int, deadline: int | None, actor: str) -> ReopenOutcome:
-        """Continue a failed or cancelled run as its next generation.
-
-        `generation` is the one that ended; a `deadline` replaces the old one. A repetition changes nothing.
-        """
-
-    async def recover(self, run_id: str, token: int, actor: str) -> bool:
-        """Reset the attempts of a run last seen with that token. False if none were used, or a worker holds it."""
+    async def retry(self, request: RetryRequest, actor: str) -> RetryResult:
+        """Let one run go again, as its state allows; see `RetryCause`. A repetition changes nothing."""
 
     async def delete_events(self, upto: int, before: int, actor: str) -> None:
         """Delete the events up to a number that are older than a time."""
@@ -388,9 +373,6 @@ class Store(Protocol):
 
     async def letter(self, run_id: str) -> DeadLetter | None:
         """One dead letter; None if the run does not exist or is not dead."""
-
-    async def requeue(self, order: Requeue, actor: str) -> RequeueOutcome:
-        """Continue a dead or cancelled run; a finished one in its next generation."""
 
     async def delete(self, run_id: str, reason: str, actor: str, *, discard: bool = False) -> DeleteOutcome:
         """Hide a finished run from listings. With `discard`, only a dead letter; a blocked one is cancelled first."""

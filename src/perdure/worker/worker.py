@@ -156,7 +156,7 @@ class Worker:
         self._sweeper.start()
         # A deploy may have brought the code that these runs need; those that still do not fit are blocked again.
         try:
-            await self._store.unblock(None, tuple(self._workflows), (Reason.DIVERGED, Reason.UNDECODABLE), self.id)
+            await self._store.unblock(tuple(self._workflows), (Reason.DIVERGED, Reason.UNDECODABLE), self.id)
         except BaseException:
             # A worker that did not start is never stopped, and its heartbeat would make others believe that it works.
             await self._sweeper.stop()

@@ -1,7 +1,7 @@
 """Dead letters: runs that stay as they are until a person decides about them.
 
 A dead letter is a run that failed for good, or was blocked as poison or because it cannot be decoded. The `DeadLetter`
-is a view of that run with all of its errors. A dead letter is requeued, discarded, or pruned when it is old.
+is a view of that run with all of its errors. A dead letter is retried, discarded, or pruned when it is old.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
     errors: tuple[Fault, ...]
     created_at: int
     dead_since: int
-    #: Number of requeues, and time of the last one; 0: never.
+    #: How often a person let it go again, and when last; 0: never.
     requeued: int
     requeued_at: int
     parent_id: str | None
@@ -84,42 +84,6 @@ class DeadLetterFilter(Struct, frozen=True, kw_only=True):
     deleted: bool | None = False
 
 
-class Requeue(Struct, frozen=True, kw_only=True):
-    """Request to run a dead letter again, with changes; None leaves a value as it is."""
-
-    run_id: str
-    #: Token that the run was read with; identifies a repeated request.
-    token: int
-    #: True for an activity, which begins again; None: unknown, its history decides.
-    is_activity: bool | None = None
-    input: str | None = None
-    options: str | None = None
-    max_attempts: int | None = None
-    deadline: int | None = None
-    #: Like `Run.close_by`; used with `deadline`.
-    close_by: int = 0
-    queue: str | None = None
-    priority: int | None = None
-
-
-class RequeueOutcome(StrEnum):
-    """Answer to a `Requeue`."""
-
-    #: The run is open, by this request or by an earlier equal one.
-    OPEN = "open"
-    #: Another request has requeued it meanwhile, with another input or other options.
-    OTHERWISE = "otherwise"
-    #: The run is not dead.
-    ALIVE = "alive"
-    #: Its deadline has passed, and no new one was given.
-    EXPIRED = "expired"
-    #: It has a history, which a new input would not fit.
-    BEGUN = "begun"
-    #: It was deleted, and has to be restored first.
-    DELETED = "deleted"
-    UNKNOWN = "unknown"
-
-
 class DeleteOutcome(StrEnum):
     """Answer to a request to delete a run, or to restore it."""
 
@@ -132,7 +96,7 @@ class DeleteOutcome(StrEnum):
 
 
 class RequeueRecord(Struct, frozen=True, kw_only=True):
-    """The former end of a run that was requeued, kept as an output."""
+    """State of a run before a person let it go again, kept as an output."""
 
     at: int
     by: str

@@ -27,14 +27,12 @@ from perdure.core.model.dead_letter import (
     DeadLetterFilter,
     DeadLetterPage,
     DeleteOutcome,
-    Requeue,
-    RequeueOutcome,
 )
 from perdure.core.model.lock import LockGrant, LockInfo
 from perdure.core.model.orders import OrderOutcome, Pause, PauseKind, RunOrder
 from perdure.core.model.outputs import BroadcastResult, Output, OutputKind
 from perdure.core.model.record import Message, NewMessage, Record, SendOutcome
-from perdure.core.model.reopen import Fork, ReopenOutcome
+from perdure.core.model.reopen import Fork, RetryRequest, RetryResult
 from perdure.core.model.run import CreatedRun, NewRun, Run, RunFilter, RunPage
 from perdure.core.model.turn import Lease, Turn, TurnOutcome
 from perdure.core.model.visibility import RunWaits
@@ -55,13 +53,13 @@ from perdure.store.sql.limits import breakers, gates, waitlist
 from perdure.store.sql.limits.admit_runs import admit
 from perdure.store.sql.runs import dead_letters
 from perdure.store.sql.runs.claim import claim_by_id, due
-from perdure.store.sql.runs.create import create, unblock
+from perdure.store.sql.runs.create import create
 from perdure.store.sql.runs.inbox import broadcast, cancel, send
 from perdure.store.sql.runs.orders import control
 from perdure.store.sql.runs.outputs import outputs
 from perdure.store.sql.runs.pruning import prune
 from perdure.store.sql.runs.reopen import fork as fork_run
-from perdure.store.sql.runs.reopen import recover, reopen
+from perdure.store.sql.runs.reopen import retry, unblock
 from perdure.store.sql.runs.terminate import terminate
 from perdure.store.sql.turn import recorded
 from perdure.store.user_connections.transaction import StoreDatabase, join_transaction
@@ -265,19 +263,13 @@ class SqlStore(ABC):
         """Every paused type and queue."""
         return self._read("pauses", pauses.pauses)
 
-    def unblock(
-        self, run_ids: Sequence[str] | None, types: Sequence[str], reasons: Sequence[str], actor: str
-    ) -> Answer[int]:
-        """Make blocked runs pending again: the named ones, or all of these types."""
-        return self._write("unblock", actor, partial(unblock, run_ids=run_ids, types=types, reasons=reasons))
+    def unblock(self, types: Sequence[str], reasons: Sequence[str], actor: str) -> Answer[int]:
+        """Make all runs of these types that are blocked for these reasons pending again, for new code; how many."""
+        return self._write("unblock", actor, partial(unblock, types=types, reasons=reasons))
 
-    def reopen(self, run_id: str, generation: int, deadline: int | None, actor: str) -> Answer[ReopenOutcome]:
-        """Continue a failed or cancelled run as its next generation."""
-        return self._write("reopen", actor, partial(reopen, run_id=run_id, generation=generation, deadline=deadline))
-
-    def recover(self, run_id: str, token: int, actor: str) -> Answer[bool]:
-        """Reset the attempts of a run last seen with that token. False if none were used, or a worker holds it."""
-        return self._write("recover", actor, partial(recover, run_id=run_id, token=token))
+    def retry(self, request: RetryRequest, actor: str) -> Answer[RetryResult]:
+        """Let one run go again, as its state allows; see `RetryCause`. A repetition changes nothing."""
+        return self._write("retry", actor, partial(retry, request=request))
 
     def delete_events(self, upto: int, before: int, actor: str) -> Answer[None]:
         """Delete the events up to a number that are older than a time."""
@@ -414,10 +406,6 @@ class SqlStore(ABC):
     def letter(self, run_id: str) -> Answer[DeadLetter | None]:
         """One dead letter; None if the run does not exist or is not dead."""
         return self._read("letter", partial(dead_letters.letter, run_id=run_id))
-
-    def requeue(self, order: Requeue, actor: str) -> Answer[RequeueOutcome]:
-        """Continue a dead or cancelled run; a finished one in its next generation."""
-        return self._write("requeue", actor, partial(dead_letters.requeue, order=order))
 
     def delete(self, run_id: str, reason: str, actor: str, *, discard: bool = False) -> Answer[DeleteOutcome]:
         """Hide a finished run from listings. With `discard`, only a dead letter; a blocked one is cancelled first."""

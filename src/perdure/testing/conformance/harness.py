@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from perdure.core.model.claim import ClaimRequest, ClaimResult
 from perdure.core.model.record import NewMessage, Record, RecordKind
+from perdure.core.model.reopen import RetryOutcome, RetryRequest
 from perdure.core.model.run import NewRun, Reason
 from perdure.core.model.turn import Lease, NextState, Park, Turn, TurnOutcome
 from perdure.core.model.worker_info import WorkerInfo
@@ -176,6 +177,13 @@ async def commit(
     """Commit one turn."""
     [verdict] = await store.commit([Turn(lease=lease, records=records, next=next, **changes)], ACTOR)
     return verdict
+
+
+async def retry(store: Store, run_id: str = "r1", token: int | None = None, **changes: Any) -> RetryOutcome:
+    """Let a run go again, as read now or with an earlier token; the outcome."""
+    run = await store.get(run_id)
+    seen = token if token is not None else 0 if run is None else run.token
+    return (await store.retry(RetryRequest(run_id=run_id, token=seen, **changes), ACTOR)).outcome
 
 
 def _nothing(name: str) -> None:

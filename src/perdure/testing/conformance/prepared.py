@@ -6,9 +6,9 @@ import sys
 from collections.abc import Awaitable, Callable
 
 from perdure.core.limits.limit import LimitBounds
-from perdure.core.model.dead_letter import Requeue
 from perdure.core.model.orders import Pause, PauseKind, RunOrder
 from perdure.core.model.record import RecordKind
+from perdure.core.model.reopen import RetryRequest
 from perdure.core.model.run import Reason, Status
 from perdure.core.model.turn import Block, Finish, Turn, TurnOutcome
 from perdure.core.policy.retention import PruneRequest
@@ -19,6 +19,7 @@ from perdure.testing.conformance.harness import (
     ACTOR,
     SECOND,
     START,
+    TYPE,
     a_child,
     a_message,
     a_park,
@@ -91,18 +92,12 @@ async def _prepare_resume(store: Store) -> Verb:
 async def _prepare_unblock(store: Store) -> Verb:
     lease = await held(store)
     await commit(store, lease, next=Block(Reason.DIVERGED, "{}"))
-    return lambda store: store.unblock(["r1"], (), ("diverged",), ACTOR)
+    return lambda store: store.unblock((TYPE,), ("diverged",), ACTOR)
 
 
-async def _prepare_reopen(store: Store) -> Verb:
+async def _prepare_retry(store: Store) -> Verb:
     await commit(store, await held(store), next=Finish(Status.FAILED, "{}"))
-    return lambda store: store.reopen("r1", 1, None, ACTOR)
-
-
-async def _prepare_recover(store: Store) -> Verb:
-    stumbled = a_record(0, "flaky", kind=RecordKind.ATTEMPT, failed=True, attempts=3, retry_at=START + SECOND)
-    await commit(store, await held(store), stumbled, next=a_park(reason=Reason.RETRY, wake_at=START + SECOND))
-    return lambda store: store.recover("r1", 1, ACTOR)
+    return lambda store: store.retry(RetryRequest(run_id="r1", token=1, input="[2]"), ACTOR)
 
 
 async def _prepare_fork(store: Store) -> Verb:
@@ -156,11 +151,6 @@ async def _prepare_stir_gates(store: Store) -> Verb:
 
 async def _prepare_set_bounds(store: Store) -> Verb:
     return lambda store: store.set_bounds("queue:default", LimitBounds(concurrency=2), ACTOR)
-
-
-async def _prepare_requeue(store: Store) -> Verb:
-    await commit(store, await held(store), next=Finish(Status.FAILED, "{}"))
-    return lambda store: store.requeue(Requeue(run_id="r1", token=1, input="[2]"), ACTOR)
 
 
 async def _prepare_delete(store: Store) -> Verb:
@@ -250,8 +240,7 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "pause": _prepare_pause,
     "resume": _prepare_resume,
     "unblock": _prepare_unblock,
-    "reopen": _prepare_reopen,
-    "recover": _prepare_recover,
+    "retry": _prepare_retry,
     "fork": _prepare_fork,
     "delete_events": _prepare_forget_events,
     "save_schedule": _prepare_save_schedule,
@@ -263,7 +252,6 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "delete_idle_gates": _prepare_forget_gates,
     "set_bounds": _prepare_set_bounds,
     **BREAKERS,
-    "requeue": _prepare_requeue,
     "delete": _prepare_delete,
     "undelete": _prepare_undelete,
     "prune": _prepare_prune,

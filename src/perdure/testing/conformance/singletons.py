@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from perdure.core.model.record import RecordKind
-from perdure.core.model.reopen import ReopenOutcome
+from perdure.core.model.reopen import RetryOutcome
 from perdure.core.model.run import CreatedRun, NewRun, Reason, Status
 from perdure.core.model.turn import Finish, TurnOutcome
 from perdure.core.policy.singleton import SingletonPolicy, StoredSingleton
@@ -30,6 +30,7 @@ from perdure.testing.conformance.harness import (
     commit,
     held,
     lease_of,
+    retry,
     snapshot,
 )
 
@@ -256,14 +257,14 @@ class Singletons:
         lease = await held(store, "r1", options=options(SingletonPolicy.QUEUE))
         await commit(store, lease, next=Finish(Status.FAILED, "{}"))
         await start(store, "r2")
-        assert await store.reopen("r1", 1, None, ACTOR) is ReopenOutcome.OPEN
+        assert await retry(store, "r1") is RetryOutcome.OPEN
         assert await status(store, "r1") == IN_LINE
         await finish(store, "r2")
         await store.succeed([NAME], ACTOR)
         assert await status(store, "r1") == READY
         lease = await lease_of(store, "r1", nonce="again")
         await commit(store, lease, next=Finish(Status.FAILED, "{}"))
-        assert await store.reopen("r1", 2, None, ACTOR) is ReopenOutcome.OPEN
+        assert await retry(store, "r1") is RetryOutcome.OPEN
         assert await status(store, "r1") == READY
 
 
@@ -292,7 +293,7 @@ class Debouncing:
         harness.system.advance(5)
         await commit(store, await lease_of(store, "r1"), next=Finish(Status.FAILED, "{}"))
         assert (await self._start(store, "r2")).created
-        assert await store.reopen("r1", 1, None, ACTOR) is ReopenOutcome.OPEN
+        assert await retry(store, "r1") is RetryOutcome.OPEN
         assert await status(store, "r1") == READY
 
     async def test_it_is_not_put_off_without_end(self, store: Store, harness: Harness) -> None:

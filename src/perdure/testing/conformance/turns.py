@@ -269,7 +269,7 @@ class Fencing:
             await commit(store, lease, next=Finish(Status.COMPLETED, "1"))
         elif how == "blocked and claimed":
             await commit(store, lease, next=Block(Reason.DIVERGED, "{}"))
-            await store.unblock(["r1"], (), ("diverged",), ACTOR)
+            await store.unblock((TYPE,), ("diverged",), ACTOR)
             await lease_of(store, "r1", "w2")
         else:
             harness.system.advance(60)

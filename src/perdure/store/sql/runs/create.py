@@ -30,20 +30,6 @@ VALUES
 {or_ignore}
 """
 
-_BLOCKED = """
-SELECT id
-FROM perdure_runs
-WHERE status = 'blocked' AND reason IN ({reasons}) AND {column} IN ({chosen})
-ORDER BY id
-{for_update}
-"""
-
-_UNBLOCK = """
-UPDATE perdure_runs
-SET status = 'pending', reason = NULL, error = NULL, wake_at = :now, claims = 0, home = NULL
-WHERE id = :run_id AND status = 'blocked'
-"""
-
 
 async def create(tx: Transaction, runs: Sequence[NewRun], *, all_or_none: bool = False) -> list[CreatedRun]:
     """Create what is not there yet; report what is there for the rest."""
@@ -64,25 +50,6 @@ async def create(tx: Transaction, runs: Sequence[NewRun], *, all_or_none: bool =
         answers.append(found)
     await _insert(tx, list(fresh.values()))
     return answers
-
-
-async def unblock(tx: Transaction, run_ids: Sequence[str] | None, types: Sequence[str], reasons: Sequence[str]) -> int:
-    """Make blocked runs pending again."""
-    column, chosen = ("type", types) if run_ids is None else ("id", run_ids)
-    if not chosen or not reasons:
-        return 0
-    reason_list, params = placeholders("reason", reasons)
-    found: list[str] = []
-    for start in range(0, len(chosen), CHUNK):
-        chosen_list, chosen_params = placeholders("chosen", chosen[start : start + CHUNK])
-        sql = _BLOCKED.replace("{reasons}", reason_list).replace("{column}", column).replace("{chosen}", chosen_list)
-        found += [row[0] for row in await tx.fetch(sql, {**params, **chosen_params})]
-    await tx.execute_many(_UNBLOCK, [{"run_id": run_id, "now": tx.now} for run_id in found])
-    for run_id in found:
-        tx.note(run_id, "unblocked")
-    if found:
-        tx.notify(Change.READY)
-    return len(found)
 
 
 def is_single(new: NewRun) -> bool:

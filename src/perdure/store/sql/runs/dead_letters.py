@@ -1,4 +1,4 @@
-"""Dead letters: listing, requeueing and deleting them.
+"""Dead letters: listing and deleting them.
 
 They are listed along the index of statuses, latest run first, so that completed runs cost nothing. A run that continues
 keeps its earlier errors among its outputs, one for each time, written under its row's lock and with a key that
@@ -19,22 +19,17 @@ from perdure.core.model.dead_letter import (
     DeadLetterPage,
     DeleteOutcome,
     Fault,
-    Requeue,
-    RequeueOutcome,
     RequeueRecord,
     dead_letter_reason,
     readable_failure,
 )
-from perdure.core.model.reopen import kept_seed
 from perdure.core.model.run import Run, Status
 from perdure.core.routing import ANY
 from perdure.errors import InvalidCursor
-from perdure.store.contract import Change
 from perdure.store.sql.dialect import Params, Transaction, placeholders
 from perdure.store.sql.rows import RUN, to_json, to_run, values
 from perdure.store.sql.runs.inbox import cancel
-from perdure.store.sql.runs.reopen import absorb_inbox, locked, record_requeue
-from perdure.store.sql.singletons import hold_back_again
+from perdure.store.sql.runs.reopen import locked
 
 _NEWEST = "ORDER BY created_at DESC, id DESC LIMIT :limit"
 #: One of each status, and the obvious besides: without it, an index of all but the completed would not be used.
@@ -66,36 +61,6 @@ WHERE run_id IN ({chosen}) AND kind = 'requeue'
 ORDER BY run_id, position
 """
 
-_KNOWN = """
-SELECT 1
-FROM perdure_outputs
-WHERE run_id = :run_id AND output_key = :key
-"""
-
-#: Whether the registry knows what a type is.
-_KIND = "SELECT kind FROM perdure_registry WHERE type = :type"
-
-#: What an activity's history does not have.
-_STEPS = """
-SELECT 1
-FROM perdure_history
-WHERE run_id = :run_id AND NOT (kind = 'attempt' AND digest = '' AND location = :type)
-LIMIT 1
-"""
-
-_ANY_RECORD = "SELECT 1 FROM perdure_history WHERE run_id = :run_id LIMIT 1"
-
-_GO_ON = """
-UPDATE perdure_runs
-SET status = 'pending', reason = NULL, generation = :generation, attempt = :attempt, token = token + 1, seed = :seed,
-    output = NULL, error = NULL, started_at = :started_at, finished_at = 0, wake_at = :now,
-    deadline = :deadline, close_by = :close_by, inbox_read = :inbox_read, worker = NULL, home = NULL, marked = 0,
-    claims = 0,
-    input = :input, options = :options, max_attempts = :max_attempts, queue = :queue, priority = :priority
-WHERE id = :run_id
-"""
-
-_FORGET_HEARTBEAT = "DELETE FROM perdure_outputs WHERE run_id = :run_id AND kind = 'beat'"
 _DELETE = "UPDATE perdure_runs SET deleted_at = :at WHERE id = :run_id"
 
 #: How many rows are looked at in one statement.
@@ -122,38 +87,6 @@ async def letter(tx: Transaction, run_id: str) -> DeadLetter | None:
     rows = await tx.fetch(f"SELECT {RUN} FROM perdure_runs WHERE id = :run_id", {"run_id": run_id})
     runs = [run for run in values(to_run, rows) if dead_letter_reason(run.status, run.reason) is not None]
     return next(iter(await _letters(tx, runs)), None)
-
-
-async def requeue(tx: Transaction, order: Requeue) -> RequeueOutcome:
-    """Let a dead run, or one that was cancelled, go on. Said twice, it is done once."""
-    run = await locked(tx, order.run_id)
-    if run is None:
-        return RequeueOutcome.UNKNOWN
-    key = f"requeue:{order.token}"
-    if await tx.fetch(_KNOWN, {"run_id": run.id, "key": key}):
-        return RequeueOutcome.OPEN if _is_as_wanted(run, order) else RequeueOutcome.OTHERWISE
-    ended = run.status in (Status.FAILED, Status.CANCELLED)
-    if not ended and dead_letter_reason(run.status, run.reason) is None:
-        return RequeueOutcome.ALIVE
-    if run.deleted_at:
-        return RequeueOutcome.DELETED
-    due = run.deadline if order.deadline is None else order.deadline
-    if due <= tx.now:
-        return RequeueOutcome.EXPIRED
-    begins_anew = await _begins_anew(tx, run, order)
-    if order.input is not None and not begins_anew and await tx.fetch(_ANY_RECORD, {"run_id": run.id}):
-        return RequeueOutcome.BEGUN
-    if ended:
-        await absorb_inbox(tx, run)
-    await record_requeue(tx, run, key)
-    await tx.execute(_GO_ON, {**_as_it_goes_on(run, order, due, ended=ended, anew=begins_anew), "now": tx.now})
-    if order.input is not None:
-        await tx.execute(_FORGET_HEARTBEAT, {"run_id": run.id})
-    tx.note(run.id, "requeued", to_json({"generation": run.generation + ended, "reason": run.reason or run.status}))
-    if ended:
-        await hold_back_again(tx, run.id, run.options)
-    tx.notify(Change.READY)
-    return RequeueOutcome.OPEN
 
 
 async def delete(tx: Transaction, run_id: str, reason: str, *, discard: bool) -> DeleteOutcome:
@@ -183,39 +116,6 @@ async def undelete(tx: Transaction, run_id: str) -> DeleteOutcome:
     await tx.execute(_DELETE, {"run_id": run_id, "at": 0})
     tx.note(run_id, "undeleted")
     return DeleteOutcome.DONE
-
-
-async def _begins_anew(tx: Transaction, run: Run, order: Requeue) -> bool:
-    if order.is_activity is not None:
-        return order.is_activity
-    known = await tx.fetch(_KIND, {"type": run.type})
-    if known:
-        return bool(known[0][0] == "activity")
-    return not await tx.fetch(_STEPS, {"run_id": run.id, "type": run.type})
-
-
-def _as_it_goes_on(run: Run, order: Requeue, due: int, *, ended: bool, anew: bool) -> dict[str, object]:
-    generation = run.generation + ended
-    return {
-        "run_id": run.id,
-        "generation": generation,
-        "attempt": 1 if anew else run.attempt + ended,
-        "seed": kept_seed(run.seed, run.generation, generation) if ended else run.seed,
-        "started_at": 0 if ended or anew else run.started_at,
-        "deadline": due,
-        "close_by": order.close_by if order.deadline is not None else 0,
-        "inbox_read": run.inbox_seq if ended else run.inbox_read,
-        "input": run.input if order.input is None else order.input,
-        "options": run.options if order.options is None else order.options,
-        "max_attempts": run.max_attempts if order.max_attempts is None else order.max_attempts,
-        "queue": run.queue if order.queue is None else order.queue,
-        "priority": run.priority if order.priority is None else order.priority,
-    }
-
-
-def _is_as_wanted(run: Run, order: Requeue) -> bool:
-    wanted = ((order.input, run.input), (order.options, run.options), (order.queue, run.queue))
-    return all(given is None or given == there for given, there in wanted)
 
 
 async def _letters(tx: Transaction, runs: Sequence[Run]) -> list[DeadLetter]:

@@ -1,8 +1,9 @@
-"""Second attempts: reopening a finished run, resetting attempts, and creating a run with a history.
+"""Letting a run go again: retrying it, as its state allows, unblocking runs for new code, and forking.
 
-A reopened run continues as the next attempt of a new generation. Its unread inbox becomes part of the history of the
-failed attempt, which the next one replays; so does the outcome of a child that ended after it. A child that was told to
-stop is let go: it has no place in its parent any more, and its end is not delivered.
+Each retry leaves a row among the outputs, whose key tells a repeated request. A run that had ended continues as the
+next attempt of a new generation. Its unread inbox becomes part of the history of the failed attempt, which the next one
+replays; so does the outcome of a child that ended after it. A child that was told to stop is let go: it has no place in
+its parent any more, and its end is not delivered.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from perdure.core.model.dead_letter import RequeueRecord
+from perdure.core.model.dead_letter import RequeueRecord, dead_letter_reason
 from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import Record, RecordKind
-from perdure.core.model.reopen import Fork, ReopenOutcome, kept_seed
+from perdure.core.model.reopen import Fork, RetryCause, RetryOutcome, RetryRequest, RetryResult, kept_seed
 from perdure.core.model.run import CreatedRun, Reason, Run, Status
 from perdure.core.model.turn import Lease, Turn
 from perdure.core.time.duration import FAR
 from perdure.errors import RunCancelled
 from perdure.store.contract import Change
-from perdure.store.sql.dialect import Row, Transaction
+from perdure.store.sql.dialect import Row, Transaction, placeholders
 from perdure.store.sql.rows import MESSAGE, RUN, failure, to_json, to_message, to_run, values
-from perdure.store.sql.runs.create import create
+from perdure.store.sql.runs.create import CHUNK, create
 from perdure.store.sql.runs.outputs import write_outputs
 from perdure.store.sql.singletons import hold_back_again
 from perdure.store.sql.turn import INSERT_RECORD, RECORD_COLUMNS, record_row
@@ -78,33 +79,68 @@ SET parent_location = NULL
 WHERE id = :run_id AND finished_at = 0
 """
 
-#: The token is raised here and below because a run whose token is 0 is known to have no history.
-_OPEN = """
+#: Every way to go again raises the token: a run whose token is 0 is known to have no history, and a worker that has the
+#: run in memory drops it.
+_GO_ON = """
 UPDATE perdure_runs
-SET status = 'pending', reason = NULL, generation = generation + 1, attempt = attempt + 1, token = token + 1,
-    seed = :seed, output = NULL, started_at = 0, finished_at = 0, wake_at = :now, deadline = :deadline,
-    inbox_read = inbox_seq, worker = NULL, home = NULL, marked = 0, claims = 0
+SET status = 'pending', reason = NULL, generation = :generation, attempt = :attempt, token = token + 1, seed = :seed,
+    output = NULL, error = NULL, started_at = :started_at, finished_at = 0, wake_at = :now,
+    deadline = :deadline, close_by = :close_by, inbox_read = :inbox_read, worker = NULL, home = NULL, marked = 0,
+    claims = 0,
+    input = :input, options = :options, max_attempts = :max_attempts, queue = :queue, priority = :priority
 WHERE id = :run_id
 """
 
-_STUMBLED = """
+_KNOWN = """
+SELECT 1
+FROM perdure_outputs
+WHERE run_id = :run_id AND output_key IN (:ended, :unfinished)
+"""
+
+#: Whether the registry knows what a type is.
+_KIND = "SELECT kind FROM perdure_registry WHERE type = :type"
+
+#: What an activity's history does not have.
+_STEPS = """
+SELECT 1
+FROM perdure_history
+WHERE run_id = :run_id AND NOT (kind = 'attempt' AND digest = '' AND location = :type)
+LIMIT 1
+"""
+
+_ANY_RECORD = "SELECT 1 FROM perdure_history WHERE run_id = :run_id LIMIT 1"
+
+#: Last failed attempts at steps that have not ended. An attempt at an activity is one at its run, too.
+_FAILING = """
 SELECT MAX(seq)
 FROM perdure_history
-WHERE run_id = :run_id AND run_attempt = :attempt AND kind IN ('attempt', 'step')
+WHERE run_id = :run_id AND (run_attempt = :attempt OR (location = :type AND digest = ''))
+  AND kind IN ('attempt', 'step')
 GROUP BY location
 HAVING MAX(CASE WHEN kind = 'step' THEN 1 ELSE 0 END) = 0
 """
 
 _ANEW = """
 UPDATE perdure_history
-SET attempts = 0, retry_at = 0
+SET attempts = CASE WHEN digest = '' AND location = :type THEN attempts ELSE 0 END, retry_at = 0
 WHERE run_id = :run_id AND seq = :seq
 """
 
-_GO_ON = """
+_FORGET_HEARTBEAT = "DELETE FROM perdure_outputs WHERE run_id = :run_id AND kind = 'beat'"
+
+_BLOCKED = """
+SELECT id
+FROM perdure_runs
+WHERE status = 'blocked' AND reason IN ({reasons}) AND type IN ({types})
+ORDER BY id
+{for_update}
+"""
+
+#: The code is another one, the run is as it was: it keeps its token, its attempts and its input.
+_UNBLOCK = """
 UPDATE perdure_runs
-SET status = 'pending', reason = NULL, error = NULL, wake_at = :now, token = token + 1, home = NULL, claims = 0
-WHERE id = :run_id
+SET status = 'pending', reason = NULL, error = NULL, wake_at = :now, claims = 0, home = NULL
+WHERE id = :run_id AND status = 'blocked'
 """
 
 _BEGUN = """
@@ -126,48 +162,134 @@ _DROP_PERMITS = "DELETE FROM perdure_permits WHERE run_id = :run_id"
 _RECORDED = (RecordKind.MESSAGE, RecordKind.CHILD, RecordKind.CANCEL)
 
 
-async def reopen(tx: Transaction, run_id: str, generation: int, deadline: int | None) -> ReopenOutcome:
-    """Let a run whose `generation` failed or was cancelled go on as the next one. Said twice, it is done once."""
-    run = await locked(tx, run_id)
+async def retry(tx: Transaction, request: RetryRequest) -> RetryResult:
+    """Let a run go again, once for the token that it was read with; `RetryCause` says in which ways."""
+    run = await locked(tx, request.run_id)
     if run is None:
-        return ReopenOutcome.UNKNOWN
-    if run.generation > generation:
-        return ReopenOutcome.OPEN
-    if run.status not in (Status.FAILED, Status.CANCELLED):
-        return ReopenOutcome.COMPLETED if run.status is Status.COMPLETED else ReopenOutcome.UNFINISHED
+        return RetryResult(RetryOutcome.UNKNOWN)
+    # The token alone would not do: the claim of another worker raises it, too.
+    keys = {"ended": f"requeue:{request.token}", "unfinished": f"retry:{request.token}"}
+    if await tx.fetch(_KNOWN, {"run_id": run.id, **keys}):
+        return RetryResult(RetryOutcome.OPEN if _is_as_wanted(run, request) else RetryOutcome.OTHERWISE, run.generation)
+    begins_anew = await _begins_anew(tx, run, request)
+    failing = [] if run.status.finished and not begins_anew else await _failing(tx, run)
+    cause = _cause(run, failing=bool(failing))
+    refused = await _refusal(tx, run, request, cause, begins_anew=begins_anew)
+    if cause is None or refused is not None:
+        return RetryResult(refused or RetryOutcome.ALIVE, run.generation)
+    ended = cause is RetryCause.ENDED
+    if ended:
+        await absorb_inbox(tx, run)
+    await _record(tx, run, cause, keys["ended" if ended else "unfinished"])
+    await tx.execute_many(_ANEW, [{"run_id": run.id, "seq": seq, "type": run.type} for seq in failing])
+    await tx.execute(_GO_ON, {**_as_it_goes_on(run, request, ended=ended, anew=begins_anew), "now": tx.now})
+    if request.input is not None:
+        await tx.execute(_FORGET_HEARTBEAT, {"run_id": run.id})
+    _note(tx, run, cause, changed=request.changes or begins_anew)
+    if ended:
+        await hold_back_again(tx, run.id, run.options)
+    tx.notify(Change.READY)
+    return RetryResult(RetryOutcome.OPEN, run.generation + ended)
+
+
+async def unblock(tx: Transaction, types: Sequence[str], reasons: Sequence[str]) -> int:
+    """Make blocked runs of these types pending again, because their code is new; how many."""
+    if not types or not reasons:
+        return 0
+    reason_list, params = placeholders("reason", reasons)
+    found: list[str] = []
+    for start in range(0, len(types), CHUNK):
+        type_list, some = placeholders("type", types[start : start + CHUNK])
+        sql = _BLOCKED.replace("{reasons}", reason_list).replace("{types}", type_list)
+        found += [row[0] for row in await tx.fetch(sql, {**params, **some})]
+    await tx.execute_many(_UNBLOCK, [{"run_id": run_id, "now": tx.now} for run_id in found])
+    for run_id in found:
+        tx.note(run_id, "unblocked")
+    if found:
+        tx.notify(Change.READY)
+    return len(found)
+
+
+def _cause(run: Run, *, failing: bool) -> RetryCause | None:
+    """State from which a run may go again; None: it goes on by itself, or has completed."""
+    match run.status:
+        case Status.FAILED | Status.CANCELLED:
+            return RetryCause.ENDED
+        case Status.BLOCKED:
+            return RetryCause.BLOCKED
+        case Status.PENDING | Status.WAITING if failing or run.reason is Reason.RETRY:
+            return RetryCause.FAILING
+        case _:
+            return None
+
+
+async def _refusal(
+    tx: Transaction, run: Run, request: RetryRequest, cause: RetryCause | None, *, begins_anew: bool
+) -> RetryOutcome | None:
+    if run.status is Status.COMPLETED:
+        return RetryOutcome.COMPLETED
+    may_change = cause is RetryCause.ENDED or dead_letter_reason(run.status, run.reason) is not None
+    if cause is None or (request.changes and not may_change):
+        return RetryOutcome.ALIVE
     if run.deleted_at:
-        return ReopenOutcome.DELETED
-    due = run.deadline if deadline is None else deadline
-    if due <= tx.now:
-        return ReopenOutcome.EXPIRED
-    await absorb_inbox(tx, run)
-    await record_requeue(tx, run, f"reopen:{generation}")
-    seed = kept_seed(run.seed, run.generation, run.generation + 1)
-    await tx.execute(_OPEN, {"run_id": run_id, "seed": seed, "deadline": due, "now": tx.now})
-    tx.note(run_id, "reopened", to_json({"generation": run.generation + 1}))
-    await hold_back_again(tx, run_id, run.options)
-    tx.notify(Change.READY)
-    return ReopenOutcome.OPEN
+        return RetryOutcome.DELETED
+    if (run.deadline if request.deadline is None else request.deadline) <= tx.now:
+        return RetryOutcome.EXPIRED
+    if request.input is not None and not begins_anew and await tx.fetch(_ANY_RECORD, {"run_id": run.id}):
+        return RetryOutcome.BEGUN
+    return None
 
 
-async def recover(tx: Transaction, run_id: str, token: int) -> bool:
-    """Reset the attempts of a waiting or poison run at once; False if none were used up.
+async def _failing(tx: Transaction, run: Run) -> list[int]:
+    found = await tx.fetch(_FAILING, {"run_id": run.id, "attempt": run.attempt, "type": run.type})
+    return [seq for (seq,) in found]
 
-    `token` is the one that the run was seen with. It is raised, so that a worker that has the run in memory drops it.
-    """
-    run = await locked(tx, run_id)
-    if run is None or run.token != token:
-        return run is not None and run.token == token + 1
-    stumbled = await tx.fetch(_STUMBLED, {"run_id": run_id, "attempt": run.attempt})
-    poison = run.status is Status.BLOCKED and run.reason is Reason.POISON
-    waiting = run.status in (Status.PENDING, Status.WAITING) and (bool(stumbled) or run.reason is Reason.RETRY)
-    if not poison and not waiting:
-        return False
-    await tx.execute_many(_ANEW, [{"run_id": run_id, "seq": seq} for (seq,) in stumbled])
-    await tx.execute(_GO_ON, {"run_id": run_id, "now": tx.now})
-    tx.note(run_id, "recovered", to_json({"token": token + 1}))
-    tx.notify(Change.READY)
-    return True
+
+async def _begins_anew(tx: Transaction, run: Run, request: RetryRequest) -> bool:
+    """True for an activity: a claim is an attempt, so it gets its attempts anew with the number 1."""
+    if request.is_activity is not None:
+        return request.is_activity
+    known = await tx.fetch(_KIND, {"type": run.type})
+    if known:
+        return bool(known[0][0] == "activity")
+    return not await tx.fetch(_STEPS, {"run_id": run.id, "type": run.type})
+
+
+def _as_it_goes_on(run: Run, request: RetryRequest, *, ended: bool, anew: bool) -> dict[str, object]:
+    generation = run.generation + ended
+    return {
+        "run_id": run.id,
+        "generation": generation,
+        "attempt": 1 if anew else run.attempt + ended,
+        "seed": kept_seed(run.seed, run.generation, generation) if ended else run.seed,
+        "started_at": 0 if ended or anew else run.started_at,
+        "deadline": run.deadline if request.deadline is None else request.deadline,
+        "close_by": run.close_by if request.deadline is None else request.close_by,
+        "inbox_read": run.inbox_seq if ended else run.inbox_read,
+        "input": run.input if request.input is None else request.input,
+        "options": run.options if request.options is None else request.options,
+        "max_attempts": run.max_attempts if request.max_attempts is None else request.max_attempts,
+        "queue": run.queue if request.queue is None else request.queue,
+        "priority": run.priority if request.priority is None else request.priority,
+    }
+
+
+def _is_as_wanted(run: Run, request: RetryRequest) -> bool:
+    wanted = ((request.input, run.input), (request.options, run.options), (request.queue, run.queue))
+    return all(given is None or given == there for given, there in wanted)
+
+
+def _note(tx: Transaction, run: Run, cause: RetryCause, *, changed: bool) -> None:
+    """Write the event, which names the cause, or that a dead letter begins anew or differently."""
+    generation = run.generation + (cause is RetryCause.ENDED)
+    if changed and cause is not RetryCause.FAILING:
+        tx.note(run.id, "requeued", to_json({"generation": generation, "reason": run.reason or run.status}))
+    elif cause is RetryCause.ENDED:
+        tx.note(run.id, "reopened", to_json({"generation": generation}))
+    elif cause is RetryCause.BLOCKED:
+        tx.note(run.id, "unblocked")
+    else:
+        tx.note(run.id, "recovered", to_json({"token": run.token + 1}))
 
 
 async def fork(tx: Transaction, fork: Fork) -> CreatedRun:
@@ -192,17 +314,19 @@ async def fork(tx: Transaction, fork: Fork) -> CreatedRun:
     return answer if made is None else CreatedRun(made, True)
 
 
-async def record_requeue(tx: Transaction, run: Run, key: str) -> None:
-    """Keep the error of a locked run among its outputs before it continues, and drop its permits."""
+async def _record(tx: Transaction, run: Run, cause: RetryCause, key: str) -> None:
+    """Keep the state of a locked run among its outputs before it continues, and drop its permits."""
     if run.finished_at:
         await tx.execute(_DROP_PERMITS, {"run_id": run.id})
+    failing = cause is RetryCause.FAILING
     payload = RequeueRecord(
         at=tx.now,
         by=tx.actor,
-        dead_since=run.finished_at or run.wake_at,
+        dead_since=tx.now if failing else run.finished_at or run.wake_at,
         attempt=run.attempt,
         generation=run.generation,
-        error=run.error or "{}",
+        # The error of a failed attempt is in the history.
+        error="{}" if failing else run.error or "{}",
     )
     await write_outputs(tx, [(run.id, NewOutput(kind=OutputKind.REQUEUE, name="", payload=to_json(payload), key=key))])
 

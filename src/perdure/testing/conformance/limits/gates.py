@@ -30,6 +30,7 @@ from perdure.testing.conformance.harness import (
     claim,
     commit,
     held,
+    retry,
     snapshot,
 )
 
@@ -262,7 +263,7 @@ class Passing:
         await ready(store, "r1", "r2")
         [first] = (await admit(store, whole)).runs
         await commit(store, first.lease, next=Finish(Status.FAILED, "{}"))
-        await store.reopen("r1", first.run.token, None, ACTOR)
+        await retry(store, "r1")
         await store.recheck_gates(ACTOR)
         assert await admit_ids(store, whole, nonce="next") == ["r2"], (
             "it was there first, and r1 has no permit any more"

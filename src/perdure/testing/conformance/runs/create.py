@@ -192,34 +192,28 @@ class Blocked:
     async def test_an_unblocked_run_is_claimed_under_a_new_lease(self, store: Store) -> None:
         await self.blocked(store, "r1", Reason.DIVERGED)
         before = await store.get("r1")
-        assert await store.unblock(["r1"], (), ("diverged",), "a person") == 1
+        assert await store.unblock((TYPE,), ("diverged",), "a person") == 1
         [claimed] = (await claim(store, nonce="next")).runs
         assert before is not None
         assert claimed.run.token > before.token
         assert claimed.run.error is None
         assert "unblocked" in [event.kind for event in await store.events("r1")]
 
-    async def test_only_the_named_ones_are_unblocked(self, store: Store) -> None:
-        await self.blocked(store, "r1", Reason.DIVERGED)
-        await self.blocked(store, "r2", Reason.DIVERGED)
-        assert await store.unblock(["r2", "unknown"], (), ("diverged",), ACTOR) == 1
-        assert await claim_ids(store, nonce="next") == ["r2"]
-
     async def test_only_these_types_are_unblocked(self, store: Store) -> None:
         await self.blocked(store, "r1", Reason.DIVERGED)
         await self.blocked(store, "r2", Reason.DIVERGED, OTHER_TYPE)
-        assert await store.unblock(None, (OTHER_TYPE,), ("diverged",), ACTOR) == 1
+        assert await store.unblock((OTHER_TYPE,), ("diverged",), ACTOR) == 1
         assert await claim_ids(store, nonce="next", types=(TYPE, OTHER_TYPE)) == ["r2"]
 
     async def test_only_these_reasons_are_unblocked(self, store: Store) -> None:
         await self.blocked(store, "r1", Reason.DIVERGED)
         await self.blocked(store, "r2", Reason.UNDECODABLE)
-        assert await store.unblock(["r1", "r2"], (), ("undecodable", "poison"), ACTOR) == 1
-        assert await store.unblock(["r1", "r2"], (), (), ACTOR) == 0
+        assert await store.unblock((TYPE,), ("undecodable", "poison"), ACTOR) == 1
+        assert await store.unblock((TYPE,), (), ACTOR) == 0
         assert await claim_ids(store, nonce="next") == ["r2"]
 
     async def test_unblocking_leaves_other_runs_alone(self, store: Store, harness: Harness) -> None:
         await held(store, "r1")
         before = await snapshot(harness)
-        assert await store.unblock(["r1"], (), ("diverged",), ACTOR) == 0
+        assert await store.unblock((TYPE,), ("diverged",), ACTOR) == 0
         assert await snapshot(harness) == before

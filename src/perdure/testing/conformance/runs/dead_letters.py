@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.core.model.dead_letter import DeadLetterFilter, DeadLetterReason, Requeue, RequeueOutcome
+from perdure.core.model.dead_letter import DeadLetterFilter, DeadLetterReason
 from perdure.core.model.record import RecordKind
+from perdure.core.model.reopen import RetryOutcome, RetryRequest
 from perdure.core.model.run import Reason, Status
 from perdure.core.model.turn import Block, Finish, RetryLater
 from perdure.errors import InvalidCursor
@@ -25,6 +26,7 @@ from perdure.testing.conformance.harness import (
     commit,
     held,
     lease_of,
+    retry,
 )
 from perdure.testing.conformance.runs.retention import REFUSED, SLOW, dead_ids, failed, finished, set_aside
 
@@ -102,7 +104,7 @@ class DeadLetters:
             token = lease.token
             if generation == 1:
                 harness.system.advance(1)
-                assert await store.requeue(Requeue(run_id="r1", token=token), ACTOR) is RequeueOutcome.OPEN
+                assert await retry(store, "r1", token) is RetryOutcome.OPEN
         letter = await store.letter("r1")
         assert letter is not None
         assert [(one.location, one.attempt, one.error.type, one.at) for one in letter.errors] == [
@@ -142,11 +144,11 @@ class Requeueing:
         await commit(store, lease, stumble, next=RetryLater(START, SLOW))
         lease = await lease_of(store, nonce="second")
         await commit(store, lease, next=Finish(Status.FAILED, REFUSED))
-        order = Requeue(
+        order = RetryRequest(
             run_id="r1", token=lease.token, is_activity=True, input="[2]", options='{"heartbeat":1.0}', max_attempts=9,
             deadline=START + 9 * SECOND, close_by=START + 20 * SECOND, queue="slow", priority=3,
         )  # fmt: skip
-        assert await store.requeue(order, ACTOR) is RequeueOutcome.OPEN
+        assert (await store.retry(order, ACTOR)).outcome is RetryOutcome.OPEN
         run = await store.get("r1")
         assert run is not None
         assert (run.status, run.attempt, run.generation, run.error, run.finished_at) == (Status.PENDING, 1, 2, None, 0)
@@ -167,7 +169,7 @@ class Requeueing:
         lease = await held(store)
         await store.send([a_message()], ACTOR)
         await commit(store, lease, a_record(0), next=Finish(Status.FAILED, REFUSED))
-        assert await store.requeue(Requeue(run_id="r1", token=lease.token), ACTOR) is RequeueOutcome.OPEN
+        assert await retry(store, "r1", lease.token) is RetryOutcome.OPEN
         run = await store.get("r1")
         assert run is not None
         assert (run.attempt, run.generation, run.inbox_read) == (2, 2, 1)
@@ -177,16 +179,16 @@ class Requeueing:
     async def test_another_input_does_not_fit_a_history(self, store: Store) -> None:
         lease = await held(store)
         await commit(store, lease, a_record(0), next=Finish(Status.FAILED, REFUSED))
-        order = Requeue(run_id="r1", token=lease.token, input="[2]")
-        assert await store.requeue(order, ACTOR) is RequeueOutcome.BEGUN
+        order = RetryRequest(run_id="r1", token=lease.token, input="[2]")
+        assert (await store.retry(order, ACTOR)).outcome is RetryOutcome.BEGUN
         token = await failed(store, "fresh")
-        assert await store.requeue(Requeue(run_id="fresh", token=token, input="[2]"), ACTOR) is RequeueOutcome.OPEN
+        assert await retry(store, "fresh", token, input="[2]") is RetryOutcome.OPEN
 
     @pytest.mark.parametrize("reason", [Reason.POISON, Reason.UNDECODABLE])
     async def test_one_that_was_set_aside_is_taken_up_where_it_was(self, store: Store, reason: Reason) -> None:
         lease = await held(store)
         await commit(store, lease, a_record(0), next=Block(reason, SLOW))
-        assert await store.requeue(Requeue(run_id="r1", token=lease.token), ACTOR) is RequeueOutcome.OPEN
+        assert await retry(store, "r1", lease.token) is RetryOutcome.OPEN
         run = await store.get("r1")
         assert run is not None
         assert (run.status, run.generation, run.attempt, run.claims, run.error) == (Status.PENDING, 1, 1, 0, None)
@@ -195,33 +197,33 @@ class Requeueing:
     async def test_what_is_not_dead_is_left_alone(self, store: Store) -> None:
         await finished(store, "done")
         token = await set_aside(store, "code", Reason.DIVERGED)
-        assert await store.requeue(Requeue(run_id="done", token=1), ACTOR) is RequeueOutcome.ALIVE
-        assert await store.requeue(Requeue(run_id="code", token=token), ACTOR) is RequeueOutcome.ALIVE
-        assert await store.requeue(Requeue(run_id="missing", token=1), ACTOR) is RequeueOutcome.UNKNOWN
+        assert await retry(store, "done", 1) is RetryOutcome.COMPLETED
+        assert await retry(store, "code", token, input="[2]") is RetryOutcome.ALIVE
+        assert await retry(store, "missing", 1) is RetryOutcome.UNKNOWN
 
     async def test_a_deadline_that_has_passed_has_to_be_another_one(self, store: Store, harness: Harness) -> None:
         await store.create([a_run(deadline=START + SECOND)], ACTOR)
         harness.system.advance(2)
         await store.sweep(10)
-        assert await store.requeue(Requeue(run_id="r1", token=0), ACTOR) is RequeueOutcome.EXPIRED
-        order = Requeue(run_id="r1", token=0, deadline=START + 9 * SECOND)
-        assert await store.requeue(order, ACTOR) is RequeueOutcome.OPEN
+        assert await retry(store, "r1", 0) is RetryOutcome.EXPIRED
+        order = RetryRequest(run_id="r1", token=0, deadline=START + 9 * SECOND)
+        assert (await store.retry(order, ACTOR)).outcome is RetryOutcome.OPEN
 
     async def test_two_who_want_something_else_are_told(self, store: Store) -> None:
         token = await failed(store)
-        first = Requeue(run_id="r1", token=token, input="[1]")
-        assert await store.requeue(first, ACTOR) is RequeueOutcome.OPEN
-        assert await store.requeue(first, ACTOR) is RequeueOutcome.OPEN
-        assert await store.requeue(Requeue(run_id="r1", token=token), ACTOR) is RequeueOutcome.OPEN
-        second = Requeue(run_id="r1", token=token, input="[2]")
-        assert await store.requeue(second, ACTOR) is RequeueOutcome.OTHERWISE
+        first = RetryRequest(run_id="r1", token=token, input="[1]")
+        assert (await store.retry(first, ACTOR)).outcome is RetryOutcome.OPEN
+        assert (await store.retry(first, ACTOR)).outcome is RetryOutcome.OPEN
+        assert await retry(store, "r1", token) is RetryOutcome.OPEN
+        second = RetryRequest(run_id="r1", token=token, input="[2]")
+        assert (await store.retry(second, ACTOR)).outcome is RetryOutcome.OTHERWISE
 
     async def test_a_late_repetition_does_not_open_the_next_death(self, store: Store) -> None:
         token = await failed(store)
-        order = Requeue(run_id="r1", token=token)
-        await store.requeue(order, ACTOR)
+        order = RetryRequest(run_id="r1", token=token)
+        await store.retry(order, ACTOR)
         await commit(store, await lease_of(store, nonce="second"), next=Finish(Status.FAILED, REFUSED))
-        assert await store.requeue(order, ACTOR) is RequeueOutcome.OPEN
+        assert (await store.retry(order, ACTOR)).outcome is RetryOutcome.OPEN
         assert await dead_ids(store) == ["r1"]
 
     async def test_a_parent_that_waits_is_told_of_each_end_and_one_that_ended_of_none(self, store: Store) -> None:
@@ -229,7 +231,7 @@ class Requeueing:
         await commit(store, parent, children=(a_child("c"),), next=a_park(reason=Reason.CHILD))
         lease = await lease_of(store, "c")
         await commit(store, lease, next=Finish(Status.FAILED, REFUSED))
-        assert await store.requeue(Requeue(run_id="c", token=lease.token), ACTOR) is RequeueOutcome.OPEN
+        assert await retry(store, "c", lease.token) is RetryOutcome.OPEN
         lease = await lease_of(store, "c", "w2")
         await commit(store, lease, next=Finish(Status.COMPLETED, "7"))
         assert [(one.kind, one.failed) for one in await store.inbox("parent", 0)] == [

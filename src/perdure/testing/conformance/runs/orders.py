@@ -9,7 +9,7 @@ import pytest
 
 from perdure.core.model.orders import OrderOutcome, Pause, PauseKind, RunOrder
 from perdure.core.model.record import RecordKind
-from perdure.core.model.reopen import ReopenOutcome
+from perdure.core.model.reopen import RetryOutcome
 from perdure.core.model.run import ABANDONED, Reason, Status
 from perdure.core.model.turn import Block, Finish, Release, RetryLater, TurnOutcome
 from perdure.core.time.duration import FAR
@@ -31,6 +31,7 @@ from perdure.testing.conformance.harness import (
     commit,
     held,
     lease_of,
+    retry,
     snapshot,
 )
 
@@ -243,7 +244,7 @@ class Terminations:
         assert await commit(store, await held(store), a_record(0)) is TurnOutcome.APPLIED
         await store.send([a_message()], ACTOR)
         assert await store.terminate("r1", "", "t1", ACTOR) is OrderOutcome.DONE
-        assert await store.reopen("r1", 1, None, ACTOR) is ReopenOutcome.OPEN
+        assert await retry(store, "r1") is RetryOutcome.OPEN
         assert await claim_ids(store, nonce="again") == ["r1"]
         assert await store.inbox("r1", 0) == []
         kinds = [record.kind for record in await store.history("r1")]

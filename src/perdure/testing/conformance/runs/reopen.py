@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
+from perdure.core.model.dead_letter import RequeueRecord
+from perdure.core.model.outputs import OutputKind
 from perdure.core.model.record import RecordKind, SendOutcome
-from perdure.core.model.reopen import Fork, ReopenOutcome, random_source
+from perdure.core.model.reopen import Fork, RetryOutcome, random_source
 from perdure.core.model.run import Reason, Status
-from perdure.core.model.turn import Block, Finish, RetryLater, TurnOutcome
+from perdure.core.model.turn import Block, Finish, NextState, RetryLater, TurnOutcome
 from perdure.core.time.duration import FAR
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,
     SECOND,
     START,
+    TYPE,
     Harness,
     a_child,
     a_message,
@@ -26,6 +31,7 @@ from perdure.testing.conformance.harness import (
     commit,
     held,
     lease_of,
+    retry,
     snapshot,
 )
 
@@ -44,24 +50,29 @@ def a_fork(id: str = "copy", **changes: object) -> Fork:
     return replace(fork, **changes)
 
 
+async def reopen(store: Store, run_id: str = "r1", **changes: Any) -> RetryOutcome:
+    """Let a workflow go again."""
+    return await retry(store, run_id, is_activity=False, **changes)
+
+
 class Reopening:
     """A run that failed or was cancelled goes on as a new generation."""
 
     @pytest.mark.parametrize("outcome", [FAILED, CANCELLED], ids=["failed", "cancelled"])
     async def test_a_finished_run_is_pending_again_with_its_history(self, store: Store, outcome: Finish) -> None:
         await commit(store, await held(store), a_record(0), next=outcome)
-        assert await store.reopen("r1", 1, None, ACTOR) is ReopenOutcome.OPEN
+        assert await reopen(store) is RetryOutcome.OPEN
         run = await store.get("r1")
         assert run is not None
         assert (run.status, run.reason, run.generation, run.attempt) == (Status.PENDING, None, 2, 2)
-        assert (run.started_at, run.finished_at, run.output, run.error) == (0, 0, None, outcome.payload)
+        assert (run.started_at, run.finished_at, run.output, run.error) == (0, 0, None, None)
         assert [record.location for record in await store.history("r1")] == ["step-0"]
         assert (await store.events("r1"))[-1].kind == "reopened"
         assert await claim_ids(store, "w2") == ["r1"]
 
     async def test_it_has_its_own_outcome(self, store: Store) -> None:
         await commit(store, await held(store), next=FAILED)
-        await store.reopen("r1", 1, None, ACTOR)
+        await reopen(store)
         lease = await lease_of(store, "r1", "w2")
         assert await commit(store, lease, next=Finish(Status.COMPLETED, "1")) is TurnOutcome.APPLIED
         run = await store.get("r1")
@@ -75,30 +86,31 @@ class Reopening:
             [claimed] = (await claim(store, nonce=f"n{generation}")).runs
             seen.add(random_source(claimed.run.seed, claimed.run.generation))
             await commit(store, claimed.lease, next=FAILED)
-            await store.reopen("r1", generation, None, ACTOR)
+            await reopen(store)
         assert len(seen) == 1
 
     async def test_said_twice_it_is_done_once(self, store: Store, harness: Harness) -> None:
-        await commit(store, await held(store), next=FAILED)
-        await store.reopen("r1", 1, None, ACTOR)
+        lease = await held(store)
+        await commit(store, lease, next=FAILED)
+        await reopen(store)
         before = await snapshot(harness)
-        assert await store.reopen("r1", 1, None, ACTOR) is ReopenOutcome.OPEN
+        assert await reopen(store, token=lease.token) is RetryOutcome.OPEN
         assert await snapshot(harness) == before
 
     async def test_what_has_not_failed_is_left_alone(self, store: Store, harness: Harness) -> None:
         await commit(store, await held(store, "done"), next=Finish(Status.COMPLETED, "1"))
         await held(store, "busy")
         before = await snapshot(harness)
-        assert await store.reopen("done", 1, None, ACTOR) is ReopenOutcome.COMPLETED
-        assert await store.reopen("busy", 1, None, ACTOR) is ReopenOutcome.UNFINISHED
-        assert await store.reopen("missing", 1, None, ACTOR) is ReopenOutcome.UNKNOWN
+        assert await reopen(store, "done") is RetryOutcome.COMPLETED
+        assert await reopen(store, "busy") is RetryOutcome.ALIVE
+        assert await reopen(store, "missing") is RetryOutcome.UNKNOWN
         assert await snapshot(harness) == before
 
     async def test_past_its_deadline_it_needs_another_one(self, store: Store, harness: Harness) -> None:
         await commit(store, await held(store, deadline=START + SECOND), next=FAILED)
         harness.system.advance(2)
-        assert await store.reopen("r1", 1, None, ACTOR) is ReopenOutcome.EXPIRED
-        assert await store.reopen("r1", 1, START + 9 * SECOND, ACTOR) is ReopenOutcome.OPEN
+        assert await reopen(store) is RetryOutcome.EXPIRED
+        assert await reopen(store, deadline=START + 9 * SECOND) is RetryOutcome.OPEN
         run = await store.get("r1")
         assert run is not None
         assert (run.status, run.deadline) == (Status.PENDING, START + 9 * SECOND)
@@ -108,7 +120,7 @@ class Reopening:
         await store.send([a_message(key="k1")], ACTOR)
         await store.cancel("r1", "late", "c1", ACTOR)
         await commit(store, lease, a_record(0), next=FAILED)
-        await store.reopen("r1", 1, None, ACTOR)
+        await reopen(store)
         history = await store.history("r1")
         assert [(record.kind, record.inbox_seq, record.run_attempt) for record in history] == [
             (RecordKind.STEP, 0, 1),
@@ -124,14 +136,14 @@ class Reopening:
     async def test_it_takes_messages_again(self, store: Store) -> None:
         await commit(store, await held(store), next=FAILED)
         assert await store.send([a_message(key="k1")], ACTOR) == [SendOutcome.FINISHED]
-        await store.reopen("r1", 1, None, ACTOR)
+        await reopen(store)
         assert await store.send([a_message(key="k1")], ACTOR) == [SendOutcome.ACCEPTED]
         assert [message.key for message in await store.inbox("r1", 0)] == ["k1"]
 
     async def test_one_that_was_cancelled_before_it_began_begins(self, store: Store) -> None:
         await store.create([a_run()], ACTOR)
         await store.cancel("r1", "", "c1", ACTOR)
-        assert await store.reopen("r1", 1, None, ACTOR) is ReopenOutcome.OPEN
+        assert await reopen(store) is RetryOutcome.OPEN
         [claimed] = (await claim(store)).runs
         assert (claimed.run.attempt, claimed.run.generation, claimed.run.started_at) == (2, 2, START)
 
@@ -147,7 +159,7 @@ class Families:
         await commit(store, lease, next=FAILED)
         await commit(store, leases["good"], next=Finish(Status.COMPLETED, "7"))
         await commit(store, leases["bad"], next=FAILED)
-        await store.reopen("parent", 1, None, ACTOR)
+        await reopen(store, "parent")
         history = await store.history("parent")
         assert {(record.location, record.payload, record.failed) for record in history} == {
             ("call-good", "7", False),
@@ -160,7 +172,7 @@ class Families:
         child = await lease_of(store, "busy")
         stop = a_message("busy", key="stop", kind=RecordKind.CANCEL, only_child_of="parent")
         await commit(store, lease, sends=(stop,), next=FAILED)
-        await store.reopen("parent", 1, None, ACTOR)
+        await reopen(store, "parent")
         assert [(r.location, r.failed) for r in await store.history("parent")] == [("call-busy", True)]
         await commit(store, child, next=CANCELLED)
         assert await store.inbox("parent", 0) == []
@@ -173,7 +185,7 @@ class Families:
         await commit(store, lease, children=(a_child("busy"),))
         child = await lease_of(store, "busy")
         await commit(store, lease, next=FAILED)
-        await store.reopen("parent", 1, None, ACTOR)
+        await reopen(store, "parent")
         lease = await lease_of(store, "parent", "w2")
         await commit(store, lease, children=(a_child("busy"),), next=a_park(reason=Reason.CHILD))
         await commit(store, child, next=Finish(Status.COMPLETED, "7"))
@@ -182,13 +194,13 @@ class Families:
     async def test_a_child_that_ended_unheard_is_heard_when_it_is_called_again(self, store: Store) -> None:
         lease = await held(store, "parent")
         await commit(store, lease, children=(a_child("mine"),), next=FAILED)
-        await store.reopen("parent", 1, None, ACTOR)
+        await reopen(store, "parent")
         lease = await lease_of(store, "parent", "w2")
         child = next(one for one in await store.holdings("w2") if one.run_id == "mine")
         # It ends while its parent has ended once more, which the parent finds out when it calls the child again.
         await commit(store, lease, next=FAILED)
         await commit(store, child, next=Finish(Status.COMPLETED, "7"))
-        await store.reopen("parent", 2, None, ACTOR)
+        await reopen(store, "parent")
         assert [(r.location, r.payload) for r in await store.history("parent")] == [("call-mine", "7")]
         lease = await lease_of(store, "parent", "w3")
         await commit(store, lease, children=(a_child("mine"),), next=a_park(reason=Reason.CHILD))
@@ -198,7 +210,7 @@ class Families:
         lease = await held(store, "parent")
         await commit(store, lease, children=(a_child("child"),))
         await commit(store, await lease_of(store, "child"), next=FAILED)
-        await store.reopen("child", 1, None, ACTOR)
+        await reopen(store, "child")
         await commit(store, await lease_of(store, "child", "w2"), next=Finish(Status.COMPLETED, "7"))
         inbox = await store.inbox("parent", 0)
         assert [(one.name, one.payload, one.failed) for one in inbox] == [
@@ -219,7 +231,7 @@ class Recovering:
         await commit(store, await held(store), earlier, stumbled, next=park)
         run = await store.get("r1")
         assert run is not None
-        assert await store.recover("r1", run.token, ACTOR)
+        assert await retry(store) is RetryOutcome.OPEN
         history = await store.history("r1")
         assert [(record.attempts, record.retry_at) for record in history] == [(7, START), (0, 0)]
         after = await store.get("r1")
@@ -232,33 +244,80 @@ class Recovering:
         await commit(store, await held(store), stumbled, a_record(1, "flaky", attempts=2), next=a_park())
         run = await store.get("r1")
         assert run is not None
-        assert not await store.recover("r1", run.token, ACTOR)
+        assert await retry(store) is RetryOutcome.ALIVE
         assert [record.attempts for record in await store.history("r1")] == [1, 2]
 
     async def test_a_whole_run_that_waits_to_be_tried_again_is_tried_at_once(self, store: Store) -> None:
         await commit(store, await held(store), next=RetryLater(START + 900 * SECOND, "{}"))
         run = await store.get("r1")
         assert run is not None
-        assert await store.recover("r1", run.token, ACTOR)
+        assert await retry(store) is RetryOutcome.OPEN
         assert await claim_ids(store, "w2") == ["r1"]
 
     async def test_a_poisonous_run_starts_with_a_clean_record(self, store: Store) -> None:
         await commit(store, await held(store), next=Block(Reason.POISON, "{}"))
         run = await store.get("r1")
         assert run is not None
-        assert await store.recover("r1", run.token, ACTOR)
+        assert await retry(store) is RetryOutcome.OPEN
         [claimed] = (await claim(store, "w2")).runs
         assert (claimed.run.claims, claimed.run.error) == (1, None)
 
+    async def test_an_activity_that_waits_for_its_next_attempt_begins_anew_at_once(self, store: Store) -> None:
+        failed = a_record(0, TYPE, kind=RecordKind.ATTEMPT, failed=True, attempts=1, retry_at=START + 900 * SECOND)
+        await commit(store, await held(store), failed, next=RetryLater(START + 900 * SECOND, "{}"))
+        assert await retry(store, is_activity=True) is RetryOutcome.OPEN
+        assert [(record.attempts, record.retry_at) for record in await store.history("r1")] == [(1, 0)]
+        [claimed] = (await claim(store, "w2")).runs
+        assert (claimed.run.attempt, claimed.run.generation) == (1, 1)
+
+    async def test_an_activity_that_was_cancelled_between_attempts_begins_anew_at_once(self, store: Store) -> None:
+        failed = a_record(0, TYPE, kind=RecordKind.ATTEMPT, failed=True, attempts=1, retry_at=START + 900 * SECOND)
+        await commit(store, await held(store), failed, next=RetryLater(START + 900 * SECOND, "{}"))
+        await store.cancel("r1", "", "c1", ACTOR)
+        await commit(store, await lease_of(store, nonce="second"), next=CANCELLED)
+        assert await retry(store, is_activity=True) is RetryOutcome.OPEN
+        assert (await store.history("r1"))[0].retry_at == 0
+
+    async def test_a_blocked_run_is_claimed_again_and_keeps_its_error_among_its_outputs(self, store: Store) -> None:
+        lease = await held(store)
+        await commit(store, lease, a_record(0), next=Block(Reason.DIVERGED, '{"type":"Oops"}'))
+        assert await retry(store) is RetryOutcome.OPEN
+        assert (await store.events("r1"))[-1].kind == "unblocked"
+        [kept] = await store.outputs("r1", OutputKind.REQUEUE, "", -1, 10)
+        assert RequeueRecord.from_json(kept.payload).error == '{"type":"Oops"}'
+        [claimed] = (await claim(store, "w2")).runs
+        assert (claimed.run.attempt, claimed.run.generation, claimed.run.started_at) == (1, 1, START)
+
+    @pytest.mark.parametrize("state", [Block(Reason.DIVERGED, "{}"), RetryLater(START + SECOND, "{}")])
+    async def test_a_repetition_is_known_after_a_claim(self, store: Store, harness: Harness, state: NextState) -> None:
+        lease = await held(store)
+        await commit(store, lease, next=state)
+        assert await retry(store, token=lease.token) is RetryOutcome.OPEN
+        await lease_of(store, "r1", "w2")
+        before = await snapshot(harness)
+        assert await retry(store, token=lease.token) is RetryOutcome.OPEN
+        assert await snapshot(harness) == before
+
+    async def test_the_claim_of_another_worker_is_no_repetition(self, store: Store, harness: Harness) -> None:
+        lease = await held(store)
+        await commit(store, lease, next=RetryLater(START + SECOND, "{}"))
+        harness.system.advance(2)
+        # The run is due, and a worker is faster: the token is what a retry would have made of it.
+        assert (await lease_of(store, "r1", "w2")).token == lease.token + 1
+        before = await snapshot(harness)
+        assert await retry(store, token=lease.token) is RetryOutcome.ALIVE
+        assert await snapshot(harness) == before
+
     async def test_others_are_left_alone(self, store: Store, harness: Harness) -> None:
-        await commit(store, await held(store, "diverged"), next=Block(Reason.DIVERGED, "{}"))
         stumbled = a_record(0, "flaky", kind=RecordKind.ATTEMPT, failed=True, attempts=1)
         await commit(store, await held(store, "busy"), stumbled)
         await commit(store, await held(store, "done"), next=Finish(Status.COMPLETED, "1"))
+        await commit(store, await held(store, "waits"), next=a_park())
         before = await snapshot(harness)
-        for run in await store.get_many(["diverged", "busy", "done"]):
-            assert not await store.recover(run.id, run.token, ACTOR)
-        assert not await store.recover("missing", 0, ACTOR)
+        assert await retry(store, "busy") is RetryOutcome.ALIVE
+        assert await retry(store, "waits") is RetryOutcome.ALIVE
+        assert await retry(store, "done") is RetryOutcome.COMPLETED
+        assert await retry(store, "missing") is RetryOutcome.UNKNOWN
         assert await snapshot(harness) == before
 
 

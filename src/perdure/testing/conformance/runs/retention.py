@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from perdure.core.model.dead_letter import DeadLetterFilter, DeleteOutcome, Requeue, RequeueOutcome
+from perdure.core.model.dead_letter import DeadLetterFilter, DeleteOutcome
 from perdure.core.model.record import SendOutcome
-from perdure.core.model.reopen import ReopenOutcome
+from perdure.core.model.reopen import RetryOutcome
 from perdure.core.model.run import Reason, RunFilter, Status
 from perdure.core.model.turn import Block, Finish, Park
 from perdure.core.policy.retention import PruneRequest, PruneResult
@@ -30,6 +30,7 @@ from perdure.testing.conformance.harness import (
     commit,
     held,
     lease_of,
+    retry,
 )
 
 REFUSED = '{"type":"shop.Refused","message":"no"}'
@@ -93,8 +94,8 @@ class Deleting:
         run = await store.get("r1")
         assert run is not None
         assert (run.output, run.deleted_at) == ("1", START)
-        assert await store.reopen("r2", 1, None, ACTOR) is ReopenOutcome.DELETED
-        assert await store.requeue(Requeue(run_id="r2", token=1), ACTOR) is RequeueOutcome.DELETED
+        assert await retry(store, "r2") is RetryOutcome.DELETED
+        assert await retry(store, "r2", 1) is RetryOutcome.DELETED
         assert await store.undelete("r2", ACTOR) is DeleteOutcome.DONE
         assert await store.undelete("r2", ACTOR) is DeleteOutcome.ALREADY
         assert await ids(store) == await dead_ids(store) == ["r2"]
@@ -210,7 +211,7 @@ class Pruning:
             cursor = batch.cursor
             left = await store.get("parent")
             if left is not None and status is Status.FAILED and len(await ids(store, deleted=None)) < 12:
-                assert await store.reopen("parent", 1, None, ACTOR) is ReopenOutcome.DELETED
+                assert await retry(store, "parent") is RetryOutcome.DELETED
             if cursor is None:
                 break
         assert (sum(batches), max(batches) <= 4) == (12, True)
@@ -243,7 +244,7 @@ class Pruning:
 
     async def test_a_run_that_was_opened_again_is_not_touched(self, store: Store, harness: Harness) -> None:
         await failed(store)
-        await store.reopen("r1", 1, None, ACTOR)
+        await retry(store, "r1")
         assert (await store.prune(ALL, 10, None, ACTOR)).runs == 0
         lease = await lease_of(store, nonce="second")
         await commit(store, lease, next=Park(START + SECOND, Reason.TIMER, 0))
