@@ -128,7 +128,7 @@ def run(arguments: Sequence[str]) -> int:
             stream.reconfigure(errors="backslashreplace")
     as_json, debug = "--json" in arguments, "--debug" in arguments
     if debug:
-        configure("debug", json=as_json)
+        configure("debug", None, json=as_json)
     else:
         # Without a handler, Python prints log warnings to standard error, between the lines of the command.
         logging.getLogger("perdure").addHandler(logging.NullHandler())

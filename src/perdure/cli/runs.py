@@ -14,7 +14,6 @@ from perdure.cli.console.describe import short, span, status, status_style, when
 from perdure.cli.console.document import (
     Document,
     event_document,
-    failure,
     interruption_document,
     message_document,
     record_document,
@@ -203,12 +202,8 @@ def _print_run(output: Printer, details: RunDetails) -> None:
             ("key", run.idempotency_key or ""),
         ]
     )
-    error = failure(run.error)
-    if error is not None:
-        for text in (error["traceback"], *error["notes"]):
-            _print_indented(output, text)
-        for location, problem in error["not_undone"].items():
-            _print_indented(output, f"Undoing {location!r} failed: {problem['type']}: {problem['message']}")
+    if run.error is not None:
+        _print_indented(output, describe.traceback(run.error))
 
 
 def _print_waits(output: Printer, details: RunDetails) -> None:

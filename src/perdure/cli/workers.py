@@ -58,7 +58,7 @@ group = CommandGroup(
     help="How long to wait at the start for an unreachable server.",
 )
 @click.option(
-    "--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True, help="Least severe level to log."
+    "--log-level", type=click.Choice(logs.LEVELS), help=f"Least severe level to log.  [default: {logs.DEFAULT_LEVEL}]"
 )
 @click.option("--log-format", type=click.Choice(logs.FORMATS), help="Format of the log.  [default: json with --json]")
 @click.option("--audit", type=click.Choice([level.value for level in Audit]), help="Detail of the audit trail.")
@@ -68,7 +68,7 @@ group = CommandGroup(
 @with_output
 def worker(
     target: str,
-    log_level: str,
+    log_level: str | None,
     log_format: str | None,
     audit: str | None,
     stop_at_eof: bool,
@@ -81,8 +81,8 @@ def worker(
     """
     if is_url(target):
         raise click.UsageError(f"a worker needs code: name an engine such as shop:engine, not {target}")
-    logs.configure(log_level, json=output.json if log_format is None else log_format == "json")
     engine = load_engine(target)
+    logs.configure(log_level, log_format, json=output.json)
     if audit is not None:
         engine.audit.level = Audit(audit)
     if stop_at_eof:

@@ -194,6 +194,7 @@ class Session:
             errors=self.errors,
             options=options,
             hook_caller=self._hook_caller,
+            where=shown(self.url),
         )
         self.workers.add(worker)
         return worker

@@ -338,6 +338,11 @@ class Execution(OperationsApi):
         return self.silent or (self.replaying and self._origin.taken_up_before)
 
     @property
+    def log_fields(self) -> dict[str, object]:
+        """Fields of log records of the workflow."""
+        return {"run_id": self.run_id, "run_type": self._origin.type, "attempt": self._origin.attempt}
+
+    @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
         """Logger for `ctx.log`. Made each time, because a stored one would make a reference cycle."""
         return ReplayLog(self._logger, self)
@@ -711,7 +716,5 @@ class ReplayLog(logging.LoggerAdapter[logging.Logger]):
         return not self._execution.mute and super().isEnabledFor(level)
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """Add the run's id."""
-        extra = dict(kwargs.get("extra") or {})
-        extra.setdefault("run_id", self._execution.run_id)
-        return msg, {**kwargs, "extra": extra}
+        """Add the run's id, type and attempt."""
+        return msg, {**kwargs, "extra": {**self._execution.log_fields, **(kwargs.get("extra") or {})}}

@@ -80,8 +80,11 @@ class Worker:
         errors: ErrorTypes,
         options: WorkerOptions,
         hook_caller: HookCaller | None = None,
+        where: str = "its database",
     ) -> None:
+        """`where`: the database in the log, without a password."""
         self.id = ""
+        self._where = where
         self.options = options
         #: Whether the worker lets go of its runs and begins nothing: it was stopped, or it drains.
         self.stopping = False
@@ -96,7 +99,7 @@ class Worker:
         self._system = system
         self._workflows = workflows
         self._hook_caller = hook_caller
-        attempt_log = AttemptLog(None if hook_caller is None else hook_caller.failed)
+        attempt_log = AttemptLog(None if hook_caller is None else hook_caller.failed, lambda: self.id)
         self._journal = Journal(store, system, lambda: self.id, self._read_clock, self.health, attempt_log)
         self._threads = StepThreads(options.abandoned_threads, options.processes)
         self.executor = PushExecutor(store, system, self)
@@ -168,6 +171,16 @@ class Worker:
             self._hook_caller.start(self)
         self.scheduler.start()
         self._claimer.start()
+        self._log_start()
+
+    def _log_start(self) -> None:
+        options = self.options
+        logger.info(
+            "worker %s has started on %s as process %d: types %s; queues %s; %d slots; lease %g s",
+            *(self.id, self._where, os.getpid(), _listed(sorted(self._workflows)), _listed(options.queues)),
+            *(options.slots, options.lease),
+            extra={"worker": self.id},
+        )
 
     async def _begin_life(self) -> None:
         self.id = uuid7(self._system.now(), self._system.entropy(10))
@@ -320,6 +333,7 @@ class Worker:
         if self._stopped:
             return
         self._stopped = self.stopping = True
+        logger.info("worker %s stops", self.id, extra={"worker": self.id})
         self._pass_crash_point("shutdown.begin")
         for task in (self._rebirth, self._draining):
             if task is not None:
@@ -347,6 +361,7 @@ class Worker:
             )
         if self._hook_caller is not None:
             await self._hook_caller.stop(self)
+        logger.info("worker %s has stopped", self.id, extra={"worker": self.id})
 
     async def run_until_signalled(self) -> None:
         """Start, work until SIGTERM, SIGINT or cancellation, then stop; a second signal does not wait for steps."""
@@ -360,7 +375,9 @@ class Worker:
     async def _let_finish(self, grace: float) -> None:
         for held in list(self._held.values()):
             held.settle(self._read_clock())
+        until = self._system.monotonic() + grace
         timer = self._system.call_later(grace, self.release_rest)
+        speaker = _Speaker(self._system, lambda: self._log_waits(until))
         # After the release only the database can delay the end of a run; that wait is bounded.
         limit = self._system.call_later(grace + self.options.lease, self._give_up_waiting)
         try:
@@ -370,9 +387,32 @@ class Worker:
         finally:
             timer.cancel()
             limit.cancel()
+            speaker.stop()
+
+    def _log_waits(self, until: float) -> None:
+        """Log what the worker waits for before it can stop."""
+        if not self._held:
+            return
+        left, now = until - self._system.monotonic(), self._store.clock()
+        steps = sorted(self.running_steps(0), key=lambda step: step.since)
+        named = [f"{one.location} of run {one.run_id} for {(now - one.since) / 1e6:.0f} s" for one in steps]
+        logger.info(
+            "worker %s waits %s for %d run(s); under way: %s",
+            self.id,
+            f"at most {left:.0f} s" if left > 0 else "until the database has answered",
+            len(self._held),
+            _listed(named) if named else "no steps",
+            extra={"worker": self.id},
+        )
 
     def release_rest(self) -> None:
         """Give back every run as it is."""
+        if self._held:
+            logger.warning(
+                "worker %s gives %d run(s) back unfinished: %s",
+                *(self.id, len(self._held), _listed(list(self._held))),
+                extra={"worker": self.id},
+            )
         for held in list(self._held.values()):
             held.release()
 
@@ -576,6 +616,34 @@ class Worker:
             and not self._run_tasks
             and all(held.idle for held in self._held.values())
         )
+
+
+#: Names that a log record lists.
+_NAMED = 5
+#: Seconds between two log records of a worker that waits for its steps.
+_SPEAKS_EVERY = 5.0
+
+
+class _Speaker:
+    """Calls a function at once and then every few seconds until it is stopped."""
+
+    def __init__(self, system: System, speak: Callable[[], None]) -> None:
+        self._system = system
+        self._speak = speak
+        self._again()
+
+    def _again(self) -> None:
+        self._speak()
+        self._timer = self._system.call_later(_SPEAKS_EVERY, self._again)
+
+    def stop(self) -> None:
+        """Call it no more."""
+        self._timer.cancel()
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 _DESCRIPTION_CHARACTERS = 200

@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import sys
 import traceback
+import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -27,6 +28,9 @@ _NOTES_CHARACTERS = 8_000
 _PLAIN_CHARACTERS = 4_000
 #: Most errors in one failure: causes, members of groups, and their causes.
 _ERRORS = 16
+
+#: Beginning of the names of Perdure's own files.
+_PACKAGE = errors.__file__.removesuffix("errors.py")
 
 _plain = msgspec.json.Decoder()
 
@@ -75,6 +79,27 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __str__(self) -> str:
         return f"{self.type}: {self.message}" if self.message else self.type
+
+    def format(self) -> str:
+        """Text as Python prints a traceback, with cause, notes, members of a group and failed undos."""
+        lines: list[str] = []
+        if self.cause is not None:
+            lines += [self.cause.format(), "", _BECAUSE, ""]
+        if self.traceback:
+            lines += ["Traceback (most recent call last):", self.traceback.rstrip("\n")]
+        lines += [str(self), *self.notes]
+        for number, member in enumerate(self.members, 1):
+            lines += [f"  +-- {number} of {len(self.members)} --", _indented(member.format())]
+        for location, problem in self.not_undone.items():
+            lines += [f"  +-- Undoing {location!r} failed: {problem}", _indented(problem.format())]
+        return "\n".join(lines)
+
+
+_BECAUSE = "The above exception was the direct cause of the following exception:"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  | {line}" for line in text.split("\n"))
 
 
 _failure_decoder = decoder_for(Failure)
@@ -294,10 +319,18 @@ def _cause(error: BaseException) -> BaseException | None:
 
 def _traceback(error: BaseException) -> str:
     try:
-        text = "".join(traceback.format_tb(error.__traceback__))
+        text = "".join(traceback.format_tb(_first_of_user(error.__traceback__)))
     except Exception:
         return ""
     return _clip(_clean(text), _TRACEBACK_CHARACTERS)
+
+
+def _first_of_user(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """Skip frames of Perdure before the first of other code; none if there is no other code."""
+    first = trace
+    while first is not None and first.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        first = first.tb_next
+    return trace if first is None else first
 
 
 def _clean(text: str) -> str:

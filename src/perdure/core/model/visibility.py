@@ -11,6 +11,8 @@ from enum import StrEnum
 import msgspec
 from msgspec import Struct
 
+from perdure.core.codec.decoders import decoder_for
+
 #: Waits of a run, and steps of a worker, that are named; the others are counted.
 NAMED_WAITS = 20
 NAMED_STEPS = 100
@@ -80,8 +82,8 @@ class RunningSteps(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 NO_STEPS = RunningSteps()
 
-_waits_decoder = msgspec.json.Decoder(RunWaits)
-_steps_decoder = msgspec.json.Decoder(RunningSteps)
+_waits_decoder = decoder_for(RunWaits)
+_steps_decoder = decoder_for(RunningSteps)
 
 
 def waits_to_json(token: int, waits: Sequence[Wait], total: int) -> str:

@@ -116,6 +116,9 @@ _UNWRITTEN = REPEATED | _SPOKEN
 class TransactionLog(ABC):
     """Audit events and changes that a transaction gathers; the half of a `Transaction` that needs no database."""
 
+    #: Runs that failed or were blocked without their code, each with its error. A class attribute: hardly ever set.
+    buried: tuple[tuple[str, str], ...] = ()
+
     def __init__(self, actor: str, audit: Audit, *, has_observers: bool) -> None:
         self.actor = actor
         self.audit = audit
@@ -169,6 +172,10 @@ class TransactionLog(ABC):
     def notify(self, change: Change) -> None:
         """Announce a change to waiting code after the commit."""
         self.announced |= int(change)
+
+    def bury(self, run_id: str, error: str) -> None:
+        """Log a run that fails or is blocked without its code, after the commit."""
+        self.buried = (*self.buried, (run_id, error))
 
     @property
     def changes(self) -> Change:

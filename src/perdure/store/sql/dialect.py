@@ -121,6 +121,9 @@ class Transaction(Protocol):
     def notify(self, change: Change) -> None:
         """Announce a change to waiting code after the commit."""
 
+    def bury(self, run_id: str, error: str) -> None:
+        """Log a run that fails or is blocked without its code, after the commit. `error`: its `Failure`, as JSON."""
+
 
 class TransactionNotices(Protocol):
     """Announcements of a transaction after its commit."""
@@ -132,6 +135,10 @@ class TransactionNotices(Protocol):
     @property
     def observed(self) -> Sequence[NewEvent] | None:
         """Events for observers; None: there are none."""
+
+    @property
+    def buried(self) -> Sequence[tuple[str, str]]:
+        """Runs that failed or were blocked without their code, each with its error."""
 
 
 #: What a verb does in a transaction.

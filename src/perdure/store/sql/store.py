@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from perdure.core.audit import Audit, Event, EventFilter
+from perdure.core.codec.failure import Failure
 from perdure.core.limits.admission import AdmissionPreview, AdmissionRequest, AdmissionResult
 from perdure.core.limits.breaker import Circuit
 from perdure.core.limits.limit import LimitBounds, LimitInfo, WaitlistPosition
@@ -531,6 +532,8 @@ class SqlStore(ABC):
             self._tell(changes)
         if tx.observed:
             self._call(self._observers, tx.observed)
+        for run_id, error in tx.buried:
+            _log.error("run %s is a dead letter: %s", run_id, Failure.from_json(error), extra={"run_id": run_id})
 
     def _tell(self, change: Change) -> None:
         self._call(self._listeners, change)

@@ -146,6 +146,9 @@ class UserTransaction:
     def notify(self, change: Change) -> None:
         """Do nothing: waiting processes poll, and see the change once the caller has committed."""
 
+    def bury(self, run_id: str, error: str) -> None:
+        """Do nothing: whether the caller commits is unknown."""
+
     async def write_notes(self) -> None:
         """Write the audit events to the database, within the transaction."""
         notes, self._notes = self._notes, []

@@ -1,8 +1,9 @@
 """Log of attempts: reports the ends of steps, activities and runs to the log and to hooks, after the commit.
 
-Log records carry their fields as attributes (`extra`): run, type, step, attempt, retries, duration, status, error.
-Successes are DEBUG, retries and failures INFO: an error of user code is no error of the worker. Whether anything
-listens is checked once per batch.
+Log records carry their fields as attributes (`extra`): run, type, step, attempt, worker, retries, duration, status,
+error. Successes are DEBUG, retries and cancellations INFO. A step that failed for good is a WARNING: its workflow may
+handle it. A run or an activity that failed for good or is blocked is an ERROR with its traceback: it waits for a
+person. A batch without failures is not examined unless its successes are logged, too.
 """
 
 from __future__ import annotations
@@ -122,13 +123,30 @@ class LoggedRun(Protocol):
 class AttemptLog:
     """Reports ends of attempts. `on_failures` is called with those that failed."""
 
-    def __init__(self, on_failures: Callable[[Sequence[AttemptEnd]], object] | None = None) -> None:
+    def __init__(
+        self,
+        on_failures: Callable[[Sequence[AttemptEnd]], object] | None = None,
+        worker: Callable[[], str] = str,
+    ) -> None:
+        """`worker` returns the id of the worker's current life."""
         self._on_failures = on_failures
+        self._worker = worker
+        #: By run, the number of failures that turns not yet committed contain.
+        self._failing: dict[str, int] = {}
+
+    def expect(self, run_id: str) -> None:
+        """Note that a turn of a run will contain a failure, so that batches are examined until it has come."""
+        self._failing[run_id] = self._failing.get(run_id, 0) + 1
+
+    def forget(self, run_id: str) -> None:
+        """Expect nothing of a run any more."""
+        if self._failing:
+            self._failing.pop(run_id, None)
 
     @property
     def enabled(self) -> bool:
         """True if anything listens. Checked once per batch, before anything is looked up for it."""
-        return self._on_failures is not None or logger.isEnabledFor(logging.INFO)
+        return bool(self._failing) or self._on_failures is not None or logger.isEnabledFor(logging.INFO)
 
     def log_batch(self, turns: Sequence[tuple[LoggedRun, Turn]], verdicts: Sequence[TurnOutcome], now: int) -> None:
         """Report the ends of attempts in a committed batch."""
@@ -142,34 +160,48 @@ class AttemptLog:
             for happening in attempt_ends(subject.run, subject.scope, turn, now)
         ]
         for happening in found:
-            _log(happening)
+            _log(happening, self._worker())
+            if happening.payload is not None and happening.run.id in self._failing:
+                self._failing[happening.run.id] -= 1
+                if self._failing[happening.run.id] <= 0:
+                    del self._failing[happening.run.id]
         failed = [one for one in found if one.payload is not None and one.status != "cancelled"]
         if self._on_failures is not None and failed:
             self._on_failures(failed)
 
 
-def _log(one: AttemptEnd) -> None:
-    level = logging.DEBUG if one.status == "success" else logging.INFO
+def _level(one: AttemptEnd) -> int:
+    if one.status == "success":
+        return logging.DEBUG
+    if one.status in ("failed", "blocked"):
+        return logging.WARNING if one.scope == "step" else logging.ERROR
+    return logging.INFO
+
+
+def _log(one: AttemptEnd, worker: str) -> None:
+    level = _level(one)
     if not logger.isEnabledFor(level):
         return
-    error = None if one.payload is None else str(one.failure)
+    failure = None if one.payload is None else one.failure
+    error = None if failure is None else str(failure)
     place = f"step {one.location} of run" if one.scope == "step" else one.scope
-    logger.log(
+    status = "is blocked" if one.status == "blocked" else one.status
+    record = logger.makeRecord(
+        logger.name,
         level,
+        __file__,
+        0,
         "%s %s (%s): %s, attempt %d, %.3f s%s",
-        place,
-        one.run.id,
-        one.run.type,
-        one.status,
-        one.attempt,
-        one.duration,
-        "" if error is None else f": {error}",
+        (place, one.run.id, one.run.type, status, one.attempt, one.duration, "" if error is None else f": {error}"),
+        None,
         extra={
             "run_id": one.run.id,
             "run_type": one.run.type,
             "scope": one.scope,
             "step": one.location or None,
+            "location": one.location or None,
             "attempt": one.attempt,
+            "worker": worker,
             "retry_count": max(0, one.attempt - 1),
             "duration": one.duration,
             "status": one.status,
@@ -177,3 +209,7 @@ def _log(one: AttemptEnd) -> None:
             "retry_at": one.retry_at or None,
         },
     )
+    if level == logging.ERROR and failure is not None:
+        # The exception may be of another process. Formatters print this text in its place.
+        record.exc_text = failure.format()
+    logger.handle(record)

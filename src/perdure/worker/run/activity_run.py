@@ -372,7 +372,10 @@ class ActivityRun(HeldRun):
             self._may_write_details_at = self._services.system.monotonic() + HEARTBEAT_INTERVAL
         if self._interruption is not None and isinstance(state, Release):
             outputs.append(self._interruption)
+        self._expect_failure(state)
         record, self._record = self._record, None
+        if record is not None:
+            self._services.journal.attempt_log.expect(self.run.id)
         if state is None and record is None and not outputs:
             return None
         self._committing = True

@@ -11,7 +11,8 @@ from typing import Any
 from perdure.core.model.claim import ClaimedRun
 from perdure.core.model.outputs import STOPPED, Interruption, NewOutput, interruption_output
 from perdure.core.model.record import Message
-from perdure.core.model.turn import NextState, Release, Turn, TurnOutcome
+from perdure.core.model.run import Status
+from perdure.core.model.turn import Block, Finish, NextState, Release, RetryLater, Turn, TurnOutcome
 from perdure.errors import PerdureError
 from perdure.worker.alarm import Wakeup
 from perdure.worker.callbacks import ClockReading
@@ -75,6 +76,12 @@ class HeldRun(ABC):
         return True
 
     @property
+    def log_fields(self) -> dict[str, object]:
+        """Fields of log records about the run."""
+        run = self.run
+        return {"run_id": run.id, "run_type": run.type, "attempt": run.attempt, "worker": self._services.actor()}
+
+    @property
     @abstractmethod
     def idle(self) -> bool:
         """True if no step and no commit is under way."""
@@ -132,8 +139,9 @@ class HeldRun(ABC):
 
     def block(self, error: Exception) -> None:
         """Block the run because code, history and data do not fit together. Nothing else of this pass is written."""
-        known = isinstance(error, PerdureError)
-        logger.error("run %s is blocked: %s", self.run.id, error, exc_info=None if known else error)
+        # The log of attempts reports the run once it is blocked. Any other error is a defect, whatever follows.
+        if not isinstance(error, PerdureError):
+            logger.error("run %s cannot go on: %s", self.run.id, error, exc_info=error, extra=self.log_fields)
         self._end_as(block_for(error, self._services))
 
     def _end_as(self, state: NextState) -> None:
@@ -150,10 +158,18 @@ class HeldRun(ABC):
 
     def lose(self, why: str = "it was taken over by another worker, or ended") -> None:
         """Let go of a run whose lease is gone, and stop its steps."""
-        logger.warning("lease_lost: run %s is dropped: %s", self.run.id, why)
+        logger.warning("lease_lost: run %s is dropped: %s", self.run.id, why, extra=self.log_fields)
         self._let_go()
 
+    def _expect_failure(self, after: NextState | None) -> None:
+        """Announce a state that the log reports as a failure."""
+        if isinstance(after, RetryLater | Block) or (
+            isinstance(after, Finish) and after.status is not Status.COMPLETED
+        ):
+            self._services.journal.attempt_log.expect(self.run.id)
+
     def _let_go(self, after: NextState | None = None) -> None:
+        self._services.journal.attempt_log.forget(self.run.id)
         self.drop()
         self._services.owner.ended(self, after)
 

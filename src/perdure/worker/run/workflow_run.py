@@ -142,7 +142,7 @@ class WorkflowRun(HeldRun):
             asyncio.get_running_loop().call_soon(self._replay)
             return
         for warning in self._execution.warnings:
-            logger.warning("run %s: %s", self.run.id, warning)
+            logger.warning("run %s: %s", self.run.id, warning, extra=self.log_fields)
         if self._execution.replayed:
             # The start of a child is part of the turn of the record that led to it, so it is durable with the record.
             fresh, known = self._execution.fresh, self._execution.known_fresh
@@ -257,6 +257,7 @@ class WorkflowRun(HeldRun):
     ) -> bool:
         """Record that an attempt failed; True if another one follows."""
         operation, services, now = attempt.operation, self._services, reading.now
+        services.journal.attempt_log.expect(self.run.id)
         failure = Failure.of(error, services.codec)
         number = attempt.number - attempt.interrupted
         another = after_failed_attempt(operation, number, error, services, self.run.deadline, now)
@@ -396,7 +397,7 @@ class WorkflowRun(HeldRun):
             draft.start_child(operation, run, options.child_depth, now)
         except PerdureError as error:
             # The workflow may never await the child, so this may be the only report.
-            logger.warning("run %s cannot start a child: %s", run.id, error)
+            logger.warning("run %s cannot start a child: %s", run.id, error, extra=self.log_fields)
             if execution.outcome is None:
                 draft.urgent = True
                 failure = Failure.of(error, self._services.codec).to_json()
@@ -475,8 +476,10 @@ class WorkflowRun(HeldRun):
             return None
         records: tuple[Record, ...] = ()
         self._verdict_next = after = self._next_state(reading.now)
-        if type(after) is Finish:
-            self._services.owner.ending(self)
+        if after is not None and type(after) is not Park:
+            self._expect_failure(after)
+            if type(after) is Finish:
+                self._services.owner.ending(self)
         execution = self._execution
         if execution is not None:
             records, execution.unsaved = tuple(execution.unsaved), []
@@ -552,6 +555,7 @@ class WorkflowRun(HeldRun):
             return
         reading = self._services.read_clock()
         self._draft.urgent = True
+        self._services.journal.attempt_log.expect(self.run.id)
         execution.record(
             RecordKind.STEP, operation.location, Failure.of(error, self._services.codec).to_json(), reading.now,
             failed=True, started_at=reading.now, digest=operation.digest, attempts=operation.attempts,

@@ -151,6 +151,7 @@ async def set_aside(tx: Transaction, run_id: str, claims: int) -> str:
     )
     await tx.execute(_SET_ASIDE, {"run_id": run_id, "error": error, "now": tx.now})
     tx.note(run_id, "blocked", to_json({"reason": Reason.POISON.value}))
+    tx.bury(run_id, error)
     return error
 
 

@@ -37,6 +37,8 @@ async def finish(
         raise StoreError(f"run {run_id!r} was to be {event} but a worker holds it; this is a defect in Perdure")
     note_timeout(tx, run_id, timeout)
     tx.note(run_id, event, to_json(error_summary(error)))
+    if status is Status.FAILED:
+        tx.bury(run_id, error)
     tx.notify(Change.FINISHED)
     [(parent_id, location, generation)] = await tx.fetch(_PARENT, {"run_id": run_id})
     return message_to_parent(run_id, parent_id, location, generation, error, failed=True)
