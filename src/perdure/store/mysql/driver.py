@@ -28,6 +28,8 @@ AlreadyThere: type[Exception] = asyncmy.errors.IntegrityError
 _CLOSE_SECONDS = 2.0
 #: Client flag: an UPDATE counts the rows that it found, also if their values did not change.
 _FOUND_ROWS = 2
+#: Command that removes everything that statements have set on a session.
+_RESET_CONNECTION = 0x1F
 #: Capability flag: TLS.
 _SSL = 1 << 11
 #: Ways to log in that do not show the password, or ask `_Login._secure` first.
@@ -49,6 +51,8 @@ class _Driver(Protocol):
     connected: bool
     server_version: str
     _stream_broken: bool
+    _charset: str
+    _encoding: str
     _result: _Result
     _transport: asyncio.Transport | None
 
@@ -57,6 +61,12 @@ class _Driver(Protocol):
 
     async def query(self, sql: bytes) -> int:
         """Send statements; read the first result."""
+
+    async def _execute_command(self, command: int, sql: bytes) -> None:
+        """Send a command."""
+
+    async def _read_ok_packet(self) -> object:
+        """Read the answer to a command without a result."""
 
     async def next_result(self) -> int:
         """Read the next result."""
@@ -92,6 +102,9 @@ class MysqlConnection:
         #: True: its server is one of several of a cluster that accept writes.
         self.clustered = False
         self.trace: Callable[[str], object] | None = None
+        #: Role of a session that is lent to functions of the user, as it logged in.
+        self.role: object = None
+        self._text_settings = driver._charset, driver._encoding
 
     @property
     def server_version(self) -> str:
@@ -117,6 +130,16 @@ class MysqlConnection:
             for packet in self._packets(statements):
                 results += await self._results(packet)
         return results
+
+    def is_left_clean(self) -> bool:
+        """Tell whether a function of the user has left nothing that `reset` does not remove."""
+        return not self.is_busy() and self._text_settings == (self._driver._charset, self._driver._encoding)
+
+    async def reset(self) -> None:
+        """Give the session the state that it had after it logged in, but for its database and role."""
+        async with asyncio.timeout(self.timeouts.statement):
+            await self._driver._execute_command(_RESET_CONNECTION, b"")
+            await self._driver._read_ok_packet()
 
     def is_closed(self) -> bool:
         """Tell whether the connection is closed."""

@@ -35,6 +35,9 @@ _SHORTEST_IDLE = 5
 #: Sets the limits to the defaults of the server.
 _DEFAULT_LIMITS = "SET SESSION innodb_lock_wait_timeout = DEFAULT, net_write_timeout = DEFAULT, {} = DEFAULT"
 
+#: A reset does not change it back.
+_ROLE = "SELECT CURRENT_ROLE()"
+
 _SERVER_LIMITS = "SELECT @@max_allowed_packet, @@sql_mode"
 
 #: The server's name, and the position of its binary log if it keeps one. Not every version of MariaDB has a unique
@@ -117,10 +120,22 @@ async def set_up_session(connection: MysqlConnection, where: str) -> ServerIdent
     return ServerIdentity(None) if connection.clustered else parse_identity(who)
 
 
-async def remove_limits(connection: MysqlConnection) -> None:
-    """Remove the time limits of a session, for statements of the user."""
-    limit = "max_statement_time" if "mariadb" in connection.server_version.lower() else "max_execution_time"
-    await connection.send([_DEFAULT_LIMITS.format(limit)])
+async def prepare_lending(connection: MysqlConnection) -> None:
+    """Remove the time limits of a session, for statements of the user, and note its role."""
+    limit = "max_statement_time" if _kind_of(connection) == "MariaDB" else "max_execution_time"
+    results = await connection.send([_DEFAULT_LIMITS.format(limit), _ROLE])
+    connection.role = results[-1].rows
+
+
+async def clean_session(connection: MysqlConnection, database: str) -> bool:
+    """Remove what a function of the user has left on a session; tell whether nothing is left."""
+    await connection.reset()
+    # The reset has removed the time limits too.
+    name = database.replace("`", "``")
+    results = await connection.send(
+        [f"USE `{name}`", _SET_NAMES[_kind_of(connection)], *_SETTINGS, "SET SESSION autocommit = 1", _ROLE]
+    )
+    return results[-1].rows == connection.role
 
 
 def _limits(kind: str, timeouts: Timeouts) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
 from perdure.core.model.claim import ClaimRequest, ClaimResult, LoadedRun
@@ -28,7 +28,14 @@ from perdure.store.mysql.dialect import MYSQL, NOW
 from perdure.store.mysql.driver import AlreadyThere, MysqlConnection, MysqlConnector
 from perdure.store.mysql.migrate import migrate
 from perdure.store.mysql.runs import create_new_runs, load_runs
-from perdure.store.mysql.session import identity_query, parse_identity, remove_limits, server_name, set_up_session
+from perdure.store.mysql.session import (
+    clean_session,
+    identity_query,
+    parse_identity,
+    prepare_lending,
+    server_name,
+    set_up_session,
+)
 from perdure.store.mysql.transaction import MysqlTransaction, Sql, StatementTemplates, sql_list
 from perdure.store.server.identity import ServerReplaced
 from perdure.store.server.pool import LoopPools, lend
@@ -86,6 +93,7 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
         # While the server writes one batch, this process prepares the next.
         self.lanes = 2
         self.where = url.where
+        self._database = url.database
         self._connector = MysqlConnector(url)
         self._templates = StatementTemplates(url.prefix)
         #: True: several servers of a cluster accept writes.
@@ -102,7 +110,7 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
     @asynccontextmanager
     async def lend(self) -> AsyncGenerator[object]:
         """Lend a connection to a function of the user."""
-        async with lend(self._lent, MysqlConnection.is_busy) as connection:
+        async with self._lend(None) as connection:
             yield connection.driver
 
     def _after_fork_in_child(self) -> None:
@@ -111,9 +119,17 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
 
     @asynccontextmanager
     async def _lend_to(self, worker: str) -> AsyncGenerator[object]:
-        check = partial(self._tracker.check, worker)
-        async with lend(self._lent, MysqlConnection.is_busy, check) as connection:
+        async with self._lend(partial(self._tracker.check, worker)) as connection:
             yield connection.driver
+
+    def _lend(self, check: Callable[[int], object] | None) -> AbstractAsyncContextManager[MysqlConnection]:
+        return lend(
+            self._lent,
+            lambda connection: None,
+            MysqlConnection.is_left_clean,
+            clean=lambda connection: clean_session(connection, self._database),
+            check=check,
+        )
 
     def _fence(self, worker: str) -> Fence:
         return Fence(written=self._clustered)
@@ -266,7 +282,11 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
 
     async def _open_lent(self) -> MysqlConnection:
         connection = await self._open_connection()
-        await remove_limits(connection)
+        try:
+            await prepare_lending(connection)
+        except BaseException:
+            connection.terminate()
+            raise
         return connection
 
     async def _say_goodbye(self, connection: MysqlConnection) -> None:

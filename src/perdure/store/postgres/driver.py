@@ -50,6 +50,8 @@ class PostgresConnection(Protocol):
 
     #: Number of the server at this address, counted up whenever another server takes its place.
     epoch: int
+    #: True: a pooler may give the server's session to other clients between transactions.
+    is_pooled: bool
 
     async def execute(self, query: str, *args: object, timeout: float | None = None) -> str:
         """Run a statement, or several without parameters; return its status, such as `UPDATE 3`."""
@@ -106,6 +108,7 @@ class _NamedSession(asyncpg.Connection):  # type: ignore[misc] # the driver come
 
     unique = ""
     epoch = 0
+    is_pooled = False
     #: The driver's settings of the session.
     _config: Any
 
@@ -122,6 +125,71 @@ class _NamedSession(asyncpg.Connection):  # type: ignore[misc] # the driver come
         return f"perdure_{prefix}_{self.unique}_{super()._get_unique_id('')}"
 
 
+#: Removes what a function of the user has left on a session: the parts of DISCARD ALL, which cannot share a message
+#: with a COMMIT. A pooler that prepares statements for its clients would lose them by DEALLOCATE.
+_RESET = """;
+SET SESSION AUTHORIZATION DEFAULT; RESET ALL; CLOSE ALL; UNLISTEN *;
+SELECT pg_advisory_unlock_all(); DISCARD TEMP; DISCARD SEQUENCES"""
+_DEALLOCATE = "; DEALLOCATE ALL"
+
+
+class _LentSession(_NamedSession):
+    """A session that is lent to functions of the user, and is reset together with the end of each transaction.
+
+    The reset is part of the message that commits or rolls back, so it costs no round trip, and no other client of a
+    pooler gets the session in between.
+    """
+
+    #: True: nothing of the last function is left.
+    is_reset = False
+    #: True: the function has changed settings of the driver itself.
+    is_altered = False
+
+    def lend(self) -> None:
+        """Begin to watch the next function."""
+        self.is_reset = self.is_altered = False
+
+    async def execute(self, query: str, *args: object, timeout: float | None = None) -> str:
+        """Run statements; the driver's own COMMIT and ROLLBACK reset the session."""
+        ends = query in ("COMMIT;", "ROLLBACK;")
+        if ends:
+            query = query.rstrip(";") + _RESET + ("" if self.is_pooled else _DEALLOCATE)
+        self.is_reset = False
+        status: str = await super().execute(query, *args, timeout=timeout)
+        self.is_reset = ends
+        return status
+
+    async def add_listener(self, *args: Any) -> None:
+        """Listen to a channel; the session is not used again."""
+        self.is_altered = True
+        await super().add_listener(*args)
+
+    def add_log_listener(self, *args: Any) -> None:
+        """Call back for messages of the server; the session is not used again."""
+        self.is_altered = True
+        super().add_log_listener(*args)
+
+    def add_query_logger(self, *args: Any) -> None:
+        """Call back for statements; the session is not used again."""
+        self.is_altered = True
+        super().add_query_logger(*args)
+
+    def add_termination_listener(self, *args: Any) -> None:
+        """Call back when the session is closed; the session is not used again."""
+        self.is_altered = True
+        super().add_termination_listener(*args)
+
+    async def set_type_codec(self, *args: Any, **options: Any) -> None:
+        """Encode and decode a type differently; the session is not used again."""
+        self.is_altered = True
+        await super().set_type_codec(*args, **options)
+
+    async def set_builtin_type_codec(self, *args: Any, **options: Any) -> None:
+        """Encode and decode a type differently; the session is not used again."""
+        self.is_altered = True
+        await super().set_builtin_type_codec(*args, **options)
+
+
 async def connect(
     dsn: str, unique: str, timeouts: Timeouts, *, called: str, prepares: bool, lent: bool = False
 ) -> PostgresConnection:
@@ -132,7 +200,7 @@ async def connect(
     """
     session = await asyncpg.connect(  # pyright: ignore[reportUnknownMemberType] # the driver is not typed
         dsn,
-        connection_class=_NamedSession,
+        connection_class=_LentSession if lent else _NamedSession,
         timeout=timeouts.connect,  # pyright: ignore[reportArgumentType] # fractions are fine
         command_timeout=None if lent else timeouts.statement,
         statement_cache_size=_CACHED_STATEMENTS if prepares and not lent else 0,
@@ -160,9 +228,16 @@ def _describe_arrays(session: Any) -> None:
     ])  # fmt: skip
 
 
-def is_busy(session: PostgresConnection) -> bool:
-    """Tell whether a session is within a transaction."""
-    return session.is_in_transaction()
+def start_lending(session: PostgresConnection) -> None:
+    """Watch what the next function of the user leaves on a session."""
+    assert isinstance(session, _LentSession)
+    session.lend()
+
+
+def is_left_clean(session: PostgresConnection) -> bool:
+    """Tell whether nothing of a function of the user is left on a session."""
+    assert isinstance(session, _LentSession)
+    return session.is_reset and not session.is_altered and not session.is_in_transaction()
 
 
 async def close_gracefully(session: PostgresConnection) -> None:

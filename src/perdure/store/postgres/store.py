@@ -29,7 +29,14 @@ from perdure.store.postgres.claim_ready import claim_ready
 from perdure.store.postgres.commit import commit, deliver
 from perdure.store.postgres.commit_simple import append_records, commit_simply, is_simple, only_append
 from perdure.store.postgres.dialect import NOW, POSTGRES
-from perdure.store.postgres.driver import AlreadyThere, PostgresConnection, close_gracefully, connect, is_busy
+from perdure.store.postgres.driver import (
+    AlreadyThere,
+    PostgresConnection,
+    close_gracefully,
+    connect,
+    is_left_clean,
+    start_lending,
+)
 from perdure.store.postgres.identity import (
     NOTHING_KNOWN,
     TIMELINE,
@@ -288,10 +295,10 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
 
     def lend(self) -> AbstractAsyncContextManager[PostgresConnection]:
         """Lend a connection to a function of the user."""
-        return lend(self._lent, is_busy)
+        return lend(self._lent, start_lending, is_left_clean)
 
     def _lend_to(self, worker: str) -> AbstractAsyncContextManager[PostgresConnection]:
-        return lend(self._lent, is_busy, lambda epoch: self._tracker.check(worker, epoch))
+        return lend(self._lent, start_lending, is_left_clean, check=lambda epoch: self._tracker.check(worker, epoch))
 
     def _fence(self, worker: str) -> Fence:
         life = self._tracker.registration(worker)
@@ -332,6 +339,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
     def _met(self, connection: PostgresConnection, session: ServerSession, known: IdentitySnapshot) -> None:
         """Record the server's identity; behind a pooler, have each commit check it."""
         connection.epoch = self._tracker.record(session.who, known)
+        connection.is_pooled = session.pooled
         fenced = session.timeline if session.pooled else ""
         if fenced != self._fenced:
             self._fenced = fenced

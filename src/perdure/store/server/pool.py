@@ -1,9 +1,10 @@
 """Connection pools, one for each event loop.
 
 A connection belongs to the loop that opened it, so each loop that uses the store has a pool of its own; a heartbeat on
-its own loop never waits for connections of others. When a loop ends, its connections end with it. A connection is
-returned as it was taken, so that there is nothing to reset between two uses. Connections to a replaced server are not
-used again. While the server cannot be reached, one task at a time tries to reconnect, at growing random intervals.
+its own loop never waits for connections of others. When a loop ends, its connections end with it. The store returns a
+connection as it took it, so that there is nothing to reset between two uses; connections that functions of the user had
+are cleaned. Connections to a replaced server are not used again. While the server cannot be reached, one task at a time
+tries to reconnect, at growing random intervals.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Generic, Protocol, TypeVar
 
 from perdure.core.process_fork import detach_descriptor, suppress_pending_warning
@@ -74,6 +75,7 @@ class Pool(Generic[C]):
         #: Attempts in a row that failed, and the one for whose end everybody waits.
         self._failures = 0
         self._knocking: asyncio.Task[None] | None = None
+        self._cleaning: set[asyncio.Task[None]] = set()
         self._keeper = system.spawn(self._keep(), "perdure connections")
         # A process may end while the loop goes on, on a thread of its own.
         suppress_pending_warning(self._keeper)
@@ -144,6 +146,21 @@ class Pool(Generic[C]):
             self._idle.append(connection)
         self._room.release()
 
+    def give_later(self, connection: C, clean: Callable[[C], Awaitable[bool]]) -> None:
+        """Give a connection back when it is clean, which the caller does not wait for."""
+        cleaning = self._system.spawn(self._clean(connection, clean), "perdure cleaning")
+        self._cleaning.add(cleaning)
+        cleaning.add_done_callback(self._cleaning.discard)
+
+    async def _clean(self, connection: C, clean: Callable[[C], Awaitable[bool]]) -> None:
+        is_clean = False
+        try:
+            # A connection that cannot be cleaned is of no use; the next one tells why, if it is the server.
+            with suppress(Exception):
+                is_clean = await clean(connection)
+        finally:
+            (self.give if is_clean else self.drop)(connection)
+
     def drop(self, connection: C) -> None:
         """Discard a connection in an unknown state."""
         connection.terminate()
@@ -180,8 +197,9 @@ class Pool(Generic[C]):
             await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:
             self._closed = True
-            if self._knocking is not None:
-                self._knocking.cancel()
+            for task in (self._knocking, *self._cleaning):
+                if task is not None:
+                    task.cancel()
             self._ended(self)
             idle, self._idle = self._idle, []
             await asyncio.gather(*(self._say_goodbye(connection) for connection in idle))
@@ -235,20 +253,28 @@ def _look_at(knocking: asyncio.Task[None]) -> None:
 
 @asynccontextmanager
 async def lend(
-    pools: LoopPools[C], is_busy: Callable[[C], bool], check: Callable[[int], object] | None = None
+    pools: LoopPools[C],
+    start: Callable[[C], object],
+    is_left_clean: Callable[[C], bool],
+    *,
+    clean: Callable[[C], Awaitable[bool]] | None = None,
+    check: Callable[[int], object] | None = None,
 ) -> AsyncGenerator[C]:
-    """Lend a connection to a user's function; one that is returned busy is not used again.
+    """Lend a connection to a function of the user; it is used again only if nothing of the function is left on it.
 
-    `check` gets its epoch first.
+    `check` gets its epoch first. `clean` removes what may be left, and tells whether it could.
     """
     pool = pools.here()
     connection = await pool.take()
     try:
         if check is not None:
             check(connection.epoch)
+        start(connection)
         yield connection
     finally:
-        if connection.is_closed() or is_busy(connection):
+        if connection.is_closed() or not is_left_clean(connection):
             pool.drop(connection)
-        else:
+        elif clean is None:
             pool.give(connection)
+        else:
+            pool.give_later(connection, clean)

@@ -114,6 +114,18 @@ _CHECK_EVERY = 16
 #: neither JSON nor a name.
 NOT_TEXT = "\ufdd0"
 
+#: Tables, views and triggers of a connection, but not those of SQLite itself.
+_TEMPORARY = (
+    "SELECT type, name FROM temp.sqlite_master WHERE type <> 'index' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
+)
+#: Settings of a connection that a function of the user may have changed.
+_PRAGMAS = (
+    "automatic_index", "busy_timeout", "cache_size", "cell_size_check", "defer_foreign_keys", "foreign_keys",
+    "ignore_check_constraints", "legacy_alter_table", "max_page_count", "query_only", "read_uncommitted",
+    "recursive_triggers", "reverse_unordered_selects", "secure_delete", "synchronous", "temp_store", "trusted_schema",
+    "writable_schema",
+)  # fmt: skip
+
 _NOTE = "INSERT INTO perdure_events (run_id, at, kind, actor, data) VALUES (?, ?, ?, ?, ?)"
 
 
@@ -360,6 +372,8 @@ class SqliteConnection:
         self._hurry = False
         #: True: a cell was not UTF-8, so such cells are read with the prefix `NOT_TEXT` from then on.
         self._lenient = False
+        #: Settings of the connection to a database in memory, as it was opened.
+        self._opened_with: dict[str, object] = {}
         #: True: closed for a fork; the next use opens it again.
         self._suspended = False
         self.where = "the database in memory" if url.path is None else f"the database {Path(url.path).resolve()}"
@@ -435,6 +449,26 @@ class SqliteConnection:
         raw = self._open()
         self._retry_while_busy(lambda: raw.execute(self._begin))
         return raw
+
+    def clean(self) -> None:
+        """Remove what a function of the user has left on the connection to a database in memory.
+
+        Settings are read first, because setting one makes SQLite prepare every statement anew.
+        """
+        raw = self._open()
+        raw.isolation_level = None
+        raw.row_factory = None
+        raw.text_factory = _read_text if self._lenient else str
+        for name, value in self._opened_with.items():
+            if _pragma(raw, name) != value:
+                raw.execute(f"PRAGMA {name} = {value}")
+        for _, name, _ in raw.execute("PRAGMA database_list").fetchall():
+            if name == "temp":
+                # A table takes its indexes and triggers along.
+                for kind, item in raw.execute(_TEMPORARY).fetchall():
+                    raw.execute(f"DROP {kind} IF EXISTS temp.{_quoted(item)}")
+            elif name != "main":
+                raw.execute(f"DETACH {_quoted(name)}")
 
     def trace(self, callback: Callable[[str], object] | None) -> None:
         """Pass the text of every statement to a callback."""
@@ -571,6 +605,8 @@ class SqliteConnection:
                     self._check(raw, path)
                 found = Path(path).stat()
                 self.file = found.st_dev, found.st_ino
+            else:
+                self._opened_with = {name: _pragma(raw, name) for name in _PRAGMAS}
             [self._version] = raw.execute("PRAGMA data_version").fetchone()
             self._seen_version = self._version
         except BaseException:
@@ -614,6 +650,17 @@ class SqliteConnection:
         if statement is None:
             statement = self._rendered[sql] = prepare(SQLITE.render(sql, self._url.prefix))
         return statement
+
+
+def _pragma(raw: sqlite3.Connection, name: str) -> object:
+    # A row factory that the user has set is not used.
+    cursor = raw.cursor()
+    cursor.row_factory = None
+    return cursor.execute(f"PRAGMA {name}").fetchone()[0]
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _read_text(text: bytes) -> str:

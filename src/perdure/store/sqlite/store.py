@@ -114,12 +114,10 @@ class SqliteStore(SqlStore):
         """Lend a connection that may write: a new one to a file, or the only one to a database in memory."""
         if self._url.path is None:
             with self._writer.thread.held():
-                raw = self._writer.begin()
-                rows, texts = raw.row_factory, raw.text_factory
                 try:
-                    yield raw
+                    yield self._writer.begin()
                 finally:
-                    raw.row_factory, raw.text_factory = rows, texts
+                    self._writer.clean()
             return
         own = msgspec.structs.replace(self._url, quick_check="off")
         connection = SqliteConnection(own, self._system, self._clock, writes=True)
