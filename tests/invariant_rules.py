@@ -282,8 +282,8 @@ OUTPUTS = (
         """
         SELECT run_id, kind, name, COUNT(*), MIN(position), MAX(position) FROM perdure_outputs
         GROUP BY run_id, kind, name
-        HAVING MIN(position) <> 0 OR COUNT(*) <> MAX(position) + 1 OR (kind NOT IN ('stream', 'requeue', 'takeover') AND
-        COUNT(*) <> 1)
+        HAVING MIN(position) <> 0 OR COUNT(*) <> MAX(position) + 1
+        OR (kind NOT IN ('stream', 'requeue', 'takeover', 'aside') AND COUNT(*) <> 1)
         """,
     ),
     Rule(

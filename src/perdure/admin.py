@@ -21,6 +21,7 @@ from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.run import Reason, Run, RunPage
 from perdure.core.model.run_report import FailedAttempt, RunReport, StepReport
+from perdure.core.model.set_aside import SetAsideMessage
 from perdure.core.model.visibility import RunningStep, RunningSteps, RunWaits, Wait, WaitKind
 from perdure.core.model.worker_info import WorkerInfo
 from perdure.core.policy.classify import Classification, ErrorCategory
@@ -80,6 +81,7 @@ __all__ = [
     "Runs",
     "Schedule",
     "Schedules",
+    "SetAsideMessage",
     "StepReport",
     "TypeInfo",
     "Wait",

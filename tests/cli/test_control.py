@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import asyncio
+import sys
+
 import pytest
 
+from perdure.cli.console.target import load_engine
 from tests.cli.conftest import URL, Perdure, work
+from tests.helpers import eventually
 
 
 def test_a_run_is_paused_and_resumed(perdure: Perdure) -> None:
@@ -34,6 +39,39 @@ def test_a_type_and_a_queue_are_paused_and_resumed(perdure: Perdure, named: tupl
 def test_one_queue_or_one_type_is_paused(perdure: Perdure, arguments: tuple[str, ...]) -> None:
     assert perdure("queues", "pause", *arguments).code == 2
     assert perdure("queues", "resume", *arguments).code == 2
+
+
+async def work_until_set_aside(run_id: str, count: int) -> None:
+    sys.modules.pop("shop", None)
+    engine = load_engine("shop:engine")
+    async with engine, engine.worker():
+        run = await engine.get(run_id)
+
+        async def there() -> bool:
+            return len(await run.set_aside()) == count
+
+        await eventually(there, saying="the messages being set aside")
+
+
+def test_messages_that_were_set_aside_are_listed_delivered_and_dropped(perdure: Perdure) -> None:
+    perdure("start", "shop:engine", "approval", "--id", "a")
+    assert perdure("messages", URL, "a").err == "a has set aside no message.\n"
+    for value in ('"maybe"', "[]"):
+        perdure("send", URL, "a", "approval", value)
+    asyncio.run(work_until_set_aside("a", 2))
+    listed = perdure("messages", "list", URL, "a", "--json").json
+    assert [(one["number"], one["name"], one["payload"]) for one in listed["messages"]] == [
+        (0, "approval", '"maybe"'),
+        (1, "approval", "[]"),
+    ]
+    assert "undecided" in perdure("messages", URL, "a").out
+    assert "Messages that were set aside" in perdure("show", URL, "a").out
+    assert len(perdure("show", URL, "a", "--json").json["set_aside"]) == 2
+    assert perdure("messages", "drop", URL, "a", "1").out == "Dropped message 1 of a.\n"
+    assert "before" in perdure("messages", "deliver", URL, "a", "1").err
+    assert perdure("messages", "deliver", URL, "a", "0", "--value", "true", "--json").json["delivered"]
+    work("a")
+    assert "completed" in perdure("why", URL, "a").out
 
 
 def test_a_run_is_terminated(perdure: Perdure) -> None:

@@ -51,6 +51,7 @@ from perdure.testing.conformance.limits.gates import GATE, a_gating, asks, ready
 from perdure.testing.conformance.prepared import PREPARE
 from perdure.testing.conformance.registry import MAIL, SHOP
 from perdure.testing.conformance.runs.claim_by_id import a_take
+from perdure.testing.conformance.runs.outputs import a_set_aside
 from perdure.testing.conformance.runs.reopen import a_fork
 from perdure.testing.conformance.schedules import a_schedule, saved
 from perdure.testing.conformance.singletons import NAME, options
@@ -277,6 +278,18 @@ async def terminate_a_child_that_runs(store: Store, system: ManualSystem) -> Ask
 async def terminate_with_undos(store: Store, system: ManualSystem) -> Ask:
     await commit(store, await held(store), next=a_park())
     return lambda store: store.terminate("r1", "enough", "t1", ACTOR, undo=True)
+
+
+@operation
+async def deliver_a_message_again(store: Store, system: ManualSystem) -> Ask:
+    await commit(store, await held(store), a_record(0), outputs=(a_set_aside(),), next=a_park())
+    return lambda store: store.decide_message("r1", 0, "d1", None, ACTOR, deliver=True)
+
+
+@operation
+async def drop_a_message(store: Store, system: ManualSystem) -> Ask:
+    await commit(store, await held(store), a_record(0), outputs=(a_set_aside(),))
+    return lambda store: store.decide_message("r1", 0, "d1", None, ACTOR, deliver=False)
 
 
 @operation

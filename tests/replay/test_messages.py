@@ -6,7 +6,10 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from perdure import Context
+import pytest
+
+from perdure import Break, Context, Continue
+from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import RecordKind
 from perdure.errors import DecodeError, InvalidName
 from tests.replay.driver import Driver, named
@@ -130,17 +133,107 @@ def test_a_cancelled_receive_takes_nothing() -> None:
     assert run.settled().result == "kept"
 
 
-def test_a_message_of_the_wrong_type_is_an_error_where_it_is_received() -> None:
+def aside(run: Driver) -> list[tuple[str, str]]:
+    """Name of each message that was set aside, and number of its record."""
+    return [(record.location, record.digest) for record in run.history if record.kind is RecordKind.ASIDE]
+
+
+def test_a_message_of_the_wrong_type_is_set_aside_and_the_receive_goes_on_waiting() -> None:
     async def flow(ctx: Context) -> Any:
-        try:
-            await ctx.receive("number", int)
-        except DecodeError as error:
-            return str(error)
-        return None
+        return await ctx.receive("number", int)
 
     run = Driver(flow)
     run.message("number", "not one")
-    assert "message 'number' to run 'run-1'" in run.settled().result
+    assert run.open == ["receive:number"]
+    assert aside(run) == [("number", "0")]
+    run.message("number", 7)
+    assert run.settled().result == 7
+
+
+def test_messages_that_came_together_are_set_aside_one_by_one() -> None:
+    async def flow(ctx: Context) -> Any:
+        first = await ctx.receive("number", int)
+        return [first, *await ctx.receive_many("number", int, limit=10)]
+
+    run = Driver(flow)
+    run.messages(("number", "no"), ("number", 1), ("number", "nor"), ("number", 2), ("number", "neither"))
+    assert aside(run) == [("number", "0"), ("number", "2"), ("number", "4")]
+    assert run.settled().result == [1, 2]
+
+
+def test_receiving_many_does_not_wait_for_more_behind_a_message_that_is_set_aside() -> None:
+    async def flow(ctx: Context) -> Any:
+        await named(ctx, "a")
+        return await ctx.receive_many("number", int, limit=10)
+
+    run = Driver(flow)
+    run.messages(("number", 1), ("number", "no"))
+    run.complete("a")
+    assert run.settled().result == [1]
+
+
+def test_what_was_set_aside_stays_so_when_the_code_could_decode_it_by_now() -> None:
+    async def strict(ctx: Context) -> Any:
+        return [await ctx.receive("number", int), await ctx.receive("number", int)]
+
+    async def lenient(ctx: Context) -> Any:
+        return [await ctx.receive("number", int | str), await ctx.receive("number", int | str)]
+
+    run = Driver(strict)
+    run.message("number", "one")
+    run.message("number", 2)
+    later = Driver(lenient, history=run.history)
+    assert later.open == ["receive:number"]
+    later.message("number", "one")
+    assert later.result == [2, "one"]
+
+
+def test_a_message_that_was_received_and_does_not_fit_the_code_any_more_blocks_the_run() -> None:
+    async def lenient(ctx: Context) -> Any:
+        await ctx.receive("number", str)
+        await named(ctx, "a")
+
+    async def strict(ctx: Context) -> Any:
+        await ctx.receive("number", int)
+        await named(ctx, "a")
+
+    run = Driver(lenient)
+    run.message("number", "one")
+    with pytest.raises(DecodeError, match="message 'number' to run 'run-1'"):
+        Driver(strict, history=run.history)
+
+
+def test_a_question_that_cannot_be_decoded_is_answered_with_the_error() -> None:
+    async def flow(ctx: Context) -> Any:
+        question = await ctx.receive_question("quote", int)
+        question.reply("fine")
+        return question.value
+
+    run = Driver(flow)
+    run.message("quote~ask", {"key": "k1", "value": "x"})
+    outputs = [one for one in run.execution.effects if isinstance(one, NewOutput)]
+    assert [(one.kind, one.name, one.failed) for one in outputs] == [
+        (OutputKind.SET_ASIDE, "", True),
+        (OutputKind.REPLY, "k1", True),
+    ]
+    run.message("quote~ask", {"key": "k2", "value": 3})
+    assert run.settled().result == 3
+
+
+def test_a_message_set_aside_inside_of_a_loop_is_let_go_with_its_iteration() -> None:
+    async def body(ctx: Context, total: int) -> Continue[int] | Break[int]:
+        number = await ctx.receive("number", int)
+        return Break(total) if number < 0 else Continue(total + number)
+
+    async def flow(ctx: Context) -> Any:
+        return await ctx.loop(0, body, commit_every=2)
+
+    run = Driver(flow)
+    for value in ("no", 1, "nor", 2, "neither"):
+        run.message("number", value)
+    assert aside(run) == [("number", str(run.history[-2].seq))]
+    run.message("number", -1)
+    assert run.settled().result == 3
 
 
 def test_a_message_that_nobody_receives_is_no_divergence() -> None:

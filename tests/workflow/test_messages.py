@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from perdure import Context, RunFailed, RunFinished, RunNotFound, Status, workflow
-from perdure.errors import DecodeError
+from perdure import Context, RunFinished, RunNotFound, Status, workflow
 from tests.stage import Stage, until, until_recorded
 
 
@@ -211,33 +210,6 @@ async def test_messages_from_another_process_reach_a_running_run(on_disk: Stage)
         await entered.wait()
         await client.send(run.id, "word", "from afar")
         assert await run.result("20s") == "from afar"
-
-
-async def test_a_message_of_the_wrong_type_is_an_error_that_the_workflow_may_catch(stage: Stage) -> None:
-    @workflow("mail.strict.v1")
-    async def strict(ctx: Context) -> int:
-        while True:
-            try:
-                return await ctx.receive("number", int)
-            except DecodeError:
-                continue
-
-    engine = stage.engine(strict)
-    async with engine.worker():
-        run = await engine.start(strict())
-        await run.send("number", "seven")
-        await run.send("number", 7)
-        assert await run.result("20s") == 7
-
-
-async def test_a_message_of_the_wrong_type_that_nobody_catches_fails_the_run(stage: Stage) -> None:
-    engine = stage.engine(receive_one)
-    async with engine.worker():
-        run = await engine.start(receive_one())
-        await run.send("approval", {"by": "ann"})
-        with pytest.raises(RunFailed, match="message 'approval'") as caught:
-            await run.result("20s")
-        assert isinstance(caught.value.__cause__, DecodeError)
 
 
 async def test_what_was_received_is_not_received_again_after_a_restart(stage: Stage) -> None:

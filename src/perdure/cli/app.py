@@ -44,6 +44,7 @@ COMMANDS = MappingProxyType(
         "Inspect and operate": {
             "runs": "perdure.cli.runs:group",
             "dead-letters": "perdure.cli.dead_letters:group",
+            "messages": "perdure.cli.messages:group",
             "schedules": "perdure.cli.schedules:group",
             "queues": "perdure.cli.queues:group",
             "workers": "perdure.cli.workers:group",

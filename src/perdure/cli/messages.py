@@ -1,16 +1,20 @@
-"""Commands that send messages to runs and ask them questions."""
+"""Commands that send messages to runs, ask them questions, and decide about messages that were set aside."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from perdure.cli.console.commands import Command
+from perdure.cli.console.commands import Command, CommandGroup
+from perdure.cli.console.describe import short, when
+from perdure.cli.console.document import Document, moment
 from perdure.cli.console.output import Printer, dump
 from perdure.cli.console.params import JsonParam, with_output, with_target
 from perdure.cli.console.target import with_engine
 from perdure.client.engine import Engine
+from perdure.core.model.set_aside import SetAsideMessage
 
 
 @click.command("send", cls=Command, example="perdure send sqlite:///shop.db order-42 approval true")
@@ -56,3 +60,92 @@ def broadcast(target: str, name: str, value: Any, correlation: str, key: str | N
     sent = with_engine(target, lambda engine: engine.broadcast(name, value, correlation=correlation, key=key))
     text = f"Sent {name} to {sent} {'run' if sent == 1 else 'runs'}."
     output.result({"name": name, "correlation": correlation, "sent": sent}, text)
+
+
+group = CommandGroup(
+    "messages",
+    {
+        "Inspect": {"list": "perdure.cli.messages:list_messages"},
+        "Decide": {
+            "deliver": "perdure.cli.messages:deliver",
+            "drop": "perdure.cli.messages:drop",
+        },
+    },
+    help="""List, deliver and drop messages that a run set aside.
+
+    A message is set aside if the workflow cannot decode it. The run goes on waiting.
+    """,
+    example="perdure messages sqlite:///shop.db order-42",
+)
+
+
+def set_aside_document(message: SetAsideMessage) -> Document:
+    """Document of a message that was set aside."""
+    return {
+        "number": message.number,
+        "name": message.name,
+        "payload": message.payload,
+        "error": {"type": message.error.type, "message": message.error.message},
+        "at": moment(message.at),
+        "decision": message.decision or None,
+    }
+
+
+def print_set_aside(output: Printer, messages: Sequence[SetAsideMessage]) -> None:
+    """Print a table of messages that were set aside."""
+    rows = [
+        (str(one.number), when(one.at), one.name, short(one.payload), one.error.message, one.decision or "undecided")
+        for one in messages
+    ]
+    output.table(("number", "at", "name", "payload", "error", "decision"), rows)
+
+
+@click.command("list", cls=Command, example="perdure messages list sqlite:///shop.db order-42")
+@with_target
+@click.argument("run")
+@with_output
+def list_messages(target: str, run: str, output: Printer) -> None:
+    """List the messages that a run set aside, with their errors."""
+
+    async def read(engine: Engine) -> list[SetAsideMessage]:
+        return await (await engine.get(run)).set_aside()
+
+    found = with_engine(target, read)
+    if output.json:
+        output.document({"id": run, "messages": [set_aside_document(one) for one in found]})
+    elif found:
+        print_set_aside(output, found)
+    else:
+        output.hint(f"{run} has set aside no message.")
+
+
+@click.command("deliver", cls=Command, example="perdure messages deliver sqlite:///shop.db order-42 0 --value 7")
+@with_target
+@click.argument("run")
+@click.argument("number", type=int)
+@click.option("--value", metavar="JSON", type=JsonParam(), default=None, help="Another value.  [default: as it is]")
+@with_output
+def deliver(target: str, run: str, number: int, value: Any, output: Printer) -> None:
+    """Deliver a message that was set aside again, edited or as it is."""
+    given = click.get_current_context().get_parameter_source("value") is click.core.ParameterSource.COMMANDLINE
+
+    async def act(engine: Engine) -> None:
+        await (await engine.get(run)).deliver_again(number, value if given else ...)
+
+    with_engine(target, act)
+    output.result({"id": run, "number": number, "delivered": True}, f"Delivered message {number} to {run} again.")
+
+
+@click.command("drop", cls=Command, example="perdure messages drop sqlite:///shop.db order-42 0")
+@with_target
+@click.argument("run")
+@click.argument("number", type=int)
+@with_output
+def drop(target: str, run: str, number: int, output: Printer) -> None:
+    """Drop a message that was set aside."""
+
+    async def act(engine: Engine) -> None:
+        await (await engine.get(run)).drop_message(number)
+
+    with_engine(target, act)
+    output.result({"id": run, "number": number, "dropped": True}, f"Dropped message {number} of {run}.")

@@ -24,12 +24,14 @@ from perdure.cli.console.document import (
 from perdure.cli.console.output import Printer, dump, harmless_lines
 from perdure.cli.console.params import TimeParam, in_the_past, with_output, with_target
 from perdure.cli.console.target import engine_at, with_engine
+from perdure.cli.messages import print_set_aside, set_aside_document
 from perdure.client.engine import Engine
 from perdure.core.audit import Event
 from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record
 from perdure.core.model.run import Run, RunPage, Status
 from perdure.core.model.run_report import RunReport, original_records
+from perdure.core.model.set_aside import SetAsideMessage
 
 group = CommandGroup(
     "runs",
@@ -125,6 +127,7 @@ class RunDetails(Struct, frozen=True, kw_only=True):
     history: list[Record]
     interruptions: tuple[Interruption, ...]
     inbox: list[Message]
+    set_aside: list[SetAsideMessage]
     events: list[Event]
     children: RunPage
     report: RunReport
@@ -145,6 +148,7 @@ def show(target: str, run: str, output: Printer) -> None:
             history=await handle.history(),
             interruptions=await handle.interruptions(),
             inbox=await handle.inbox(),
+            set_aside=await handle.set_aside(),
             events=await handle.events(),
             children=await engine.runs.list(parent=run, limit=_CHILDREN),
             report=await handle.report(),
@@ -160,6 +164,9 @@ def show(target: str, run: str, output: Printer) -> None:
     _print_history(output, details)
     _print_interruptions(output, details)
     _print_inbox(output, details)
+    if details.set_aside:
+        output.heading("Messages that were set aside")
+        print_set_aside(output, details.set_aside)
     _print_children(output, details)
     _print_events(output, details)
 
@@ -173,6 +180,7 @@ def _details_document(details: RunDetails) -> Document:
         "history": [record_document(record) for record in details.history],
         "interruptions": [interruption_document(one) for one in details.interruptions],
         "inbox": [message_document(message) for message in details.inbox],
+        "set_aside": [set_aside_document(message) for message in details.set_aside],
         "children": [run_document(child) for child in details.children.runs],
         "events": [event_document(event) for event in details.events],
     }

@@ -31,6 +31,7 @@ from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record
 from perdure.core.model.run import DEFAULT_QUEUE, Run, RunPage, Status
 from perdure.core.model.run_report import RunReport
+from perdure.core.model.set_aside import SetAsideMessage
 from perdure.core.model.worker_info import WorkerInfo
 from perdure.core.policy.retention import Retention
 from perdure.core.policy.retry import Retry
@@ -235,6 +236,15 @@ class Handle(Generic[R_co]):
     def send(self, name: Channel[T], value: T, *, key: str | None = None, connection: object = None) -> None: ...
     @overload
     def send(self, name: str, value: object = None, *, key: str | None = None, connection: object = None) -> None: ...
+    def set_aside(self) -> builtins.list[SetAsideMessage]:
+        """List the messages that its workflow could not decode, with their errors and what became of them."""
+    def deliver_again(self, number: int, value: object = ...) -> None:
+        """Put a message that was set aside into its inbox again, as it is or with another value.
+
+        Raises `RunFinished`, and `UsageError` if there is no such message or it was decided before.
+        """
+    def drop_message(self, number: int) -> None:
+        """Drop a message that was set aside. Raises `UsageError` if there is none, or it was decided before."""
     @overload
     def ask(
         self, question: Question[Q, A], value: Q, *, key: str | None = None, timeout: Duration | None = None

@@ -19,6 +19,7 @@ from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record
 from perdure.core.model.run import Run, Status
 from perdure.core.model.run_report import RunReport
+from perdure.core.model.set_aside import SetAsideMessage
 from perdure.core.time.duration import Duration
 from perdure.store.sql.reads import interruptions
 from perdure.workflow.channels import Channel, Question
@@ -103,6 +104,21 @@ class Handle(Generic[R_co]):
         On a `connection` of yours, it is sent when you commit.
         """
         return messages.send(self._session, self.id, name, snapshot(value), key, connection)
+
+    async def set_aside(self) -> builtins.list[SetAsideMessage]:
+        """List the messages that its workflow could not decode, with their errors and what became of them."""
+        return await messages.set_aside(self._session, self.id)
+
+    async def deliver_again(self, number: int, value: object = ...) -> None:
+        """Put a message that was set aside into its inbox again, as it is or with another value.
+
+        Raises `RunFinished`, and `UsageError` if there is no such message or it was decided before.
+        """
+        await messages.decide(self._session, self.id, number, snapshot(value), deliver=True)
+
+    async def drop_message(self, number: int) -> None:
+        """Drop a message that was set aside. Raises `UsageError` if there is none, or it was decided before."""
+        await messages.decide(self._session, self.id, number, ..., deliver=False)
 
     @overload
     async def ask(

@@ -25,6 +25,7 @@ from perdure.core.model.outputs import Interruption, Output, OutputKind
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.run import Reason, Run, RunFilter, Status
 from perdure.core.model.run_report import FailedAttempt, RunReport, StepReport, original_records
+from perdure.core.model.set_aside import set_aside_of
 from perdure.core.model.visibility import RunWaits, WaitKind
 from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
 from perdure.core.policy.singleton import stored_singleton_of
@@ -72,7 +73,7 @@ async def explain(store: Store, run: Run) -> str:
         waits=await current_waits(store, run),
     )
     if run.reason is not Reason.CHILD:
-        return _explained(run, facts)
+        return _explained(run, facts) + await _undecided(store, run)
     page = await store.list(RunFilter(parent_id=run.id, status=_OPEN), 1000, None)
     if not page.runs:
         return _explained(run, facts)
@@ -91,6 +92,20 @@ async def current_waits(store: Store, run: Run) -> RunWaits | None:
     found = await store.waits(run.id)
     # A run that waits for another attempt, or to be admitted, was parked under an earlier lease, if ever.
     return found if found is not None and found.token == run.token else None
+
+
+async def _undecided(store: Store, run: Run) -> str:
+    """Sentence about messages that the run has set aside, if it has not ended."""
+    if run.status.finished:
+        return ""
+    open_ = [one for one in await store.outputs(run.id, OutputKind.SET_ASIDE, "", -1, 1000) if one.failed]
+    if not open_:
+        return ""
+    name = set_aside_of(open_[0]).name
+    return (
+        f" It has set aside {len(open_)} message(s) that it could not decode, the first under {name!r}; deliver them "
+        "again or drop them (perdure messages)."
+    )
 
 
 async def _beat(store: Store, run: Run) -> Output | None:

@@ -12,14 +12,24 @@ from perdure.client.results import OutputWatch
 from perdure.client.session import Session
 from perdure.core.codec.failure import Failure
 from perdure.core.ids import ID_BYTES, check_id, check_name
+from perdure.core.model.orders import OrderOutcome
 from perdure.core.model.outputs import Output, OutputKind
 from perdure.core.model.record import NewMessage, SendOutcome
 from perdure.core.model.run import Status
+from perdure.core.model.set_aside import SetAsideMessage, set_aside_of
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import RunFinished, RunNotFound, UsageError
 from perdure.store.contract import Store
 from perdure.store.sql.runs.inbox import send as send_in
-from perdure.workflow.channels import Channel, Question, expected_message, question_name, question_payload, topic
+from perdure.workflow.channels import (
+    Channel,
+    Question,
+    expected_message,
+    question_key,
+    question_name,
+    question_payload,
+    topic,
+)
 
 #: Runs that a broadcast reaches in one transaction.
 CHUNK = 100
@@ -78,6 +88,45 @@ async def cancel(session: Session, run_id: str, reason: str) -> bool:
     if outcome is SendOutcome.UNKNOWN:
         raise RunNotFound(f"there is no run {run_id!r} to cancel")
     return outcome is not SendOutcome.FINISHED
+
+
+#: Messages set aside that one read returns.
+_PAGE = 1_000
+
+
+async def set_aside(session: Session, run_id: str) -> list[SetAsideMessage]:
+    """List the messages that a run has set aside, in order. Raises `RunNotFound`."""
+    await session.find(run_id)
+    store, found = await session.opened(), list[Output]()
+    while page := await store.outputs(run_id, OutputKind.SET_ASIDE, "", found[-1].position if found else -1, _PAGE):
+        found += page
+    return [set_aside_of(output) for output in found]
+
+
+async def decide(session: Session, run_id: str, number: int, value: object, *, deliver: bool) -> None:
+    """Deliver a message that was set aside again, with `value` unless that is `...`, or drop it."""
+    store = await session.opened()
+    payload = None if value is ... else await _edited(session, run_id, number, value)
+    key = session.system.entropy(16).hex()
+    outcome = await store.decide_message(check_id(run_id), number, key, payload, session.actor, deliver=deliver)
+    if outcome is OrderOutcome.UNKNOWN:
+        await session.find(run_id)
+        raise UsageError(f"run {run_id!r} has set aside no message {number}; list them with set_aside()")
+    if outcome is OrderOutcome.ALREADY:
+        raise UsageError(f"message {number} of run {run_id!r} was delivered again or dropped before")
+    if outcome is OrderOutcome.FINISHED:
+        raise RunFinished(
+            f"run {run_id!r} has finished and takes no more messages; retry it first, or drop the message"
+        )
+
+
+async def _edited(session: Session, run_id: str, number: int, value: object) -> str:
+    found = [one for one in await set_aside(session, run_id) if one.number == number]
+    what = f"message {number} to run {run_id!r}"
+    key = question_key(found[0].name, found[0].payload) if found else None
+    if key is not None:
+        return question_payload(key, value, session.codec, what)
+    return session.codec.encode(value, what)
 
 
 async def ask(

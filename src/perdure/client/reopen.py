@@ -254,12 +254,15 @@ def _fork(source: Run, past: Sequence[Record], from_step: str | None, new: NewRu
         seq=0, kind=RecordKind.FORK, location="", payload=said, at=past[-1].at if len(past) == 1 else past[-2].at
     )
     entries = count(1)
+    numbers = {record.seq: seq + (seq == len(past) - 1) for seq, record in enumerate(past)}
     records = tuple(
         replace(
             record,
             seq=seq,
             run_attempt=1,
             inbox_seq=next(entries) if record.inbox_seq or record.kind in _RECEIVED else 0,
+            # It names the record of the message that was set aside.
+            digest=str(numbers.get(int(record.digest), -1)) if record.kind is RecordKind.ASIDE else record.digest,
         )
         for seq, record in enumerate((*past[:-1], mark, past[-1]))
     )

@@ -19,10 +19,13 @@ class EarlierAttempts:
 
     def __init__(self, earlier: Sequence[Record]) -> None:
         # A later attempt repeats the messages of earlier ones in its own history, without their inbox numbers.
-        self.messages = tuple(
-            record
-            for record in earlier
-            if record.kind is RecordKind.MESSAGE and (record.inbox_seq or record.run_attempt == 1)
+        self.messages = _without_set_aside(
+            earlier,
+            [
+                record
+                for record in earlier
+                if record.kind is RecordKind.MESSAGE and (record.inbox_seq or record.run_attempt == 1)
+            ],
         )
         self._records: dict[str, Record] = {}
         for record in earlier:
@@ -49,8 +52,16 @@ class EarlierAttempts:
         return f"{location}@{failures + 1}" if failures else location
 
 
-#: For a first attempt.
-NOTHING = EarlierAttempts(())
+def _without_set_aside(earlier: Sequence[Record], messages: list[Record]) -> tuple[Record, ...]:
+    """Leave out messages that were set aside: a person decides about them."""
+    aside = {int(record.digest) for record in earlier if record.kind is RecordKind.ASIDE}
+    for refused in [record for record in earlier if record.seq in aside]:
+        # The record may be a later attempt's copy, with a number of its own.
+        same = (refused.location, refused.payload)
+        found = next((one for one in messages if (one.location, one.payload) == same), None)
+        if found is not None:
+            messages.remove(found)
+    return tuple(messages)
 
 
 def _is_kept(record: Record) -> bool:
@@ -59,3 +70,7 @@ def _is_kept(record: Record) -> bool:
     # A timer that cut something short is not kept: the next attempt has its full time.
     slept = record.kind is RecordKind.TIMER and record.location.rpartition("/")[2].partition("#")[0] == "sleep"
     return slept or record.kind in (RecordKind.STEP, RecordKind.CHILD)
+
+
+#: For a first attempt.
+NOTHING = EarlierAttempts(())

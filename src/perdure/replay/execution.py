@@ -23,9 +23,11 @@ from msgspec.structs import replace
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import AttemptSummary, ErrorTypes, Failure, attach_attempts
 from perdure.core.model.orders import termination_message
+from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import Message, NewMessage, Record, RecordKind
 from perdure.core.model.run import NewRun, OnClose, Status
-from perdure.errors import Diverged, LoopStuck, NotInWorkflow, RunTerminated, WorkflowError
+from perdure.core.model.set_aside import set_aside_output
+from perdure.errors import DecodeError, Diverged, LoopStuck, NotInWorkflow, RunTerminated, WorkflowError
 from perdure.replay.checkpoints import Checkpoints, checkpoint_payload, places_below
 from perdure.replay.divergence import RecordedArguments, diverged, position
 from perdure.replay.earlier_attempts import NOTHING, EarlierAttempts
@@ -43,6 +45,7 @@ from perdure.replay.operations_api import OperationsApi, RunOrigin
 from perdure.replay.outcome import OutcomeContext, RunOutcome, failed, outcome_of
 from perdure.replay.run_loop import DrainContext
 from perdure.replay.undo import UndoPhase
+from perdure.workflow.channels import question_key
 from perdure.workflow.context import Context
 from perdure.workflow.saga import UNDO, UndoLog
 from perdure.workflow.scopes import current_scope
@@ -75,8 +78,8 @@ NOTHING_RECORDED = RecordIndex(())
 
 
 # Looking up an enum member through its class is slow; these are needed for every record.
-_ATTEMPT, _CANCEL, _CHILD, _FORK, _MESSAGE, _SCOPE, _STEP, _WAKE = (
-    RecordKind.ATTEMPT, RecordKind.CANCEL, RecordKind.CHILD, RecordKind.FORK,
+_ASIDE, _ATTEMPT, _CANCEL, _CHILD, _FORK, _MESSAGE, _SCOPE, _STEP, _WAKE = (
+    RecordKind.ASIDE, RecordKind.ATTEMPT, RecordKind.CANCEL, RecordKind.CHILD, RecordKind.FORK,
     RecordKind.MESSAGE, RecordKind.SCOPE, RecordKind.STEP, RecordKind.WAKE,
 )  # fmt: skip
 
@@ -130,6 +133,8 @@ class Execution(OperationsApi):
         self._history = current
         if current:
             self.recorded = RecordIndex(current)
+            self._mailbox.replays = True
+            self._mailbox.set_aside = {int(one.digest): one.seq for one in current if one.kind is _ASIDE}
         #: Number of the next record.
         self.next_seq = history[-1].seq + 1 if history else 0
         self._errors = errors
@@ -208,7 +213,7 @@ class Execution(OperationsApi):
 
     def end_replay(self) -> None:
         """Note that the whole history was applied: from here on everything happens for the first time."""
-        self.replaying = False
+        self.replaying = self._mailbox.replays = False
         self.known_fresh, self.known_effects = len(self.fresh), len(self.effects)
         if any(record.kind is _FORK for record in self._history[-2:]):
             # A fork has asked for nothing yet. Messages and runs were sent by the run that it was forked from.
@@ -262,6 +267,8 @@ class Execution(OperationsApi):
             self.loop.seconds = (self.time - self._origin.started_at) / 1e6
             if self._mailbox.offer(record.location, record.seq):
                 self._drain()
+            elif self._mailbox.refused:
+                self._set_refused_aside()
 
     def step_succeeded(
         self,
@@ -380,6 +387,8 @@ class Execution(OperationsApi):
         self.loop.seconds = (self.time - self._origin.started_at) / 1e6
         if kind is _MESSAGE:
             self._mailbox.arrive(record.location, record.seq, record.payload or "null")
+            if self._mailbox.refused:
+                self._set_refused_aside()
         elif kind is _CANCEL:
             (self._terminate if record.failed else self._cancel)(record)
         elif kind is _WAKE:
@@ -401,7 +410,7 @@ class Execution(OperationsApi):
         assert self._main is not None
         # Once only: cleanup code is not interrupted again, unless it has called `uncancel`.
         if not again or not self._main.cancelling():
-            self._main.cancel(record.payload and self._codec.decode(record.payload, str, "reason of a cancellation"))
+            self._main.cancel(self._reason(record))
 
     def _terminate(self, record: Record) -> None:
         """End the workflow's code and undo its steps. A workflow that has ended keeps its outcome."""
@@ -411,12 +420,19 @@ class Execution(OperationsApi):
         self._let_children_go(_BOUND)
         if self._closing is not None:
             return
-        reason = record.payload and self._codec.decode(record.payload, str, "reason of a termination")
-        outcome = failed(RunTerminated(termination_message(self.run_id, reason or ""), run_id=self.run_id), self._codec)
+        message = termination_message(self.run_id, self._reason(record) or "")
+        outcome = failed(RunTerminated(message, run_id=self.run_id), self._codec)
         if self.undos is None or not self.undos.needed:
             self._end(outcome)
         else:
             self._undo_without_code(outcome, self.undos)
+
+    def _reason(self, record: Record) -> str | None:
+        """Reason of a cancellation; one that cannot be decoded, as it is stored, so that the run can end."""
+        try:
+            return record.payload and self._codec.decode(record.payload, str, "reason of a cancellation")
+        except DecodeError:
+            return record.payload
 
     def _undo_without_code(self, outcome: RunOutcome, undos: UndoLog) -> None:
         assert self._main is not None
@@ -582,8 +598,36 @@ class Execution(OperationsApi):
             self.checkpoints.note(location[: location.rindex("/") + 1], self.next_seq)
         self.next_seq += 1
 
+    def _set_refused_aside(self) -> None:
+        """Set messages aside that could not be decoded, by a record that leaves with the one that led there."""
+        refused, self._mailbox.refused = self._mailbox.refused, []
+        for one in refused:
+            failure, seq = Failure.of(one.error, self._codec), self.next_seq
+            self.unsaved.append(
+                Record(
+                    seq=seq, kind=_ASIDE, location=one.name, payload=failure.to_json(), failed=True, at=self.time,
+                    digest=str(one.seq), run_attempt=self._origin.attempt,
+                )
+            )  # fmt: skip
+            self.next_seq += 1
+            if one.path:
+                self.checkpoints.received(one.path, seq)
+            key = f"aside:{self._origin.life}.{one.seq}"
+            self.effects.append(set_aside_output(one.name, one.payload, failure, key))
+            if (asked := question_key(one.name, one.payload)) is not None:
+                reply = NewOutput(
+                    kind=OutputKind.REPLY, name=asked, payload=failure.to_json(), failed=True, key=f"reply:{asked}"
+                )
+                self.effects.append(reply)
+            self.log.warning(
+                "message %r to run %s is set aside: %s; `perdure messages` shows it, and delivers it again or drops it",
+                one.name, self.run_id, one.error,
+            )  # fmt: skip
+
     def _needs_no_operation(self, record: Record, operation: OpenOperation | None) -> bool:
         """True if a record is right although no operation waits for it. Raises `Diverged`."""
+        if record.kind is _ASIDE:
+            return True
         if record.kind is RecordKind.FORK:
             self._salt = f":{record.payload}"
             return True
@@ -625,6 +669,9 @@ class Execution(OperationsApi):
             return
         forgotten = [watched.label for watched in self._unawaited.values() if watched.is_forgotten]
         outcome = outcome_of(main, self._ending, forgotten, stopped=self.cancel_requested)
+        if self._mailbox.unfit is not None and outcome.error is self._mailbox.unfit:
+            # A message that was received before does not fit the code any more: that blocks the run.
+            raise self._mailbox.unfit
         if self.undos is None or outcome.error is None or not self.undos.needed:
             self._end(outcome)
         elif self._is_to_be_undone(outcome.error):

@@ -22,6 +22,17 @@ from perdure.workflow.scopes import Scope
 ArrivedMessage = tuple[int, str]
 
 
+class RefusedMessage(Struct, frozen=True):
+    """A message that could not be decoded."""
+
+    name: str
+    seq: int
+    payload: str
+    error: DecodeError
+    #: Path of the scope in which it was to be received.
+    path: str
+
+
 class Receiver:
     """A receive that waits."""
 
@@ -57,6 +68,13 @@ class Mailbox(Struct):
     _taken: Callable[[str, int], None]
     _messages: dict[str, deque[ArrivedMessage]] = {}
     _receivers: dict[str, deque[Receiver]] = {}
+    #: Messages that could not be decoded, for the owner to set aside.
+    refused: list[RefusedMessage] = []
+    #: By the number of its record, messages that the history sets aside, and the number of the record that does.
+    set_aside: dict[int, int] = {}
+    #: Whether the history is being replayed, and the error of a message in it that the code could decode then.
+    replays: bool = False
+    unfit: DecodeError | None = None
 
     def arrive(self, name: str, seq: int, payload: str) -> None:
         """Give a message to the first receiver, or keep it."""
@@ -64,7 +82,8 @@ class Mailbox(Struct):
         while receivers:
             receiver = receivers.popleft()
             if not receiver.future.done():
-                self._hand_over(name, (seq, payload), receiver)
+                if not self._hand_over(name, (seq, payload), receiver):
+                    receivers.appendleft(receiver)
                 return
         self._messages.setdefault(name, deque()).append((seq, payload))
 
@@ -73,13 +92,15 @@ class Mailbox(Struct):
         self._messages.setdefault(name, deque()).append((seq, payload))
 
     def offer(self, name: str, seq: int) -> bool:
-        """Give a message that was put to the first receiver; False if there is none, or the message is gone."""
+        """Give a message that was put to the first receiver; False if none gets it, or the message is gone."""
         letters = self._messages.get(name)
         if not letters or letters[0][0] > seq or not self._waiting(name):
             return False
         receiver = self._receivers[name].popleft()
-        self._hand_over(name, self._pop(name), receiver)
-        return True
+        if self._hand_over(name, self._pop(name), receiver):
+            return True
+        self._receivers[name].appendleft(receiver)
+        return False
 
     def receive(
         self,
@@ -94,11 +115,10 @@ class Mailbox(Struct):
         """Resolve `future` with the first message of those names, now or when it arrives."""
         receiver = Receiver(expected, future, scope, named=named, since=since, until=until)
         # In the middle of a batch, receivers that have waited longer come first.
-        waiting = [name for name in receiver.types if name in self._messages and not self._waiting(name)]
-        if waiting:
+        while waiting := [name for name in receiver.types if name in self._messages and not self._waiting(name)]:
             name = min(waiting, key=lambda name: self._messages[name][0])
-            self._hand_over(name, self._pop(name), receiver)
-            return
+            if self._hand_over(name, self._pop(name), receiver):
+                return
         for name in receiver.types:
             # Receivers that timed out are removed here; otherwise they would pile up where no message ever comes.
             self._waiting(name)
@@ -159,17 +179,30 @@ class Mailbox(Struct):
             del self._messages[name]
         return letter
 
-    def _hand_over(self, name: str, letter: ArrivedMessage, receiver: Receiver) -> None:
+    def _hand_over(self, name: str, letter: ArrivedMessage, receiver: Receiver) -> bool:
+        """Resolve a receive with a message; False if the message is set aside, so that the receive goes on waiting."""
         seq, payload = letter
-        if receiver.scope.path:
-            self._taken(receiver.scope.path, seq)
-        receiver.future.note_waiters()
+        path = receiver.scope.path
+        if path:
+            self._taken(path, seq)
+        if seq in self.set_aside:
+            if path:
+                self._taken(path, self.set_aside[seq])
+            return False
         try:
             value = self._codec.decode(payload, receiver.types[name], f"message {name!r} to run {self._run_id!r}")
         except DecodeError as error:
-            receiver.future.set_exception(error)
-        else:
-            receiver.future.set_result(ReceivedMessage(name, value) if receiver.named else value)
+            if self.replays:
+                # The code has received it then. Code of earlier versions of Perdure has received the error.
+                self.unfit = error
+                receiver.future.note_waiters()
+                receiver.future.set_exception(error)
+                return True
+            self.refused.append(RefusedMessage(name, seq, payload, error, path))
+            return False
+        receiver.future.note_waiters()
+        receiver.future.set_result(ReceivedMessage(name, value) if receiver.named else value)
+        return True
 
 
 def bound(receiving: OperationFuture[Any], expired: OperationFuture[Any], names: Sequence[str]) -> None:

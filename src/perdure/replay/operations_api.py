@@ -121,6 +121,10 @@ class OperationsApi(ABC):
     def _resolve(self, operation: OpenOperation, record: Record) -> None:
         """Resolve an operation's future with its record."""
 
+    @abstractmethod
+    def _set_refused_aside(self) -> None:
+        """Set messages aside that could not be decoded."""
+
     # called by the worker
 
     def next_timer(self) -> TimerOperation | None:
@@ -254,6 +258,8 @@ class OperationsApi(ABC):
         if self.loop.closed:
             return future
         self._mailbox.receive(expected, future, scope, named=named, since=self.time, until=due or 0)
+        if self._mailbox.refused:
+            self._set_refused_aside()
         if due is not None and not future.done():
             location = scope.next(RECEIVE_TIMEOUT)
             expired = new_operation_future(self.loop, scope, location, None)

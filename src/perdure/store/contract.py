@@ -54,6 +54,7 @@ MUTATING_VERBS = (
     "broadcast",
     "cancel",
     "terminate",
+    "decide_message",
     "control",
     "pause",
     "resume",
@@ -242,6 +243,14 @@ class Store(Protocol):
 
         With `undo`, a run that has begun gets the order in its inbox, undoes its steps and ends then. REFUSED if it is
         blocked, because its code cannot be followed to its undos.
+        """
+
+    async def decide_message(
+        self, run_id: str, number: int, key: str, payload: str | None, actor: str, *, deliver: bool
+    ) -> OrderOutcome:
+        """Put a message that the run has set aside into its inbox again, with another payload if given; or drop it.
+
+        ALREADY if that was decided before, under another key.
         """
 
     async def control(self, order: RunOrder, actor: str) -> OrderOutcome:

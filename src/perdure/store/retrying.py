@@ -107,6 +107,7 @@ class Retrying:
     broadcast = _repeated(Store.broadcast)
     cancel = _repeated(Store.cancel)
     terminate = _repeated(Store.terminate)
+    decide_message = _repeated(Store.decide_message)
     control = _repeated(Store.control)
     pause = _repeated(Store.pause)
     resume = _repeated(Store.resume)

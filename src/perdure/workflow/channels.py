@@ -5,6 +5,7 @@ A `Channel` is a name and a type. A `Question` also has the type of its answer, 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload
 
@@ -14,6 +15,10 @@ from msgspec import Struct
 from perdure.core.codec.codec import Codec
 from perdure.core.ids import check_name
 from perdure.workflow.runtime import ExpectedMessage
+
+_ASK = "~ask"
+#: Beginning of the payload of a question.
+_KEY = '{"key":'
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -96,9 +101,20 @@ def topic(name: str, correlation: str) -> str:
 
 def question_name(name: str) -> str:
     """Name of the message that carries a question; no other message can have it."""
-    return f"{name}~ask"
+    return f"{name}{_ASK}"
+
+
+def question_key(name: str, payload: str) -> str | None:
+    """Key of a question whose payload need not be readable; None if it is none, or its key cannot be found."""
+    if not name.endswith(_ASK) or not payload.startswith(_KEY):
+        return None
+    try:
+        key, _ = json.JSONDecoder().raw_decode(payload, len(_KEY))
+    except ValueError:
+        return None
+    return key if isinstance(key, str) else None
 
 
 def question_payload(key: str, value: object, codec: Codec, what: str, declared: Any = Any) -> str:
     """Encode the payload of a question's message. Raises `EncodeError`."""
-    return f'{{"key":{msgspec.json.encode(key).decode()},"value":{codec.encode(value, what, declared)}}}'
+    return f'{_KEY}{msgspec.json.encode(key).decode()},"value":{codec.encode(value, what, declared)}}}'

@@ -270,8 +270,13 @@ class Context:
         while len(taken) < limit:
             if due is None and taken and not self._runtime.has_arrived(wanted.name):
                 break
+            receiving = self._runtime.receive([wanted], due, named=False)
+            if due is None and taken and not receiving.done():
+                # The messages that had arrived were set aside.
+                receiving.cancel()
+                break
             try:
-                taken.append(await self._runtime.receive([wanted], due, named=False))
+                taken.append(await receiving)
             except TimeoutError:
                 break
         return taken

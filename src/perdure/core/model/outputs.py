@@ -26,10 +26,12 @@ class OutputKind(StrEnum):
     REQUEUE = "requeue"
     #: A worker that did not finish what it had started; one for each time, by position.
     INTERRUPTION = "takeover"
+    #: A message that could not be decoded; one for each, by position. `failed` until it is decided what becomes of it.
+    SET_ASIDE = "aside"
 
 
 #: Kinds with many outputs of one name, by position.
-NUMBERED = frozenset({OutputKind.STREAM, OutputKind.REQUEUE, OutputKind.INTERRUPTION})
+NUMBERED = frozenset({OutputKind.STREAM, OutputKind.REQUEUE, OutputKind.INTERRUPTION, OutputKind.SET_ASIDE})
 
 #: Kinds with one output of a name; a later one replaces it.
 REPLACED = frozenset({OutputKind.STATE, OutputKind.HEARTBEAT})

@@ -26,6 +26,8 @@ class RecordKind(StrEnum):
     ATTEMPT = "attempt"
     #: A sleep got another end; the payload is the new time.
     WAKE = "wake"
+    #: A message that had arrived was set aside, because it could not be decoded; the payload is the error.
+    ASIDE = "aside"
     #: Only in inboxes: orders to the worker that holds the run, which the workflow never sees.
     PAUSE = "pause"
     RESUME = "resume"
@@ -51,7 +53,8 @@ class Record(Struct, frozen=True, kw_only=True, gc=False):
     at: int
     #: Start of the step's last attempt; 0 where nothing ran.
     started_at: int = 0
-    #: Short digest of a step's or child's arguments. Of a message: the batch that it was read with, if any.
+    #: Short digest of a step's or child's arguments. Of a message: the batch that it was read with, if any. Of ASIDE:
+    #: number of the message's record.
     digest: str = ""
     #: Number of attempts that the step has used so far.
     attempts: int = 0

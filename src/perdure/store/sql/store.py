@@ -61,6 +61,7 @@ from perdure.store.sql.runs.outputs import outputs
 from perdure.store.sql.runs.pruning import prune
 from perdure.store.sql.runs.reopen import fork as fork_run
 from perdure.store.sql.runs.reopen import retry, unblock
+from perdure.store.sql.runs.set_aside import decide_message
 from perdure.store.sql.runs.terminate import terminate
 from perdure.store.sql.turn import recorded
 from perdure.store.user_connections.transaction import StoreDatabase, join_transaction
@@ -241,6 +242,14 @@ class SqlStore(ABC):
     async def terminate(self, run_id: str, reason: str, key: str, actor: str, *, undo: bool = False) -> OrderOutcome:
         """End a run as failed, in whatever status it is, without its code."""
         return await self._write("terminate", actor, lambda tx: terminate(tx, run_id, reason, key, undo=undo))
+
+    async def decide_message(
+        self, run_id: str, number: int, key: str, payload: str | None, actor: str, *, deliver: bool
+    ) -> OrderOutcome:
+        """Put a message that the run has set aside into its inbox again, or drop it."""
+        return await self._write(
+            "decide_message", actor, lambda tx: decide_message(tx, run_id, number, key, payload, deliver=deliver)
+        )
 
     def borrowed(
         self, connection: object, actor: str, *, locking: bool = True

@@ -23,7 +23,7 @@ from perdure.testing.conformance.runs.create import Blocked, PlainSql, Runs
 from perdure.testing.conformance.runs.dead_letters import DeadLetters, Requeueing
 from perdure.testing.conformance.runs.inbox import Cancelling, Inbox, Parking
 from perdure.testing.conformance.runs.orders import Pauses, Steering, Terminations
-from perdure.testing.conformance.runs.outputs import Outputs, Trimming
+from perdure.testing.conformance.runs.outputs import Outputs, SetAside, Trimming
 from perdure.testing.conformance.runs.reopen import Families, Forking, Recovering, Reopening
 from perdure.testing.conformance.runs.retention import Deleting, Pruning
 from perdure.testing.conformance.runs.topics import Broadcasting
@@ -80,6 +80,7 @@ __all__ = [
     "Requeueing",
     "Runs",
     "Scheduling",
+    "SetAside",
     "Setting",
     "Singletons",
     "Steering",

@@ -35,6 +35,7 @@ from perdure.testing.conformance.limits.gates import GATE, a_gating, asks, ready
 from perdure.testing.conformance.locks import PREPARE as LOCKS
 from perdure.testing.conformance.registry import MAIL, SHOP
 from perdure.testing.conformance.runs.claim_by_id import prepare_take
+from perdure.testing.conformance.runs.outputs import a_set_aside
 from perdure.testing.conformance.runs.reopen import a_fork
 from perdure.testing.conformance.schedules import a_schedule
 
@@ -72,6 +73,11 @@ async def _prepare_terminate(store: Store) -> Verb:
     lease = await held(store, "r1")
     await commit(store, lease, children=(a_child("c1", "r1"),))
     return lambda store: store.terminate("r1", "enough", "t1", ACTOR)
+
+
+async def _prepare_decide_message(store: Store) -> Verb:
+    await commit(store, await held(store), a_record(0), outputs=(a_set_aside(),), next=a_park())
+    return lambda store: store.decide_message("r1", 0, "d1", "7", ACTOR, deliver=True)
 
 
 async def _prepare_control(store: Store) -> Verb:
@@ -236,6 +242,7 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "broadcast": _prepare_broadcast,
     "cancel": _prepare_cancel,
     "terminate": _prepare_terminate,
+    "decide_message": _prepare_decide_message,
     "control": _prepare_control,
     "pause": _prepare_pause,
     "resume": _prepare_resume,

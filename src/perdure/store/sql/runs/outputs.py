@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from perdure.core.model.outputs import NUMBERED, REPLACED, NewOutput, Output, OutputKind
+from perdure.core.model.set_aside import set_aside_of
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Params, Transaction
-from perdure.store.sql.rows import OUTPUT, to_output, values
+from perdure.store.sql.rows import OUTPUT, to_json, to_output, values
 
 T = TypeVar("T")
 #: Run, kind and name.
@@ -20,6 +21,8 @@ Place = tuple[str, str, str]
 
 #: How many lookups travel in one statement.
 _CHUNK = 100
+#: Characters of an error that an event has.
+_SHOWN = 200
 
 #: Plain numbers tell the answers apart: a parameter in a list of columns has no type.
 _LAST = """
@@ -78,6 +81,8 @@ async def write_outputs(tx: Transaction, shown: Sequence[tuple[str, NewOutput]])
             known.add((run_id, new.key))
             last[place] = 0 if position is None else position + 1
             inserted[place, last[place]] = _row(place, last[place], new, new.key, tx.now)
+            if new.kind is OutputKind.SET_ASIDE:
+                tx.note(run_id, "message_set_aside", _set_aside(new, last[place]))
     written = await tx.execute_many(_INSERT, list(inserted.values()))
     if written + await tx.execute_many(_REPLACE, list(replaced.values())):
         tx.notify(Change.OUTPUT)
@@ -89,6 +94,14 @@ async def outputs(
     """Outputs of a run past a position, in the order of name and position."""
     params = {"run_id": run_id, "kind": kind.value, "name": name, "after": after, "limit": limit}
     return values(to_output, await tx.fetch(_READ_ALL if name is None else _READ, params))
+
+
+def _set_aside(new: NewOutput, position: int) -> str:
+    message = set_aside_of(
+        Output(run_id="", kind=new.kind, name="", position=position, payload=new.payload, failed=True, at=0)
+    )
+    error = {"error": message.error.type, "message": message.error.message[:_SHOWN]}
+    return to_json({"name": message.name, "number": position, **error})
 
 
 def _row(place: Place, position: int, new: NewOutput, key: str | None, now: int) -> Params:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from perdure.core.codec.failure import Failure
+from perdure.core.model.orders import OrderOutcome
 from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Status
+from perdure.core.model.set_aside import set_aside_of, set_aside_output
 from perdure.core.model.turn import Finish, Lease, Release, Trim, Turn, TurnOutcome
 from perdure.errors import StoreCorrupt
 from perdure.store import Store
@@ -46,6 +49,54 @@ async def items(store: Store, name: str = "tokens", *, after: int = -1, limit: i
     """Positions and payloads of a stream."""
     found = await store.outputs("r1", OutputKind.STREAM, name, after, limit)
     return [(one.position, one.payload) for one in found]
+
+
+def a_set_aside(number: int = 0, payload: str = '"one"') -> NewOutput:
+    """A message that could not be decoded."""
+    return set_aside_output("number", payload, Failure(type="DecodeError", message="no"), f"aside:1.{number}")
+
+
+class SetAside:
+    """Messages that could not be decoded stay with their run until it is decided what becomes of them."""
+
+    async def test_it_is_kept_once_and_the_audit_trail_says_so(self, store: Store) -> None:
+        lease = await held(store)
+        await commit(store, lease, a_record(0), outputs=(a_set_aside(), a_set_aside(1, "{")))
+        await commit(store, lease, a_record(1), outputs=(a_set_aside(),))
+        found = [set_aside_of(one) for one in await store.outputs("r1", OutputKind.SET_ASIDE, "", -1, 10)]
+        assert [(one.number, one.name, one.payload) for one in found] == [(0, "number", '"one"'), (1, "number", "{")]
+        assert [event.kind for event in await store.events("r1")].count("message_set_aside") == 2
+
+    @pytest.mark.parametrize(("given", "arrives"), [(None, '"one"'), ("1", "1")])
+    async def test_it_is_delivered_again_once(
+        self, harness: Harness, store: Store, given: str | None, arrives: str
+    ) -> None:
+        await commit(store, await held(store), a_record(0), outputs=(a_set_aside(),), next=a_park())
+        assert await store.decide_message("r1", 0, "k1", given, ACTOR, deliver=True) is OrderOutcome.DONE
+        before = await snapshot(harness)
+        assert await store.decide_message("r1", 0, "k1", given, ACTOR, deliver=True) is OrderOutcome.DONE
+        assert await store.decide_message("r1", 0, "k2", given, ACTOR, deliver=False) is OrderOutcome.ALREADY
+        assert await snapshot(harness) == before
+        [entry] = await store.inbox("r1", 0)
+        assert (entry.kind, entry.name, entry.payload) == (RecordKind.MESSAGE, "number", arrives)
+        run = await store.get("r1")
+        assert run is not None
+        assert run.status is Status.PENDING
+        [output] = await store.outputs("r1", OutputKind.SET_ASIDE, "", -1, 10)
+        assert (output.failed, set_aside_of(output).decision) == (False, "delivered")
+
+    async def test_it_is_dropped_once_also_after_the_end(self, harness: Harness, store: Store) -> None:
+        finish = Finish(Status.COMPLETED, "1")
+        await commit(store, await held(store), a_record(0), outputs=(a_set_aside(),), next=finish)
+        assert await store.decide_message("r1", 0, "k1", None, ACTOR, deliver=True) is OrderOutcome.FINISHED
+        assert await store.decide_message("r1", 0, "k1", None, ACTOR, deliver=False) is OrderOutcome.DONE
+        before = await snapshot(harness)
+        assert await store.decide_message("r1", 0, "k1", None, ACTOR, deliver=False) is OrderOutcome.DONE
+        assert await store.decide_message("r1", 0, "k2", None, ACTOR, deliver=True) is OrderOutcome.ALREADY
+        for number in (-1, 1):
+            assert await store.decide_message("r1", number, "k", None, ACTOR, deliver=False) is OrderOutcome.UNKNOWN
+        assert await store.decide_message("missing", 0, "k", None, ACTOR, deliver=False) is OrderOutcome.UNKNOWN
+        assert await snapshot(harness) == before
 
 
 class Outputs:
