@@ -167,7 +167,8 @@ FOR UPDATE SKIP LOCKED
 
 _LAST = "SELECT run_id, MAX(seq) FROM perdure_history WHERE run_id IN (:ids) GROUP BY run_id"
 
-#: The rows exist and are locked, so that the INSERT always becomes an UPDATE of each.
+#: What a claim writes, as in `store/sql/runs/claim.py`. The rows exist and are locked, so that the INSERT always
+#: becomes an UPDATE of each.
 _TAKE = """
 INSERT INTO perdure_runs (id, token, claims, progress, started_at, seed, marked, deadline)
 VALUES :rows

@@ -113,6 +113,7 @@ ORDER BY 1, 2, 3
 
 OF_RUN = ", ".join("r." + column for column in RUN.split(", "))
 
+#: What a claim writes, as in `store/sql/runs/claim.py`.
 TAKEN = """status = 'running', reason = NULL, worker = {worker}, home = {worker}, nonce = {nonce}, token = r.token + 1,
       claims = CASE WHEN r.claims > 0 AND chosen.last > r.progress THEN 1 ELSE r.claims + 1 END,
       progress = COALESCE(chosen.last, -1),

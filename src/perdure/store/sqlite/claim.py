@@ -63,7 +63,7 @@ ORDER BY wake_at, id
 LIMIT ?
 """
 
-#: Take all chosen runs; each id comes with a seed for a run that has none.
+#: Take all chosen runs, as `store/sql/runs/claim.py` does; each id comes with a seed for a run that has none.
 TAKE = f"""
 WITH chosen (run_id, fresh_seed) AS MATERIALIZED (
   SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:chosen)

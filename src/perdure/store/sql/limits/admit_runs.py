@@ -357,7 +357,7 @@ class _RunAdmitter:
         await leave(tx, [*taken, *self._gone])
         await join(tx, joining, {id: run for id, (_, run) in self._runs.items()}, self._placed, self._reasons(joining))
         locked = [self._runs[one.run_id] for one, _ in passing]
-        claimed = await take(tx, locked, self._request.worker, self._request.nonce, self._entropy)
+        claimed = await take(tx, locked, self._request.worker, self._request.nonce, self._entropy, admitted=True)
         await self._permit(passing, {one.run.id: one.run.token for one in claimed})
         joined = {one.gate for one in joining}
         # A deleted stale permit made room without an announcement.

@@ -1,4 +1,12 @@
-"""Claiming runs whose rows are locked, one statement for all of them, on every database."""
+"""Claiming runs whose rows are locked, one statement for all of them, on every database.
+
+`take` is what a claim writes. A claim of many ready runs is the hottest statement of all, so each database spells it
+out: `store/sqlite/claim.py`, `store/postgres/claim.py` (`TAKEN`) and `store/mysql/claim.py` (`_TAKE`). They write the
+same, which the conformance suite checks column by column, with one difference: admission sets `wake_at`.
+
+The claim of plain SQL (`store/plain_sql`) writes the same, too, except for three columns: `lease_until`, because its
+worker has no heartbeat row; `home`, because it keeps nothing in memory; and `claims`, which it only counts up.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +32,25 @@ UPDATE perdure_runs
 SET status = 'running', reason = NULL, worker = :worker, home = :worker, nonce = :nonce, token = :token,
     claims = :claims,
     progress = :progress, started_at = :started_at, seed = :seed, marked = :marked, deadline = :deadline, close_by = 0,
-    wake_at = :now
+    wake_at = :wake_at
 WHERE id = :run_id
 """
 
 
 async def take(
-    tx: Transaction, locked: Sequence[tuple[int, Run]], worker: str, nonce: str, entropy: Callable[[int], bytes]
+    tx: Transaction,
+    locked: Sequence[tuple[int, Run]],
+    worker: str,
+    nonce: str,
+    entropy: Callable[[int], bytes],
+    *,
+    admitted: bool = False,
 ) -> list[ClaimedRun]:
-    """Assign locked runs to a worker; each comes with its progress so far."""
+    """Assign locked runs to a worker; each comes with its progress so far.
+
+    `wake_at` stays the time since when a run was ready. Of a run that was `admitted` it becomes the time of admission,
+    which is the time that a rate and a breaker count.
+    """
     seeds = entropy(16 * len(locked)).hex() if locked else ""
     last: dict[str, int] = dict(await in_chunks(tx, LAST, [run.id for _, run in locked]))
     claimed: list[ClaimedRun] = []
@@ -50,16 +68,16 @@ async def take(
             seed=before.seed or seeds[32 * place : 32 * place + 32],
             deadline=before.close_by or before.deadline,
             close_by=0,
-            wake_at=tx.now,
+            wake_at=tx.now if admitted else before.wake_at,
         )
         claimed.append(ClaimedRun(run, recorded))
         if tx.repeats or not before.started_at:
             tx.note(run.id, *claim_event(run, starts=not before.started_at))
-    await tx.execute_many(_TAKE, [_row(one.run, last.get(one.run.id, -1), tx.now) for one in claimed])
+    await tx.execute_many(_TAKE, [_row(one.run, last.get(one.run.id, -1)) for one in claimed])
     return claimed
 
 
-def _row(run: Run, progress: int, now: int) -> dict[str, object]:
+def _row(run: Run, progress: int) -> dict[str, object]:
     return {
         "run_id": run.id,
         "worker": run.worker,
@@ -71,7 +89,7 @@ def _row(run: Run, progress: int, now: int) -> dict[str, object]:
         "seed": run.seed,
         "marked": int(run.inbox_seq > run.inbox_read),
         "deadline": run.deadline,
-        "now": now,
+        "wake_at": run.wake_at,
     }
 
 

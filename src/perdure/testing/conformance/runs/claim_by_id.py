@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
 from perdure.core.limits.admission import AdmissionRequest, RunArrival
 from perdure.core.limits.limit import LimitBounds, RequiredGate, RequiredGates, type_gate
 from perdure.core.model.claim import ClaimByIdRequest, ClaimByIdResult, ClaimRefusal
@@ -32,6 +34,7 @@ from perdure.testing.conformance.harness import (
     held,
     snapshot,
 )
+from perdure.testing.conformance.limits.gates import admit
 
 
 def a_take(run_id: str = "r1", worker: str = "w1", **changes: Any) -> ClaimByIdRequest:
@@ -70,6 +73,34 @@ class Taking:
         other = await store.get("r1")
         assert other is not None
         assert other.status is Status.PENDING
+
+    @pytest.mark.parametrize("begun", [False, True], ids=["fresh", "begun"])
+    async def test_every_way_to_a_lease_writes_the_same(self, store: Store, harness: Harness, begun: bool) -> None:
+        await self._ready(store, harness, begun=begun)
+        harness.system.advance(5)
+        await take(store, "r-take")
+        await claim(store, nonce="second", queues=("claim",))
+        await admit(store, nonce="third", queues=("admit",))
+        columns = """status, reason, worker, home, token, claims, progress, started_at, deadline, close_by,
+            LENGTH(seed), marked, lease_until, wake_at"""
+        rows = {
+            run_id: row for run_id, *row in await harness.query(f"SELECT id, {columns} FROM perdure_runs ORDER BY id")
+        }
+        assert rows["r-claim"][-1] == START + SECOND
+        assert rows["r-take"] == rows["r-claim"]
+        # A rate counts the time of admission.
+        assert rows["r-admit"] == [*rows["r-claim"][:-1], START + 6 * SECOND]
+
+    async def _ready(self, store: Store, harness: Harness, *, begun: bool) -> None:
+        """Three runs that are ready a second after the start, alike but for their queues."""
+        for way in ("take", "claim", "admit"):
+            run = a_run(f"r-{way}", queue=way, wake_at=START + SECOND, deadline=FAR - 5, close_by=FAR - 7)
+            await store.create([run], ACTOR)
+        harness.system.advance(1)
+        for way in ("take", "claim", "admit") if begun else ():
+            [one] = (await claim(store, nonce=f"first-{way}", queues=(way,))).runs
+            await commit(store, one.lease, a_record(0), next=a_park(wake_at=FAR - 9, reason=Reason.MESSAGE))
+            await store.send([a_message(f"r-{way}")], ACTOR)
 
     async def test_one_that_is_due_is_taken_and_one_that_is_not_is_left(self, store: Store, harness: Harness) -> None:
         await store.create([a_run("r1", wake_at=START + SECOND)], ACTOR)
