@@ -51,6 +51,7 @@ COMMANDS = MappingProxyType(
             "limits": "perdure.cli.limits:group",
             "breakers": "perdure.cli.breakers:group",
             "locks": "perdure.cli.locks:group",
+            "watermarks": "perdure.cli.watermarks:group",
             "audit": "perdure.cli.audit:group",
         },
         "Database": {
