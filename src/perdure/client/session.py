@@ -52,9 +52,9 @@ def refuse_in_workflow() -> None:
     """
     if in_workflow():
         raise NotInWorkflow(
-            "workflow code does not call the engine: replay would repeat the call. Start children and send "
-            "messages through the "
-            "context (`ctx.start`, `ctx.send`), or call the engine in a step: `await ctx.step(function, ...)`"
+            "workflow code does not call the engine: replay would repeat the call; start children and send "
+            "messages through the context (`ctx.start`, `ctx.send`), or call the engine in a step: "
+            "`await ctx.step(function, ...)`"
         )
 
 

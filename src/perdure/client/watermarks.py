@@ -165,7 +165,7 @@ def _place(queue: str | None, type: str | None) -> Place:
 def _refused(mark: Watermark, depth: int) -> Overloaded:
     return Overloaded(
         f"the {mark.kind} {mark.name!r} has {depth} runs or more that wait for a worker, and {mark.high} are enough; "
-        f"nothing was started. Try again when fewer than {mark.floor} wait, start more workers, or raise the watermark",
+        f"nothing was started; try again when fewer than {mark.floor} wait, start more workers, or raise the watermark",
         depth=depth,
         high=mark.high,
     )

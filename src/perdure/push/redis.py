@@ -137,7 +137,7 @@ class RedisQueue:
             from redis.asyncio import Redis
         except ModuleNotFoundError as missing:
             raise UsageError(
-                "a queue on Redis needs the package redis, which is not installed. Say: pip install 'perdure[redis]'"
+                "a queue on Redis needs the package redis, which is not installed: pip install 'perdure[redis]'"
             ) from missing
         client: Any = Redis.from_url(url)
         return cls(client, name=name, group=group, idle=idle, keys=keys, max_age=max_age)

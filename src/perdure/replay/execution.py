@@ -158,7 +158,7 @@ class Execution(OperationsApi):
                 raise
             raise NotInWorkflow(
                 "workflow code awaited something of another event loop, such as a future, a lock or a connection that "
-                "was made outside; replay could not wait for it again. Await it in a step: "
+                "was made outside; replay could not wait for it again; await it in a step: "
                 "`await ctx.step(function, ...)`"
             ) from error
 

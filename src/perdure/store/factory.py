@@ -47,7 +47,7 @@ def _made(url: str, system: System, *, migrate: bool, inline: bool) -> SqlStore:
     if isinstance(where, SqliteUrl):
         return SqliteStore(where, system, migrate=migrate, inline=inline)
     if inline:
-        raise UsageError("Only SQLite can be driven inline; a server needs an event loop.")
+        raise UsageError("only SQLite can be driven inline; a server needs an event loop")
     if isinstance(where, MysqlUrl):
         return _mysql(where, system, migrate=migrate)
     return _postgres(where, system, migrate=migrate)
@@ -75,7 +75,7 @@ def _postgres(url: PostgresUrl, system: System, *, migrate: bool) -> SqlStore:
         if missing.name != "asyncpg":
             raise
         raise UsageError(
-            "A postgresql:// URL needs the driver asyncpg, which is not installed. Say: pip install 'perdure[postgres]'"
+            "a postgresql:// URL needs the driver asyncpg, which is not installed: pip install 'perdure[postgres]'"
         ) from missing
     return PostgresStore(url, system, migrate=migrate)
 
@@ -87,6 +87,6 @@ def _mysql(url: MysqlUrl, system: System, *, migrate: bool) -> SqlStore:
         if missing.name != "asyncmy":
             raise
         raise UsageError(
-            "A mysql:// URL needs the driver asyncmy, which is not installed. Say: pip install 'perdure[mysql]'"
+            "a mysql:// URL needs the driver asyncmy, which is not installed: pip install 'perdure[mysql]'"
         ) from missing
     return MysqlStore(url, system, migrate=migrate)

@@ -197,13 +197,13 @@ def _missing(files: Sequence[Migration], applied: Sequence[tuple[int, str, str, 
     for version, name, checksum, _ in applied:
         if version not in ours:
             raise SchemaMismatch(
-                f"The database has migration {name}, which this version of Perdure does not know. Install the version "
-                "of Perdure that the database was last migrated with, or a newer one."
+                f"the database has migration {name}, which this version of Perdure does not know; install the version "
+                "of Perdure that the database was last migrated with, or a newer one"
             )
         if ours[version].checksum != checksum:
             raise SchemaMismatch(
-                f"Migration {name} was applied to the database in another form than this version of Perdure has. Use "
-                "the release that the database was migrated with, or restore the original file."
+                f"migration {name} was applied to the database in another form than this version of Perdure has; use "
+                "the release that the database was migrated with, or restore the original file"
             )
         done.add(version)
     return [migration for migration in files if migration.version not in done]

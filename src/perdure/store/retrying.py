@@ -185,8 +185,8 @@ class Retrying:
             if not limit.expired():
                 raise
             raise StoreUnavailable(
-                f"the database did not answer within {self.bound:g} s; check that it runs and can be reached. The "
-                "request may have been carried out"
+                f"the database did not answer within {self.bound:g} s; the request may have been carried out; "
+                "check that the database runs and can be reached"
             ) from error
 
     async def _until_available(self, verb: Ask, args: tuple[Any, ...], options: dict[str, Any]) -> Any:

@@ -206,7 +206,7 @@ def _postgres(url: str) -> PostgresUrl:
         options.setdefault("target_session_attrs", "read-write")
     schema = ours.get("schema")
     if schema is not None and not _SCHEMA.fullmatch(schema):
-        raise UsageError(f"{schema!r} cannot be the name of a schema; use letters, digits and _, at most 63.")
+        raise UsageError(f"{schema!r} cannot be the name of a schema; use letters, digits and _, at most 63")
     parts = parts._replace(query=urlencode(options))
     return PostgresUrl(
         dsn=urlunsplit(parts),
@@ -225,7 +225,7 @@ def _listen(parts: SplitResult, ours: dict[str, str]) -> str | None:
     if hosts is None or notify == "off":
         return urlunsplit(parts) if notify == "on" else None
     if not _HOSTS.fullmatch(hosts):
-        raise UsageError(f"The option listen of a database URL is host:port, or several with commas, not {hosts!r}.")
+        raise UsageError(f"the option listen of a database URL is host:port, or several with commas, not {hosts!r}")
     user, at, _ = parts.netloc.rpartition("@")
     return urlunsplit(parts._replace(netloc=f"{user}{at}{hosts}"))
 
@@ -236,20 +236,20 @@ def _mysql(url: str) -> MysqlUrl:
     unknown = sorted(options.keys() - {"prefix", "pool", "ssl", "ssl_ca", "socket", "audit"})
     if unknown:
         raise UsageError(
-            f"{shown(url)!r} has the unknown option {unknown[0]!r}; known are prefix, pool, ssl, ssl_ca, socket, audit."
+            f"{shown(url)!r} has the unknown option {unknown[0]!r}; known are prefix, pool, ssl, ssl_ca, socket, audit"
         )
     if "," in parts.netloc.rpartition("@")[2]:
         raise UsageError(
             f"{shown(url)!r} names several hosts, which only PostgreSQL supports; name one, or a proxy that leads to "
-            "the server that takes writes."
+            "the server that takes writes"
         )
     database = unquote(parts.path.removeprefix("/"))
     if not database or "/" in database or parts.fragment:
-        raise UsageError(f"{shown(url)!r} names no database; write mysql://user@host/database.")
+        raise UsageError(f"{shown(url)!r} names no database; write mysql://user@host/database")
     try:
         port = parts.port or 3306
     except ValueError as error:
-        raise UsageError(f"{shown(url)!r} has a port that is none; write mysql://user@host:3306/database.") from error
+        raise UsageError(f"{shown(url)!r} has a port that is none; write mysql://user@host:3306/database") from error
     host, socket = parts.hostname or "localhost", options.get("socket") or None
     return MysqlUrl(
         host=host,
@@ -271,7 +271,7 @@ def _ssl(options: Mapping[str, str], *, local: bool) -> str:
     asked = options.get("ssl", usual)
     wanted = _one_of("ssl", _SSL_WORDS.get(asked, asked), ("verify", "require", "prefer", "off"))
     if wanted != "verify" and "ssl_ca" in options:
-        raise UsageError(f"The option ssl_ca of a database URL is for ssl=verify; with ssl={wanted} it has no effect.")
+        raise UsageError(f"the option ssl_ca of a database URL is for ssl=verify; with ssl={wanted} it has no effect")
     return wanted
 
 
@@ -284,7 +284,7 @@ def _sqlite(url: str) -> SqliteUrl:
     unknown = sorted(options.keys() - {"prefix", "synchronous", "quick_check", "busy", "audit"})
     if unknown:
         raise UsageError(
-            f"{url!r} has the unknown option {unknown[0]!r}; known are prefix, synchronous, quick_check, busy, audit."
+            f"{url!r} has the unknown option {unknown[0]!r}; known are prefix, synchronous, quick_check, busy, audit"
         )
     return SqliteUrl(
         path=None if path in ("", ":memory:") else path,
@@ -298,9 +298,7 @@ def _sqlite(url: str) -> SqliteUrl:
 
 def _prefix(text: str) -> str:
     if not _PREFIX.fullmatch(text):
-        raise UsageError(
-            f"{text!r} cannot begin the names of tables; use lower-case letters, digits and _, at most 41."
-        )
+        raise UsageError(f"{text!r} cannot begin the names of tables; use lower-case letters, digits and _, at most 41")
     return text
 
 
@@ -310,13 +308,13 @@ def _audit(options: Mapping[str, str]) -> Audit:
 
 def _pool(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 1000:
-        raise UsageError(f"The option pool of a database URL is a number of connections from 1 to 1000, not {text!r}.")
+        raise UsageError(f"the option pool of a database URL is a number of connections from 1 to 1000, not {text!r}")
     return int(text)
 
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
-        raise UsageError(f"The option {option} of a database URL is one of {', '.join(allowed)}, not {value!r}.")
+        raise UsageError(f"the option {option} of a database URL is one of {', '.join(allowed)}, not {value!r}")
     return value
 
 
@@ -326,5 +324,5 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < 86_400:
-        raise UsageError(f"The option busy of a database URL is a number of seconds, not {text!r}.")
+        raise UsageError(f"the option busy of a database URL is a number of seconds, not {text!r}")
     return seconds

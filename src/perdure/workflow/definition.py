@@ -136,8 +136,8 @@ def _check_context(type: str, function: Callable[..., Any], signature: Signature
     name, declared = signature.context
     if name == "self" and declared is Any:
         raise BadArguments(
-            f"workflow {type!r}: {describe(function)} is a method; another process has no `self` to continue it with. "
-            "Make it a function, or put @staticmethod above @workflow"
+            f"workflow {type!r}: {describe(function)} is a method; another process has no `self` to continue it with; "
+            "make it a function, or put @staticmethod above @workflow"
         )
     if declared is Any:
         return

@@ -34,8 +34,8 @@ def type_hints(function: Callable[..., Any], local_names: Mapping[str, Any] | No
         return typing.get_type_hints(plain, localns=names or None, include_extras=True)
     except NameError as error:
         raise BadArguments(
-            f"cannot resolve an annotation of {describe(plain)}: {error}. "
-            "Define the type at module level, or before the function that uses it"
+            f"cannot resolve an annotation of {describe(plain)}: {error}; "
+            "define the type at module level, or before the function that uses it"
         ) from error
     except TypeError:  # a callable without annotations of its own, such as a builtin
         return {}

@@ -89,7 +89,7 @@ class Pool(Generic[C]):
                 await self._knock()
                 connection = self._pop(purpose)
             if self._closed:
-                raise EngineClosed("The store was closed while a connection was waited for.")
+                raise EngineClosed("the store was closed while a connection was waited for")
             return connection or await self._open()
         except BaseException:
             self._room.release()

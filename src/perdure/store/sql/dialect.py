@@ -154,7 +154,7 @@ def drive(verb: Coroutine[Any, Any, T]) -> T:
         return value
     verb.close()
     raise StoreError(
-        "A verb waited inside a transaction that cannot wait. This is a defect in Perdure; please report it."
+        "a verb waited inside a transaction that cannot wait; this is a defect in Perdure, please report it"
     )
 
 

@@ -84,7 +84,7 @@ async def acquire(tx: Transaction, name: str, owner: str, nonce: str, ttl: int) 
         await tx.execute(_INSERT, {"name": name})
         row = await _locked(tx, name)
         if row is None:
-            raise StoreUnavailable(f"The lock {name!r} was forgotten at the same moment; try again.")
+            raise StoreUnavailable(f"the lock {name!r} was forgotten at the same moment; try again")
     holder, lock = row[0], _to_lock(row[1:])
     if lock.expires_at > tx.now:
         return LockGrant(holder == nonce, lock)

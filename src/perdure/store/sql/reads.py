@@ -185,7 +185,7 @@ def check_whole(run_id: str, records: Sequence[Record]) -> None:
     if not whole:
         raise StoreCorrupt(
             f"the history of run {run_id!r} has {len(records)} records, but the last one has number {records[-1].seq}: "
-            "some are missing. Restore them from a backup, or cancel the run"
+            "some are missing; restore them from a backup, or cancel the run"
         )
 
 
@@ -245,7 +245,7 @@ def _decode(cursor: str) -> tuple[int, str]:
             raise ValueError(cursor)
         return int(created_at), run_id
     except (ValueError, binascii.Error) as error:
-        raise InvalidCursor(f"{cursor!r} is not a cursor of a listing. Pass the cursor of the page before.") from error
+        raise InvalidCursor(f"{cursor!r} is not a cursor of a listing; pass the cursor of the page before") from error
 
 
 _INTERRUPTIONS = 500

@@ -48,7 +48,7 @@ def to_run(row: Row) -> Run:
     try:
         known_status, known_reason = _STATUS[status], _REASON[reason]
     except KeyError as unknown:
-        raise StoreCorrupt(f"Run {id!r} has a status or reason that Perdure does not know: {unknown}.") from unknown
+        raise StoreCorrupt(f"run {id!r} has a status or reason that Perdure does not know: {unknown}") from unknown
     return Run(
         id=id, type=type, queue=queue, priority=priority, status=known_status, reason=known_reason, input=input,
         output=output, error=error, attempt=attempt, generation=generation, token=token, nonce=nonce, worker=worker,
@@ -66,7 +66,7 @@ def to_record(row: Row) -> Record:
     ) = row  # fmt: skip
     known = _KIND.get(kind)
     if known is None:
-        raise StoreCorrupt(f"A history record (seq {seq}) is of the unknown kind {kind!r}.")
+        raise StoreCorrupt(f"a history record (seq {seq}) is of the unknown kind {kind!r}")
     return Record(
         seq=seq, kind=known, location=location, payload=payload, failed=failed != 0, at=at, started_at=started_at,
         digest=digest, attempts=attempts, retry_at=retry_at, inbox_seq=inbox_seq, run_attempt=run_attempt,
@@ -77,7 +77,7 @@ def to_message(row: Row) -> Message:
     """A row of `MESSAGE`."""
     run_id, seq, kind, name, payload, failed, key, sent_at = row
     if kind not in _KIND:
-        raise StoreCorrupt(f"Message {seq} of run {run_id!r} is of the unknown kind {kind!r}.")
+        raise StoreCorrupt(f"message {seq} of run {run_id!r} is of the unknown kind {kind!r}")
     return Message(
         run_id=run_id,
         seq=seq,

@@ -103,7 +103,7 @@ class SqlStore(ABC):
         try:
             if await self._read("status", self._pending):
                 if not self._may_migrate:
-                    raise SchemaMismatch(f"{self.where} lacks tables of Perdure. Run `perdure migrate` once.")
+                    raise SchemaMismatch(f"{self.where} lacks tables of Perdure; run `perdure migrate` once")
                 await self._write("migrate", "", self._migrate)
         except BaseException:
             await self.close()
@@ -559,6 +559,6 @@ class SqlStore(ABC):
             return
         if self._process:
             raise EngineClosed(
-                "This store was opened by the process that this one was forked from. Open one after the fork."
+                "this store was opened by the process that this one was forked from; open one after the fork"
             )
-        raise EngineClosed("The store is closed. Open it first, or create another one.")
+        raise EngineClosed("the store is closed; open it first, or create another one")

@@ -76,7 +76,7 @@ def turn_state(turn: Turn, state: State | None, written: Mapping[int, Row]) -> T
         if live and not same:
             raise StoreCorrupt(
                 f"the history of run {lease.run_id!r} has another record than its worker was about to write at "
-                f"number {turn.records[0].seq} or after. Nothing was written. Look at the run's history and release it"
+                f"number {turn.records[0].seq} or after; nothing was written; look at the run's history and release it"
             )
         if live:
             return TurnState.LIVE
@@ -205,7 +205,7 @@ async def recorded(tx: Transaction, turn: Turn) -> TurnOutcome:
     if there and holds:
         raise StoreCorrupt(
             f"the history of run {turn.lease.run_id!r} has another record than its worker wrote at number "
-            f"{record.seq}. Look at the run's history and release it"
+            f"{record.seq}; look at the run's history and release it"
         )
     return TurnOutcome.BUSY if holds else TurnOutcome.LOST
 

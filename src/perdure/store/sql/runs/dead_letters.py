@@ -209,4 +209,4 @@ def _decode(cursor: str) -> tuple[int, str]:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         return msgspec.json.decode(text, type=tuple[int, str])
     except (ValueError, binascii.Error, msgspec.MsgspecError) as error:
-        raise InvalidCursor(f"{cursor!r} is not a cursor of a listing. Pass the cursor of the page before.") from error
+        raise InvalidCursor(f"{cursor!r} is not a cursor of a listing; pass the cursor of the page before") from error

@@ -173,7 +173,7 @@ async def _delete(tx: Transaction, family: _Family) -> int:
     members = {**family.above, **family.going}
     held = {one.id: one for one in await _some(tx, _LOCKED, sorted(members))}
     if any(one.finished_at != members[run_id].finished_at for run_id, one in held.items()):
-        raise StoreUnavailable("A run that was to be deleted has been opened again at the same moment; try again.")
+        raise StoreUnavailable("a run that was to be deleted has been opened again at the same moment; try again")
     hidden = [run_id for run_id in sorted(family.above) if run_id in held and _may_be_opened(held[run_id])]
     for chosen, params in _lists(hidden):
         await tx.execute(_HIDE.replace("{chosen}", chosen), {**params, "now": tx.now})
@@ -220,4 +220,4 @@ def _decode(cursor: str) -> tuple[int, int, str]:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         return msgspec.json.decode(text, type=tuple[int, int, str])
     except (ValueError, binascii.Error, msgspec.MsgspecError) as error:
-        raise InvalidCursor(f"{cursor!r} is not a cursor of pruning. Pass the one of the batch before.") from error
+        raise InvalidCursor(f"{cursor!r} is not a cursor of pruning; pass the one of the batch before") from error
