@@ -141,7 +141,7 @@ def test_a_database_without_tables_is_left_without_them(perdure: Perdure) -> Non
     Path("shop.db").touch()
     answer = perdure("runs", URL)
     assert answer.code == 1
-    assert "Run `perdure migrate`" in answer.err
+    assert "run `perdure migrate`" in answer.err
 
 
 def test_the_traceback_is_for_those_who_ask(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ SEES: dict[str, tuple[str, ...]] = {
     "an asyncio.run in an async step": ("asyncio.run() cannot be called", "asyncio.run(inner())"),
     "an async function called in a workflow": ("workflow code does no I/O of its own", "await ctx.step(function"),
     "an engine inside a workflow": ("workflow code does not call the engine", "`ctx.start`, `ctx.send`"),
-    "an await of something else in a workflow": ("something of another event loop", "Await it in a step"),
+    "an await of something else in a workflow": ("something of another event loop", "await it in a step"),
     "a busy loop in a workflow": ("without waiting for anything durable", "use `await ctx.sleep(...)`"),
     # databases
     "a database URL of SQLAlchemy for SQLite": ("<engine sqlite+aiosqlite:///alchemy.db>",),
