@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from perdure import RunFailed
+from perdure.errors import Diverged, NeverAwaited, NotInWorkflow
 from perdure.lint import lint, python_files
 from perdure.testing import Environment
 from tests.determinism.samples import RIGHT, WRONG, files_of, marked_lines, module_of
@@ -60,3 +62,53 @@ def test_lint_reports_the_same_when_all_samples_are_given_at_once() -> None:
     found = {(Path(finding.path).resolve(), finding.line) for finding in lint(python_files([folder]))}
     planted = {line for name in WRONG if name not in UNSEEN_BY_LINT for line in marked_lines("wrong", name)}
     assert found == planted
+
+
+#: Mistakes that `Environment(strict=True)` does not see, and why.
+UNSEEN_BY_STRICT = {"stubborn_consumer": "a run that cannot be cancelled is deterministic all the same"}
+
+#: Errors of the mistakes that are no `NotInWorkflow` with the line at fault.
+OTHER_ERRORS = {
+    "dedupe_by_address": Diverged,
+    "fraud_check": NeverAwaited,
+    "next_reviewer": Diverged,
+    "notify_regions": Diverged,
+    "reconcile": Diverged,
+    "seen_customers": Diverged,
+    "sequence_numbers": Diverged,
+    "shard_of_customer": Diverged,
+    "step_of_a_result": TypeError,
+    "tell_another_run": NotInWorkflow,
+    "thumbnails": NotInWorkflow,
+    "welcome_mail": NeverAwaited,
+}
+
+
+async def strictly(kind: str, name: str) -> object:
+    sample = module_of(kind, name)
+    try:
+        async with Environment(sample.WORKFLOWS, strict=True) as env:
+            return await sample.drive(env)
+    except RunFailed as error:
+        assert error.__cause__ is not None
+        raise error.__cause__ from None
+
+
+@pytest.mark.parametrize("name", [name for name in WRONG if name not in UNSEEN_BY_STRICT])
+async def test_a_strict_environment_finds_the_planted_mistake(name: str) -> None:
+    with pytest.raises(OTHER_ERRORS.get(name, NotInWorkflow)) as caught:
+        await strictly("wrong", name)
+    if name not in OTHER_ERRORS:
+        ((path, line),) = marked_lines("wrong", name)
+        assert f"at {path}:{line} " in str(caught.value)
+
+
+@pytest.mark.parametrize("name", UNSEEN_BY_STRICT)
+async def test_a_mistake_that_a_strict_environment_cannot_see_is_found_by_lint(name: str) -> None:
+    assert await strictly("wrong", name)
+    assert name not in UNSEEN_BY_LINT
+
+
+@pytest.mark.parametrize("name", RIGHT)
+async def test_a_strict_environment_accepts_a_correct_sample(name: str) -> None:
+    assert await strictly("right", name)

@@ -57,6 +57,7 @@ group = CommandGroup(
     show_default=True,
     help="How long to wait at the start for an unreachable server.",
 )
+@click.option("--watch-io/--no-watch-io", default=True, help="Warn of I/O in workflow code.  [default: watch-io]")
 @click.option(
     "--log-level", type=click.Choice(logs.LEVELS), help=f"Least severe level to log.  [default: {logs.DEFAULT_LEVEL}]"
 )

@@ -15,7 +15,9 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import contextmanager
 from contextvars import Context, copy_context
+from functools import partial
 from threading import get_ident
+from types import FrameType
 from typing import Any, NoReturn, Protocol, TypeVar
 from zlib import crc32
 
@@ -78,6 +80,13 @@ class TimerSink(Protocol):
         """Cancel the timer of a handle."""
 
 
+class WorkflowGuard(Protocol):
+    """Observer of what workflow code does besides waiting."""
+
+    def saw_io(self, event: str, args: tuple[Any, ...], frame: FrameType | None) -> None:
+        """Look at an audit event; may raise."""
+
+
 class ReadyCallback(Struct, eq=False):
     """A callback in the queue."""
 
@@ -127,6 +136,9 @@ def _refuse_io(*_: object, **__: object) -> NoReturn:
 
 class RunLoop(asyncio.AbstractEventLoop):
     """Event loop of one run."""
+
+    #: Watches the code of the run; none by default.
+    guard: WorkflowGuard | None = None
 
     def __init__(self, run_id: str, timers: TimerSink) -> None:
         self._ready: deque[ReadyCallback] = deque()
@@ -282,6 +294,10 @@ class RunLoop(asyncio.AbstractEventLoop):
                 continue
             except Exception as error:
                 self.call_exception_handler({"message": "error in a callback of the workflow", "exception": error})
+
+    def wrap_drains(self, wrap: Callable[[Callable[[], None]], None]) -> None:
+        """Let `wrap` call what runs the ready callbacks; for tests."""
+        self._run_ready = partial(wrap, self._run_ready)  # type: ignore[method-assign] # only tests pay for it
 
     @property
     def is_current(self) -> bool:

@@ -18,18 +18,23 @@ from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any, TypeVar, Unpack
 
+from msgspec import structs
+
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
 from perdure.client.inspect import explain
 from perdure.client.results import Results
 from perdure.client.session import Session, session_of
 from perdure.client.start import StartOptions
-from perdure.core.model.run import Status
+from perdure.core.model.claim import LoadedRun
+from perdure.core.model.run import RunFilter, Status
 from perdure.core.option_checks import check_flag
 from perdure.core.time.duration import Duration, microseconds, seconds
-from perdure.errors import PerdureError, UsageError
+from perdure.errors import Diverged, PerdureError, UsageError
 from perdure.store import open_store
 from perdure.testing.clock import VirtualClock
+from perdure.testing.other_seeds import make_request, processes
+from perdure.testing.strict import DeterminismGuard
 from perdure.worker import Worker, WorkerOptions, WorkerSettings
 from perdure.worker.run.workflow_run import WorkflowRun
 from perdure.workflow.definition import Call
@@ -50,6 +55,8 @@ _SPIN = 100
 _NAP = 0.001
 #: For how long a result is waited for before another look, in real seconds.
 _MOMENT = 0.02
+#: Runs read at once.
+_PAGE = 100
 #: Runs given back or failed in one sweep.
 _SWEEP = 500
 
@@ -76,7 +83,9 @@ class Environment:
 
         `patience` is for how long, in real time, `settle` waits for steps. One that takes longer is taken to wait for
         the clock.
-        With `strict`, every value has to come back from the database as exactly what it was, or it is refused.
+        With `strict`, every value has to come back from the database as exactly what it was, or it is refused. Clocks,
+        randomness and I/O in workflow code raise `NotInWorkflow`. At the end, every run is replayed in processes with
+        other hash seeds, which raises `Diverged` if one of them takes another path.
         """
         if start_time.tzinfo is None:
             raise UsageError("start_time needs a time zone, such as datetime.UTC")
@@ -89,11 +98,16 @@ class Environment:
         self._patience = seconds(patience)
         self._worker: Worker | None = None
         self._advancing = 0
+        errors = tuple(errors)
         self._engine = Engine("sqlite://", workflows, errors=errors, system=self._clock, store=self._store)
         self._session = session_of(self._engine)
-        self._session.results = _CandidResults(self._session, self._rest, self._awaited)
+        self._session.results = _CandidResults(self._session, self._rest, self._awaited, self._swallowed)
+        self._errors = errors
+        self._guard: DeterminismGuard | None = None
         if check_flag("strict", strict):
             self._session.codec.be_strict()
+            self._guard = DeterminismGuard()
+            self._options = structs.replace(self._options, guard=self._guard)
 
     async def __aenter__(self) -> Environment:
         self._worker = await self._new_worker()
@@ -105,9 +119,38 @@ class Environment:
         await self._session.opened()
         return self._session.make_worker(self._options)
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self._stop_worker()
-        await self._engine.close()
+        try:
+            if kind is None and self._guard is not None:
+                await self._check_strictly(self._guard)
+        finally:
+            await self._engine.close()
+
+    async def _check_strictly(self, guard: DeterminismGuard) -> None:
+        """Raise what a workflow has swallowed, and replay the other runs with other hash seeds."""
+        loaded: list[LoadedRun] = []
+        cursor: str | None = None
+        while True:
+            page = await self._store.list(RunFilter(), _PAGE, cursor)
+            loaded += await self._store.load([run.id for run in page.runs])
+            cursor = page.cursor
+            if cursor is None:
+                break
+        for one in loaded:
+            if one.run.id in guard.raised and one.run.status is Status.COMPLETED:
+                raise guard.raised[one.run.id]
+        request = make_request(self._session, self._errors, [one for one in loaded if one.run.id not in guard.raised])
+        differences = await asyncio.to_thread(processes.replay, request) if request.runs else []
+        if differences:
+            first = differences[0]
+            raise Diverged(
+                f"run {first.run_id!r} ({first.type}) takes another path in a process with another hash seed: expected "
+                f"{first.expected}, found {first.found}; iterate over sorted(...) instead of a set, and do not use "
+                "hash(), id() or variables of a module that are written",
+                expected=first.expected,
+                found=first.found,
+            )
 
     @property
     def engine(self) -> Engine:
@@ -198,6 +241,10 @@ class Environment:
         names += [f"{operation.kind} {operation.location!r}" for operation in execution.open_operations()]
         return f" Its code waits for {', '.join(names)}." if names else ""
 
+    def _swallowed(self, run_id: str) -> Exception | None:
+        """The error of the guard that the code of a completed run has caught."""
+        return None if self._guard is None else self._guard.raised.get(run_id)
+
     async def _rest(self) -> bool:
         """Wait a moment; return whether nothing happens any more without the test."""
         return await self._settle(_MOMENT) and not self._advancing
@@ -206,8 +253,15 @@ class Environment:
 class _CandidResults(Results):
     """Results of an engine whose clock stands still: a wait without end raises at once."""
 
-    def __init__(self, session: Session, rest: Callable[[], Awaitable[bool]], awaited: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        rest: Callable[[], Awaitable[bool]],
+        awaited: Callable[[str], str],
+        swallowed: Callable[[str], Exception | None],
+    ) -> None:
         super().__init__(session)
+        self._swallowed = swallowed
         self._find = session.find
         self._store = session.store
         self._rest = rest
@@ -220,7 +274,10 @@ class _CandidResults(Results):
         while not (run := await self._find(run_id)).status.finished and not resting:
             resting = await self._rest()
         if run.status.finished:
-            return self.outcome(run, returns)
+            result = self.outcome(run, returns)
+            if (swallowed := self._swallowed(run_id)) is not None:
+                raise swallowed
+            return result
         what_to_do = (
             "Retry it, or look at its error"
             if run.status is Status.BLOCKED

@@ -9,12 +9,13 @@ from msgspec import Struct
 
 from perdure.core.ids import check_name
 from perdure.core.model.run import DEFAULT_QUEUE
-from perdure.core.option_checks import check_duration, check_retry, check_time, check_whole
+from perdure.core.option_checks import check_duration, check_flag, check_retry, check_time, check_whole
 from perdure.core.policy.retention import Retention
 from perdure.core.policy.retry import Retry
 from perdure.core.routing import check_patterns
 from perdure.core.time.duration import Duration
 from perdure.errors import BadArguments, UsageError
+from perdure.worker.workflow_guard import IoGuard
 
 #: A shorter lease could not be renewed in time, in seconds.
 SHORTEST_LEASE = 0.1
@@ -49,6 +50,8 @@ class WorkerSettings(TypedDict, total=False):
     processes: int | None
     #: How long the worker waits at its start for a database server that cannot be reached.
     wait_for_database: Duration
+    #: Whether I/O in workflow code is warned of.
+    watch_io: bool
 
 
 class WorkerOptions(Struct, frozen=True, kw_only=True):
@@ -67,6 +70,9 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     open_children: int = 10_000
     processes: int | None = None
     wait_for_database: float = 300.0
+    watch_io: bool = True
+    #: Watches workflow code in place of the guard that warns.
+    guard: IoGuard | None = None
     #: Waits shorter than this keep their slot instead of being written to the database.
     linger: float = 0.1
     #: How long other workers leave a run that has just become ready to the worker that had it last.
@@ -124,5 +130,6 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "child_depth": _whole("child_depth", 1),
     "open_children": _whole("open_children", 1),
     "processes": lambda value: None if value is None else check_whole("processes", value, 1),
+    "watch_io": lambda value: check_flag("watch_io", value),
     "wait_for_database": lambda value: check_duration("wait_for_database", value),
 }

@@ -19,6 +19,7 @@ from perdure.worker.limits.gatekeeper import Gatekeeper
 from perdure.worker.options import WorkerOptions
 from perdure.worker.steps.emit import EmitBuffer
 from perdure.worker.steps.threads import StepThreads
+from perdure.worker.workflow_guard import IoGuard
 
 if TYPE_CHECKING:
     from perdure.worker.run.activity_run import ActivityRun
@@ -76,5 +77,7 @@ class Services(Struct, frozen=True, kw_only=True):
     owner: RunOwner
     #: Returns what the caller of `Engine.execute` gave for a run, by the run's id.
     credentials: Callable[[str], Mapping[str, Any]]
+    #: Watches workflow code for I/O; None: nothing does.
+    guard: IoGuard | None = None
     #: For `ctx.log`.
     logger: logging.Logger = logging.getLogger("perdure.workflow")

@@ -52,6 +52,7 @@ from perdure.worker.signals import work_until_signalled
 from perdure.worker.steps.emit import EmitBuffer
 from perdure.worker.steps.threads import StepThreads
 from perdure.worker.sweeper import Sweeper, singleton_freed_by, start_successors
+from perdure.worker.workflow_guard import install_audit_hook, io_guard
 from perdure.workflow.activity import Activity
 from perdure.workflow.definition import Definition, Workflow
 
@@ -140,6 +141,7 @@ class Worker:
             options=self.options,
             owner=self,
             credentials=self.executor.credentials,
+            guard=self.options.guard or (io_guard() if self.options.watch_io else None),
         )
 
     async def __aenter__(self) -> Worker:
@@ -153,6 +155,8 @@ class Worker:
 
     async def start(self) -> None:
         """Start to work."""
+        if self._services.guard is not None:
+            install_audit_hook()
         self._services.emit_buffer.begin()
         await self._begin_life()
         # Before anything is written: a hung client may hold a lock, and perhaps no other worker breaks it.

@@ -276,6 +276,11 @@ def _awaited(declared: Any) -> Any:
     return arguments[-1] if arguments and isinstance(origin, type) and issubclass(origin, Awaitable) else declared
 
 
+def is_declared_step(function: object) -> bool:
+    """Tell whether a function is decorated with `@step`."""
+    return isinstance(getattr(function, _OPTIONS, None), StepSettings)
+
+
 def innermost(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function behind partials, bound methods and callable objects."""
     while isinstance(function, functools.partial):

@@ -746,7 +746,10 @@ def make_execution(
     run: Run, workflow: Workflow[Any, Any], records: tuple[Record, ...], services: Services
 ) -> Execution:
     """Make the execution of a run, not yet begun. Raises `DecodeError` if the input does not fit the workflow."""
-    return execution_of(run, workflow, records, services.codec, services.errors, services.logger)
+    execution = execution_of(run, workflow, records, services.codec, services.errors, services.logger)
+    if services.guard is not None:
+        services.guard.watch(execution.loop, run.id)
+    return execution
 
 
 def execution_of(

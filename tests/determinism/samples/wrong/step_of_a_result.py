@@ -32,4 +32,5 @@ WORKFLOWS = [give_back]
 
 async def drive(env: Environment) -> object:
     run = await env.start(give_back(Refund("o-1", 500)))
+    await env.advance("1h")
     return await run.result()

@@ -32,6 +32,7 @@ WORKFLOWS = [consume]
 async def drive(env: Environment) -> object:
     run = await env.start(consume())
     await env.send(run, "job", "a")
+    await env.settle()
     await env.cancel(run)
     for name in ("b", "c"):
         await env.send(run, "job", name)
