@@ -147,7 +147,7 @@ class DuplicateName(WorkflowError):
 
 
 class NotInWorkflow(WorkflowError):
-    """Workflow code did I/O outside of a step, or called an engine."""
+    """Workflow code did I/O outside of a step, or called an engine; in strict tests also: read a clock, or the like."""
 
 
 class LoopStuck(WorkflowError):

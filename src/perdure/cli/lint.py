@@ -16,7 +16,7 @@ FOUND = 1
 
 
 @click.command("lint", cls=Command, example="perdure lint src/shop --ignore PD008")
-@click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
+@click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--ignore", "ignored", multiple=True, help="Rule to leave out, by code or by name; repeatable.")
 @with_output
 def lint(paths: tuple[Path, ...], ignored: tuple[str, ...], output: Printer) -> int:
@@ -30,6 +30,8 @@ def lint(paths: tuple[Path, ...], ignored: tuple[str, ...], output: Printer) -> 
         raise click.UsageError(
             f"there is no rule {unknown[0]!r}; the rules are {', '.join(each.code for each in RULES)}"
         )
+    if absent := [path for path in paths if not path.exists()]:
+        raise click.UsageError(f"{absent[0]} does not exist")
     files = list(python_files(paths or (Path(),)))
     if not files:
         raise click.UsageError(f"no Python file in {', '.join(map(str, paths)) or 'the working directory'}")
