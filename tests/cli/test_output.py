@@ -6,7 +6,8 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.cli.console.output import dump, harmless
+from perdure.cli.console.output import dump
+from perdure.core.printable import harmless
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))
 

@@ -32,7 +32,7 @@ def test_drivers_in_the_spelling_of_sqlalchemy_are_left_out() -> None:
         ("sqllite:///x.db", r"did you mean sqlite://\?"),
         ("postgress://h/d", r"did you mean postgresql://\?"),
         ("mongodb://h/d", "use sqlite:///relative.db"),
-        ("postgresql://[::1/d", "Invalid IPv6 URL"),
+        ("postgresql://[::1/d", "cannot be read"),
         ("sqlite:///x%00.db", "a control character"),
         ("sqlite:///x.db#y", "write %23"),
     ],

@@ -11,6 +11,7 @@ import io
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from types import MappingProxyType
 
@@ -18,8 +19,11 @@ import click
 
 from perdure.cli.console.commands import CommandGroup
 from perdure.cli.console.logs import configure
-from perdure.cli.console.output import dump, harmless
+from perdure.cli.console.output import dump
+from perdure.cli.console.params import ENVIRONMENT
+from perdure.core.printable import harmless, harmless_lines
 from perdure.errors import PerdureError
+from perdure.store.url_secrets import masked, secrets_of
 
 #: Commands by section of the help text, most needed first.
 COMMANDS = MappingProxyType(
@@ -139,10 +143,7 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.UsageError as error:
-        if as_json:
-            _report(error, as_json)
-        else:
-            error.show()
+        _report_usage(error, _secrets(arguments), as_json)
         return MISUSED
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
@@ -152,15 +153,39 @@ def run(arguments: Sequence[str]) -> int:
         return FAILED
     except Exception as error:
         if debug:
-            raise
-        _report(error, as_json)
+            _print_traceback(error, _secrets(arguments))
+        else:
+            _report(error, _secrets(arguments), as_json)
         return FAILED
 
 
-def _report(error: Exception, as_json: bool) -> None:
+def _secrets(arguments: Sequence[str]) -> frozenset[str]:
+    """Passwords of URLs among the arguments, which messages about wrong arguments repeat."""
+    given = [*arguments, os.environ.get(ENVIRONMENT, "")]
+    return frozenset(secret for one in given if "://" in one or "@" in one for secret in secrets_of(one))
+
+
+def _report_usage(error: click.UsageError, secrets: frozenset[str], as_json: bool) -> None:
+    if as_json:
+        _report(error, secrets, as_json)
+        return
+    text = io.StringIO()
+    error.show(text)
+    for line in harmless_lines(masked(text.getvalue().rstrip("\n"), secrets)):
+        print(line, file=sys.stderr)
+
+
+def _print_traceback(error: Exception, secrets: frozenset[str]) -> None:
+    text = "".join(traceback.format_exception(error)).rstrip("\n")
+    for line in harmless_lines(masked(text, secrets)):
+        print(line, file=sys.stderr)
+
+
+def _report(error: Exception, secrets: frozenset[str], as_json: bool) -> None:
     message = error.format_message() if isinstance(error, click.ClickException) else str(error)
     if not isinstance(error, PerdureError | click.ClickException):
         message = f"{type(error).__name__}: {message}; --debug shows the traceback"
+    message = masked(message, secrets)
     if as_json:
         print(dump({"error": {"type": type(error).__name__, "message": message}}), file=sys.stderr)
     else:

@@ -20,7 +20,7 @@ from perdure.store.plain_sql import NAMES, statement
 from perdure.store.postgres.dialect import POSTGRES
 from perdure.store.sql.dialect import DEFAULT_PREFIX
 from perdure.store.sqlite.connection import SQLITE
-from perdure.store.url import shown
+from perdure.store.url_secrets import shown
 
 
 @click.command("migrate", cls=Command, example="perdure migrate postgresql://localhost/shop --status")

@@ -21,7 +21,7 @@ from perdure.cli.console.document import (
     step_document,
     waits_document,
 )
-from perdure.cli.console.output import Printer, dump, harmless_lines
+from perdure.cli.console.output import Printer, dump
 from perdure.cli.console.params import TimeParam, in_the_past, with_output, with_target
 from perdure.cli.console.target import engine_at, with_engine
 from perdure.cli.messages import print_set_aside, set_aside_document
@@ -32,6 +32,7 @@ from perdure.core.model.record import Message, Record
 from perdure.core.model.run import Run, RunPage, Status
 from perdure.core.model.run_report import RunReport, original_records
 from perdure.core.model.set_aside import SetAsideMessage
+from perdure.core.printable import harmless_lines
 
 group = CommandGroup(
     "runs",

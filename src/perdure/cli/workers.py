@@ -25,7 +25,7 @@ from perdure.client.engine import Engine
 from perdure.client.phrases import seconds_ago, silence
 from perdure.core.audit import Audit
 from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
-from perdure.store.url import shown
+from perdure.store.url_secrets import shown
 
 group = CommandGroup(
     "workers",

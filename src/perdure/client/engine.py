@@ -37,7 +37,7 @@ from perdure.core.time.duration import Duration
 from perdure.errors import BadArguments, UsageError
 from perdure.host import Host
 from perdure.store.contract import Store
-from perdure.store.url import shown
+from perdure.store.url_secrets import shown
 from perdure.worker import WorkerOptions, WorkerSettings
 from perdure.workflow.channels import Channel
 from perdure.workflow.definition import Call, Definition, misplaced_hint

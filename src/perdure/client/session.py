@@ -31,7 +31,8 @@ from perdure.core.time.duration import Duration
 from perdure.errors import EngineClosed, NotInWorkflow, RunNotFound, UnknownWorkflow, UsageError
 from perdure.store import Retrying, open_store
 from perdure.store.contract import Store
-from perdure.store.url import is_in_memory, shown
+from perdure.store.url import is_in_memory
+from perdure.store.url_secrets import shown
 from perdure.worker import HookCaller, Worker, WorkerOptions, in_workflow
 from perdure.workflow.definition import Call, Definition, call_hint
 

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from perdure.client.session import session_of
-from perdure.core.printable import printable
+from perdure.core.printable import harmless
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import EngineClosed, InvalidSignature, StoreError, UsageError
 from perdure.push.handler import QueueHandler
@@ -123,11 +123,11 @@ class PushApp:
         try:
             return await self._respond(scope, receive)
         except _Refused as refused:
-            return refused.status, {"error": printable(str(refused))}, refused.headers
+            return refused.status, {"error": harmless(str(refused))}, refused.headers
         except (EngineClosed, StoreError) as error:
-            return 503, {"error": printable(f"the database cannot be reached: {error}")}, [(b"retry-after", b"5")]
+            return 503, {"error": harmless(f"the database cannot be reached: {error}")}, [(b"retry-after", b"5")]
         except Exception:
-            logger.exception("request_failed: a request to %s could not be answered", printable(str(scope.get("path"))))
+            logger.exception("request_failed: a request to %s could not be answered", harmless(str(scope.get("path"))))
             return 503, {"error": "the request could not be processed; the log says why"}, [(b"retry-after", b"30")]
 
     async def _respond(self, scope: Scope, receive: Receive) -> tuple[int, object, Headers]:
@@ -230,7 +230,7 @@ def _shown(answer: MessageResult) -> dict[str, object]:
         shown["delay_seconds"] = answer.delay
         shown["message"] = msgspec.Raw(answer.body)
     if answer.detail:
-        shown["detail"] = printable(answer.detail)
+        shown["detail"] = harmless(answer.detail)
     return shown
 
 

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from perdure.core.codec.decoders import decoder_for
 from perdure.core.ids import check_id
 from perdure.core.model.run import Status
-from perdure.core.printable import printable
+from perdure.core.printable import harmless
 from perdure.errors import DecodeError, UsageError
 
 #: Size from which a message is refused before it is parsed, in bytes.
@@ -78,7 +78,7 @@ class QueueMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         except RecursionError:
             raise DecodeError("not a queue message: it is nested too deeply") from None
         except Exception as error:
-            raise DecodeError(f"not a queue message: {printable(str(error))}") from error
+            raise DecodeError(f"not a queue message: {harmless(str(error))}") from error
         return message
 
 

@@ -24,6 +24,7 @@ from perdure.errors import InvalidSignature, StoreError, UsageError
 from perdure.push.handler import QueueHandler
 from perdure.push.message import MessageOutcome, MessageResult, QueueMessage
 from perdure.push.signature import SigningKeys, signing_keys
+from perdure.store.url_secrets import masked, secrets_of, shown
 
 logger = logging.getLogger("perdure.push")
 
@@ -139,8 +140,15 @@ class RedisQueue:
             raise UsageError(
                 "a queue on Redis needs the package redis, which is not installed: pip install 'perdure[redis]'"
             ) from missing
-        client: Any = Redis.from_url(url)
-        return cls(client, name=name, group=group, idle=idle, keys=keys, max_age=max_age)
+        try:
+            client: Any = Redis.from_url(url)
+            return cls(client, name=name, group=group, idle=idle, keys=keys, max_age=max_age)
+        except UsageError:
+            raise
+        except ValueError as error:
+            problem = masked(str(error), secrets_of(url))
+        # Raised here, so that the original error, which may tell the password, is not its context.
+        raise UsageError(f"{shown(url)!r} is not the URL of a Redis server: {problem}")
 
     async def close(self) -> None:
         """Disconnect from the server."""

@@ -24,6 +24,7 @@ import os
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
+from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from msgspec import Struct
@@ -31,9 +32,10 @@ from msgspec import Struct
 from perdure.core.audit import Audit
 from perdure.errors import UsageError
 from perdure.store.sql.dialect import DEFAULT_PREFIX
+from perdure.store.url_secrets import hides_password
+from perdure.store.url_secrets import shown as shown
 
 _PREFIX = re.compile(r"[a-z_][a-z0-9_]{0,40}")
-_PASSWORD = re.compile(r"(://[^:@/]*):[^/]*@|([?&]\w*password)=[^&]*")
 _HOSTS = re.compile(r"[^/@?#,]+(,[^/@?#,]+)*")
 _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 #: Values of `sslmode` with which the driver checks who issued the server's certificate.
@@ -74,6 +76,12 @@ class PostgresUrl(Struct, frozen=True, kw_only=True):
     #: What the user wants sessions to be called.
     called: str = ""
     audit: Audit = Audit.LIFECYCLE
+
+    def __repr__(self) -> str:
+        return f"<{self.where}>"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("where", self.where)]
 
     @property
     def tables(self) -> str:
@@ -117,6 +125,12 @@ class MysqlUrl(Struct, frozen=True, kw_only=True):
     pool: int = 10
     audit: Audit = Audit.LIFECYCLE
 
+    def __repr__(self) -> str:
+        return f"<{self.where}>"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("where", self.where)]
+
     @property
     def where(self) -> str:
         """The database in messages: without the user's name and password."""
@@ -140,17 +154,13 @@ def is_local(host: str) -> bool:
         return False
 
 
-def shown(url: str) -> str:
-    """A URL without its password, for messages."""
-    return _PASSWORD.sub(lambda found: f"{found[1]}:***@" if found[2] is None else f"{found[2]}=***", url)
-
-
 def is_in_memory(url: str) -> bool:
     """True if the database lives in the memory of one process."""
     where = parse(url)
     return isinstance(where, SqliteUrl) and where.path is None
 
 
+@hides_password
 def parse(url: str) -> SqliteUrl | PostgresUrl | MysqlUrl:
     """Parse a database URL. Raises `UsageError`."""
     if not isinstance(url, str):

@@ -6,7 +6,8 @@ import logging
 import sys
 
 from perdure.cli.console.document import moment
-from perdure.cli.console.output import dump, harmless, harmless_lines
+from perdure.cli.console.output import dump
+from perdure.core.printable import harmless, harmless_lines
 from perdure.workflow.step_info import current_step
 
 LEVELS = ("debug", "info", "warning", "error")

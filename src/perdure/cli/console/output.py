@@ -8,36 +8,17 @@ from __future__ import annotations
 
 import json
 import sys
-import unicodedata
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from perdure.core.printable import harmless
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: Unicode categories that a terminal acts on or cannot show: controls, invisible formats (which reorder text), lone
-#: surrogates, and line separators.
-_UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-
 Rows = Sequence[Sequence[str]]
 RowStyle = Callable[[Sequence[str]], str]
-
-
-def harmless(text: str) -> str:
-    """Return the text as one line, with all characters that a terminal acts on escaped."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_escaped(one) if unicodedata.category(one) in _UNSAFE else one for one in text)
-
-
-def harmless_lines(text: str) -> list[str]:
-    """Split text into lines, such as a traceback, and make each harmless."""
-    return [harmless(line.expandtabs()) for line in text.split("\n")]
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def dump(value: object) -> str:

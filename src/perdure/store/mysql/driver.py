@@ -19,6 +19,7 @@ from perdure.errors import UsageError
 from perdure.store.server.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from perdure.store.sql.dialect import Row
 from perdure.store.url import MysqlUrl
+from perdure.store.url_secrets import connecting, secrets_in
 
 #: Errors of the server and of the driver, with a number, and the error for a key that is taken.
 DriverError: type[Exception] = asyncmy.errors.MySQLError
@@ -280,7 +281,8 @@ class MysqlConnector:
             port=url.port,
             unix_socket=url.socket,
             user=url.user,
-            password=url.password,
+            # As bytes: the driver would encode text in Latin-1.
+            password=url.password.encode(errors="surrogateescape"),
             database=url.database,
             charset="utf8mb4",
             connect_timeout=timeouts.connect,  # pyright: ignore[reportArgumentType] # fractions are fine
@@ -294,7 +296,7 @@ class MysqlConnector:
         driver.is_local = url.is_local
         driver.may_fall_back = url.ssl == "prefer"
         try:
-            await driver.connect()
+            await connecting(driver.connect(), url.where, lambda: secrets_in(url.password))
         except DriverError as error:
             if isinstance(error.__cause__, ssl.SSLCertVerificationError):
                 raise ServerNotTrusted(

@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast
 import asyncpg  # pyright: ignore[reportMissingTypeStubs] # it has none
 
 from perdure.store.server.timeouts import Timeouts
+from perdure.store.url_secrets import connecting, secrets_of, shown
 
 #: Errors of the server, errors of the driver itself, and the error for a key that is taken.
 ServerError: type[Exception] = asyncpg.PostgresError
@@ -198,7 +199,7 @@ async def connect(
     Without `prepares`, the server parses every statement anew. So it does on a session that is `lent` to functions of
     the user, which has no time limit either.
     """
-    session = await asyncpg.connect(  # pyright: ignore[reportUnknownMemberType] # the driver is not typed
+    opening = asyncpg.connect(  # pyright: ignore[reportUnknownMemberType] # the driver is not typed
         dsn,
         connection_class=_LentSession if lent else _NamedSession,
         timeout=timeouts.connect,  # pyright: ignore[reportArgumentType] # fractions are fine
@@ -208,6 +209,7 @@ async def connect(
         max_cacheable_statement_size=0,
         server_settings={"application_name": called},
     )
+    session: Any = await connecting(opening, f"the database {shown(dsn)}", lambda: secrets_of(dsn))
     session.unique = unique
     if not lent:
         _describe_arrays(session)
