@@ -9,8 +9,8 @@ from typing import TypedDict, Unpack
 from perdure.client.session import Session
 from perdure.core.audit import Audit, Event, EventFilter, EventPage
 from perdure.core.ids import check_id
+from perdure.core.option_checks import check_known, check_list, check_page, check_position, check_text
 from perdure.core.time.duration import Duration, instant, microseconds
-from perdure.errors import UsageError
 from perdure.worker import delete_events
 
 #: Events read, or deleted, in one transaction.
@@ -53,8 +53,9 @@ class AuditTrail:
 
     async def list(self, *, limit: int = 100, cursor: int | None = None, **options: Unpack[EventOptions]) -> EventPage:
         """List events, newest first, a page at a time: of a run, a kind, a type, an actor, a range of time."""
-        if not 1 <= limit <= CHUNK:
-            raise UsageError(f"limit must be between 1 and {CHUNK}, not {limit}")
+        check_page(limit, CHUNK)
+        if cursor is not None:
+            check_position("cursor", cursor)
         store = await self._session.opened()
         found = await store.events_page(_filter(options), limit + 1, before=cursor)
         return EventPage(tuple(found[:limit]), found[limit - 1].id if len(found) > limit else None)
@@ -65,7 +66,9 @@ class AuditTrail:
         Events of concurrent transactions may come in another order than that of their numbers.
         """
         filter, store = _filter(options), await self._session.opened()
-        if after is None:
+        if after is not None:
+            check_position("after", after)
+        else:
             newest = await store.events_page(EventFilter(), 1)
             after = newest[0].id if newest else 0
         seen: dict[int, int] = {}
@@ -96,13 +99,19 @@ class AuditTrail:
 
 
 def _filter(options: EventOptions) -> EventFilter:
-    kind, run = options.get("kind"), options.get("run")
+    check_known(options, EventOptions, "a listing of events")
+    kind, run, type, actor = (options.get(name) for name in ("kind", "run", "type", "actor"))
     since, until = options.get("since"), options.get("until")
     return EventFilter(
         run_id=None if run is None else check_id(run),
-        kinds=None if kind is None else (kind,) if isinstance(kind, str) else tuple(kind),
-        type=options.get("type"),
-        actor=options.get("actor"),
+        kinds=None if kind is None else _kinds(kind),
+        type=None if type is None else check_text("type", type),
+        actor=None if actor is None else check_text("actor", actor),
         since=None if since is None else instant(since, 0),
         until=None if until is None else instant(until, 0),
     )
+
+
+def _kinds(kind: object) -> tuple[str, ...]:
+    given = (kind,) if isinstance(kind, str) else check_list("kind", kind, "['started', 'failed']")
+    return tuple(check_text("kind", one) for one in given)

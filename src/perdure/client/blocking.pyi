@@ -23,7 +23,10 @@ from perdure.core.hooks import DeadLetterNotice, ErrorNotice
 from perdure.core.limits.breaker import BreakerInfo
 from perdure.core.limits.limit import LimitInfo
 from perdure.core.model.claim import ExecutionResult
-from perdure.core.model.dead_letter import DeadLetter, DeadLetterPage
+from perdure.core.model.dead_letter import (
+    DeadLetter,
+    DeadLetterPage,
+)
 from perdure.core.model.deploy_report import DeployReport
 from perdure.core.model.lock import LockInfo
 from perdure.core.model.orders import Pause

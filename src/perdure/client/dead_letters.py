@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import datetime
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TypedDict, Unpack
 
 from msgspec import Struct
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from perdure.client.reopen import RetryOptions, retry, standing
 from perdure.client.runs import PruneReport, prune
 from perdure.client.session import Session
+from perdure.core.brief import brief
 from perdure.core.ids import check_id
 from perdure.core.model.dead_letter import (
     DeadLetter,
@@ -23,6 +24,7 @@ from perdure.core.model.dead_letter import (
     dead_letter_reason,
 )
 from perdure.core.model.run import Run, Status
+from perdure.core.option_checks import check_flag, check_list, check_page, check_text
 from perdure.core.policy.retention import PruneRequest
 from perdure.core.routing import check_patterns
 from perdure.core.time.duration import FAR, Duration, instant, microseconds
@@ -65,8 +67,7 @@ class DeadLetters:
 
     async def list(self, *, limit: int = 50, cursor: str | None = None, **which: Unpack[DeadOptions]) -> DeadLetterPage:
         """List runs that failed for good, or were set aside, with all their errors; latest run first."""
-        if not 1 <= limit <= 1000:
-            raise UsageError(f"limit must be between 1 and 1000, not {limit}")
+        check_page(limit)
         return await (await self._session.opened()).dead(_filter(which), limit, cursor)
 
     async def get(self, run_id: str) -> DeadLetter:
@@ -112,6 +113,7 @@ class DeadLetters:
         One that was set aside is cancelled by that.
         """
         self._session.codec.encode(reason, "the reason of a discard")
+        check_text("reason", reason)
         done: builtins.list[str] = []
         refused: dict[str, str] = {}
         store = await self._session.opened()
@@ -158,7 +160,7 @@ class DeadLetters:
         if (run_ids is None) == (where is None):
             raise UsageError("say which dead letters: their ids, or where={...}; where={} means all of them")
         if run_ids is not None:
-            for run_id in (run_ids,) if isinstance(run_ids, str) else run_ids:
+            for run_id in (run_ids,) if isinstance(run_ids, str) else check_list("run_ids", run_ids, "['order-17']"):
                 yield check_id(run_id)
             return
         store, filter, cursor = await self._session.opened(), _filter(where or {}), None
@@ -174,29 +176,33 @@ class DeadLetters:
 
 
 def _filter(which: DeadOptions) -> DeadLetterFilter:
+    if not isinstance(which, Mapping):
+        raise UsageError(f"where={brief(which)}: give a dict, such as where={{'type': 'billing.%'}}")
     if unknown := which.keys() - DeadOptions.__annotations__.keys():
         known = ", ".join(DeadOptions.__annotations__)
-        raise UsageError(f"dead letters are not chosen by {min(unknown)!r}; choose by {known}")
-    type, reason = which.get("type"), which.get("reason")
+        raise UsageError(f"dead letters are not chosen by {brief(min(unknown, key=str))}; choose by {known}")
+    type, reason, queue, error = which.get("type"), which.get("reason"), which.get("queue"), which.get("error")
+    deleted = which.get("deleted", False)
     after, before = which.get("dead_after"), which.get("dead_before")
     if type is not None:
-        check_patterns(type)
+        check_patterns(check_text("type", type))
     return DeadLetterFilter(
         type=type,
-        queue=which.get("queue"),
-        error=which.get("error"),
-        reasons=None if reason is None else _reasons((reason,) if isinstance(reason, str) else reason),
+        queue=None if queue is None else check_text("queue", queue),
+        error=None if error is None else check_text("error", error),
+        reasons=None if reason is None else _reasons(reason),
         dead_after=None if after is None else instant(after, 0),
         dead_before=None if before is None else instant(before, 0),
-        deleted=which.get("deleted", False),
+        deleted=None if deleted is None else check_flag("deleted", deleted),
     )
 
 
-def _reasons(names: Sequence[str]) -> tuple[DeadLetterReason, ...]:
-    try:
-        return tuple(DeadLetterReason(name) for name in names)
-    except ValueError as error:
-        raise UsageError(f"{error}; the reasons are {', '.join(DeadLetterReason)}") from None
+def _reasons(reason: object) -> tuple[DeadLetterReason, ...]:
+    names = (reason,) if isinstance(reason, str) else check_list("reason", reason, "['failed']")
+    for name in names:
+        if not isinstance(name, str) or name not in tuple(DeadLetterReason):
+            raise UsageError(f"{brief(name)} is not a reason; the reasons are {', '.join(DeadLetterReason)}")
+    return tuple(map(DeadLetterReason, names))
 
 
 def _no_letter(run: Run) -> UsageError:

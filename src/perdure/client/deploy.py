@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from perdure.client.session import Session
+from perdure.core.ids import check_name
 from perdure.core.model.claim import LoadedRun
 from perdure.core.model.deploy_report import DeployFinding, DeployProblem, DeployReport
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import FINISHED, Reason, Run, RunFilter, Status
-from perdure.errors import UsageError
+from perdure.core.option_checks import check_list, check_whole
 from perdure.store import open_store
 from perdure.store.contract import Store
 from perdure.worker import ReplayCheck
@@ -26,10 +27,10 @@ PAGE = 100
 
 async def check(session: Session, types: Sequence[str] | None, limit: int | None) -> DeployReport:
     """Replay the history of every unfinished run, or of those of some types, against the code of this engine."""
-    if limit is not None and limit < 1:
-        raise UsageError(f"limit must be at least 1, not {limit}")
-    if isinstance(types, str):
-        raise UsageError(f"types is a list of workflow types: [{types!r}]")
+    if limit is not None:
+        check_whole("limit", limit, 1)
+    if types is not None:
+        types = [check_name(type, "type") for type in check_list("types", types, "['shop.checkout.v1']")]
     findings: list[DeployFinding] = []
     checked, more = 0, False
     async with _readable(session) as store:

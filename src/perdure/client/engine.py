@@ -22,12 +22,13 @@ from perdure.client.start import Moment, StartOptions, create_all, create_on
 from perdure.client.watermarks import ConnectionReader, Watermarks
 from perdure.client.workers import EngineWorker, Queues, Workers
 from perdure.core.audit import Event
+from perdure.core.brief import brief
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.snapshot import snapshot
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice, Hooks
 from perdure.core.model.deploy_report import DeployReport
 from perdure.core.model.run import NewRun
-from perdure.core.option_checks import check_flag, check_whole
+from perdure.core.option_checks import check_flag, check_instance, check_list, check_whole
 from perdure.core.policy.retention import Retention
 from perdure.core.policy.singleton import Singleton
 from perdure.core.policy.watermark import Watermark
@@ -91,7 +92,11 @@ class Engine(AsyncOnly):
         for as long as it takes. `system` and `store` replace the real world and the database named by the URL; they are
         for tests.
         """
-        _check_options(payload_warn, payload_limit, migrate, errors := tuple(errors))
+        errors = check_list("errors", errors, "[PaymentDeclined]")
+        _check_options(payload_warn, payload_limit, migrate, errors)
+        marks = check_list("watermarks", watermarks, "[Watermark(queue='mail', high=1000)]")
+        for mark in marks:
+            check_instance("watermarks", mark, Watermark, "Watermark(queue='mail', high=1000)")
         self.url = url
         self.workflows = _by_type(workflows)
         options = SessionOptions(
@@ -100,7 +105,7 @@ class Engine(AsyncOnly):
             codec=Codec(warn_bytes=payload_warn, max_bytes=payload_limit),
             retention=Retention.of(retention),
             hooks=Hooks(on_error=on_error, on_dead_letter=on_dead_letter, on_event=on_event),
-            watermarks=tuple(watermarks),
+            watermarks=marks,
             database_timeout=database_timeout,
         )
         self._session = Session(url, self.workflows, options, Host() if system is None else system, store)
@@ -260,6 +265,8 @@ class Engine(AsyncOnly):
 
         On a `connection` of yours, in the transaction that is open there.
         """
+        calls = check_list("calls", calls, "[checkout(order)]")
+        ids = None if ids is None else check_list("ids", ids, "['order-17']")
         if ids is not None and len(ids) != len(calls):
             raise UsageError(f"{len(calls)} calls but {len(ids)} ids; give one id a call")
         options: StartOptions = {"at": at, "priority": priority, "queue": queue, "deadline": deadline}
@@ -361,7 +368,7 @@ class Engine(AsyncOnly):
 def _by_type(workflows: Iterable[Definable]) -> dict[str, Definition[Any, Any]]:
     if isinstance(workflows, Definition | type | str) or not isinstance(workflows, Iterable):
         name = getattr(workflows, "__name__", "checkout")
-        raise UsageError(f"workflows={workflows!r}: give a list, such as [{name}], or discover('package')")
+        raise UsageError(f"workflows={brief(workflows)}: give a list, such as [{name}], or discover('package')")
     known: dict[str, Definition[Any, Any]] = {}
     for workflow in map(definition_of, workflows):
         first = known.setdefault(workflow.type, workflow)
@@ -380,4 +387,4 @@ def _check_options(payload_warn: object, payload_limit: object, migrate: object,
     check_flag("migrate", migrate)
     for error in errors:
         if not isinstance(error, type) or not issubclass(error, BaseException):
-            raise UsageError(f"errors has {error!r}: give exception classes, such as [PaymentDeclined]")
+            raise UsageError(f"errors has {brief(error)}: give exception classes, such as [PaymentDeclined]")

@@ -20,6 +20,7 @@ from perdure.core.model.record import Message, Record
 from perdure.core.model.run import Run, Status
 from perdure.core.model.run_report import RunReport
 from perdure.core.model.set_aside import SetAsideMessage
+from perdure.core.option_checks import check_instance
 from perdure.core.time.duration import Duration
 from perdure.store.sql.reads import interruptions
 from perdure.workflow.channels import Channel, Question
@@ -258,5 +259,6 @@ class Handle(Generic[R_co]):
 async def get_handle(session: Session, run_id: str, workflow: Definition[..., Any] | None = None) -> Handle[Any]:
     """Make a handle on a run that exists. Raises `RunNotFound`."""
     run = await session.find(run_id)
+    check_instance("workflow", workflow, Definition, "the workflow `checkout`")
     known = session.workflows.get(run.type) if workflow is None else workflow
     return Handle(session, run.id, Any if known is None else known.signature.returns)

@@ -8,7 +8,7 @@ from perdure.client.session import Session
 from perdure.core.ids import check_id, check_name
 from perdure.core.limits.breaker import PREFIX, BreakerInfo, Circuit
 from perdure.core.limits.limit import KEYED, LimitBounds, LimitInfo, check_gate, make_bounds
-from perdure.errors import UsageError
+from perdure.core.option_checks import check_page, check_text
 
 
 class Limits:
@@ -33,8 +33,8 @@ class Limits:
 
     async def list(self, *, limit: int = 100, after: str = "") -> builtins.list[LimitInfo]:
         """List limits that runs have met or that were set, by name, beginning after a name."""
-        if not 1 <= limit <= 1000:
-            raise UsageError(f"limit must be between 1 and 1000, not {limit}")
+        check_page(limit)
+        check_text("after", after)
         store = await self._session.opened()
         found: builtins.list[LimitInfo] = []
         while len(found) < limit:
@@ -46,7 +46,7 @@ class Limits:
         return found[:limit]
 
     async def _write(self, name: str, bounds: LimitBounds | None) -> None:
-        base, keyed, _ = name.partition(KEYED)
+        base, keyed, _ = check_text("name", name).partition(KEYED)
         check_gate(base)
         if keyed:
             check_id(name, "limit")
@@ -73,8 +73,8 @@ class Breakers:
 
     async def list(self, *, limit: int = 100, after: str = "") -> builtins.list[BreakerInfo]:
         """List breakers that calls have met or that were set by hand, by name, beginning after a name."""
-        if not 1 <= limit <= 1000:
-            raise UsageError(f"limit must be between 1 and 1000, not {limit}")
+        check_page(limit)
+        check_text("after", after)
         gates = await (await self._session.opened()).gates(PREFIX + after, limit)
         return [gate.breaker for gate in gates if gate.name.startswith(PREFIX) and gate.breaker is not None]
 

@@ -21,8 +21,10 @@ from perdure.client.async_only import AsyncOnly
 from perdure.client.results import within
 from perdure.client.session import Session, refuse_in_workflow
 from perdure.core.background_loops import LoopGuard, LoopHealth
+from perdure.core.brief import brief
 from perdure.core.ids import check_key
 from perdure.core.model.lock import LockInfo
+from perdure.core.option_checks import check_page, check_text
 from perdure.core.time.duration import Duration, microseconds, moment_of, seconds
 from perdure.errors import EngineClosed, Locked, LockLost, StoreError, UsageError
 from perdure.store.contract import Change
@@ -206,8 +208,8 @@ class Locks:
 
     async def list(self, *, limit: int = 100, after: str = "") -> builtins.list[LockInfo]:
         """List locks that are held, by name, beginning after a name."""
-        if not 1 <= limit <= 1000:
-            raise UsageError(f"limit must be between 1 and 1000, not {limit}")
+        check_page(limit)
+        check_text("after", after)
         return await (await self._session.opened()).locks(after, limit)
 
     async def get(self, name: str) -> LockInfo | None:
@@ -326,7 +328,7 @@ def checked_ttl(ttl: Duration) -> int:
     """Return the time to live of a lock in microseconds. Raises `UsageError`."""
     time = microseconds(ttl)
     if time < 1000:
-        raise UsageError(f"ttl={ttl!r}: a lock is held for a millisecond at the least")
+        raise UsageError(f"ttl={brief(ttl)}: a lock is held for a millisecond at the least")
     return time
 
 

@@ -17,6 +17,7 @@ from perdure.core.model.outputs import Output, OutputKind
 from perdure.core.model.record import NewMessage, SendOutcome
 from perdure.core.model.run import Status
 from perdure.core.model.set_aside import SetAsideMessage, set_aside_of
+from perdure.core.option_checks import check_text
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import RunFinished, RunNotFound, UsageError
 from perdure.store.contract import Store
@@ -83,6 +84,7 @@ async def broadcast(
 async def cancel(session: Session, run_id: str, reason: str) -> bool:
     """Ask a run to stop; False if it had finished."""
     session.codec.encode(reason, "the reason of a cancellation")
+    check_text("reason", reason)
     key = session.system.entropy(16).hex()
     outcome = await (await session.opened()).cancel(check_id(run_id), reason, key, session.actor)
     if outcome is SendOutcome.UNKNOWN:

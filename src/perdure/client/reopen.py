@@ -16,11 +16,13 @@ from perdure.client.deploy import aside
 from perdure.client.inspect import explain
 from perdure.client.session import Session
 from perdure.client.start import Moment, StartOptions, new_run
+from perdure.core.brief import brief
 from perdure.core.ids import check_name
 from perdure.core.model.dead_letter import dead_letter_reason
 from perdure.core.model.record import Record, RecordKind
 from perdure.core.model.reopen import Fork, RetryOutcome, RetryRequest, kept_seed
 from perdure.core.model.run import NewRun, Run
+from perdure.core.option_checks import check_text
 from perdure.core.policy.retry import Retry
 from perdure.core.policy.singleton import with_stored_singleton
 from perdure.core.time.duration import FAR, Duration, instant
@@ -201,6 +203,10 @@ async def _try_out(session: Session, source: Run, fork: Fork) -> None:
 def _input(session: Session, source: Run, given: Call[Any] | Mapping[str, Any] | None) -> str:
     if given is None:
         return source.input
+    if not isinstance(given, Call | Mapping) or not all(
+        isinstance(name, str) for name in getattr(given, "keys", list)()
+    ):
+        raise UsageError(f"input={brief(given)}: give a call of {source.type}, or its arguments by name in a dict")
     call = given if isinstance(given, Call) else Call.named(source.type, **given)
     if call.type != source.type:
         raise UsageError(f"run {source.id!r} is a {source.type!r}, not a {call.type!r}")
@@ -211,6 +217,7 @@ def _past(source: Run, history: Sequence[Record], from_step: str | None) -> list
     """Return the records before a step, of the last attempt at the run that came to it. Raises `UsageError`."""
     if from_step is None:
         return []
+    check_text("from_step", from_step)
     found = [record for record in history if record.location == from_step and record.kind in _PLACES]
     if not found:
         known = ", ".join(dict.fromkeys(record.location for record in history if record.kind in _PLACES)) or "none"
@@ -222,6 +229,8 @@ def _past(source: Run, history: Sequence[Record], from_step: str | None) -> list
 
 def _edited(session: Session, source: Run, past: Sequence[Record], results: Mapping[str, Any]) -> list[Record]:
     """Replace results in records. Raises `UsageError` for a result that is not there, or of the wrong type."""
+    if not isinstance(results, Mapping) or not all(isinstance(location, str) for location in results):
+        raise UsageError(f"results={brief(results)}: give a dict of results by location, such as {{'charge#2': 7}}")
     there = {record.location for record in past if record.kind in _RESULTS}
     if missing := sorted(results.keys() - there):
         known = ", ".join(sorted(there)) or "none"

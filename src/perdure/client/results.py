@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from perdure.client.inspect import explain
 from perdure.core.background_loops import LoopGuard, LoopHealth
+from perdure.core.brief import brief
 from perdure.core.codec.failure import Failure
 from perdure.core.ids import check_name
 from perdure.core.model.outputs import Output, OutputKind
@@ -269,7 +270,7 @@ async def within(
         if timeout is None or (current is not None and current.cancelling()):
             waiting.cancel()
             raise
-        raise TimeoutError(f"{too_late} within {timeout!r}") from None
+        raise TimeoutError(f"{too_late} within {brief(timeout)}") from None
     finally:
         if timer is not None:
             timer.cancel()
@@ -449,8 +450,10 @@ async def stream(
     """Yield the items of a stream past a position until the run ends; without `follow`, those that are there."""
     check_name(name, "name of a stream")
     last = -1 if after is None else after
-    if last < -1:
-        raise UsageError(f"stream(after={after}): positions begin with 0; leave it out to read from the beginning")
+    if not isinstance(last, int) or isinstance(last, bool) or not -1 <= last < 2**63:
+        raise UsageError(
+            f"stream(after={brief(after)}): positions begin with 0; leave it out to read from the beginning"
+        )
     await session.find(run_id)
     store = await session.opened()
     with OutputWatch(store, session.system) as watch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Unpack
 
@@ -14,11 +14,13 @@ from perdure.client.inspect import explain, is_unserved, served_elsewhere
 from perdure.client.reopen import RetryOptions, standing
 from perdure.client.session import Session
 from perdure.client.start import Moment
+from perdure.core.brief import brief
 from perdure.core.ids import check_id
 from perdure.core.model.dead_letter import DeleteOutcome, dead_letter_reason
 from perdure.core.model.orders import OrderOutcome, RunOrder
 from perdure.core.model.record import RecordKind
-from perdure.core.model.run import FINISHED, Run, RunFilter, RunPage, Status
+from perdure.core.model.run import Run, RunFilter, RunPage, Status
+from perdure.core.option_checks import check_flag, check_list, check_page, check_text
 from perdure.core.policy.retention import PruneRequest
 from perdure.core.policy.singleton import stored_singleton_of
 from perdure.core.routing import check_patterns
@@ -59,17 +61,16 @@ class Runs:
         cursor: str | None = None,
     ) -> RunPage:
         """List runs, newest first, a page at a time. `deleted=True` lists deleted runs only, None those too."""
-        if not 1 <= limit <= 1000:
-            raise UsageError(f"limit must be between 1 and 1000, not {limit}")
-        statuses = None if status is None else _statuses((status,) if isinstance(status, str) else status)
+        check_page(limit)
+        statuses = None if status is None else _statuses(status)
         filter = RunFilter(
             status=statuses,
-            type=type,
-            queue=queue,
-            parent_id=parent,
+            type=None if type is None else check_text("type", type),
+            queue=None if queue is None else check_text("queue", queue),
+            parent_id=None if parent is None else check_text("parent", parent),
             created_after=None if created_after is None else instant(created_after, 0),
             created_before=None if created_before is None else instant(created_before, 0),
-            deleted=deleted,
+            deleted=None if deleted is None else check_flag("deleted", deleted),
         )
         return await (await self._session.opened()).list(filter, limit, cursor)
 
@@ -80,6 +81,9 @@ class Runs:
 
     async def unserved(self, runs: Sequence[Run]) -> set[str]:
         """Return the ids of runs that are ready, but whose type or queue no live worker serves."""
+        for run in check_list("runs", runs, "page.runs"):
+            if not isinstance(run, Run):
+                raise UsageError(f"runs has {brief(run)}: give runs, such as those of `runs.list`")
         store = await self._session.opened()
         workers, now = await store.workers(), await store.now()
         elsewhere = served_elsewhere(await store.types())
@@ -95,6 +99,8 @@ class Runs:
         """
         session = self._session
         session.codec.encode(reason, "the reason of a termination")
+        check_text("reason", reason)
+        check_flag("undo", undo)
         store, key = await session.opened(), session.system.entropy(16).hex()
         outcome = await store.terminate(check_id(run_id), reason, key, session.actor, undo=undo)
         if outcome is OrderOutcome.UNKNOWN:
@@ -126,6 +132,7 @@ class Runs:
         Messages and timers are kept for later. A cancellation, and its deadline, still end the run.
         """
         self._session.codec.encode(reason, "the reason of a pause")
+        check_text("reason", reason)
         return await self._order(RecordKind.PAUSE, run_id, reason) is OrderOutcome.DONE
 
     async def resume(self, run_id: str) -> bool:
@@ -174,6 +181,8 @@ class Runs:
         """
         session = self._session
         session.codec.encode(reason, "the reason of a deletion")
+        check_text("reason", reason)
+        check_flag("purge", purge)
         store = await session.opened()
         answer = await store.delete(check_id(run_id), reason, session.actor)
         if answer is DeleteOutcome.REFUSED:
@@ -211,10 +220,13 @@ class Runs:
         Families go together: a run stays while a descendant is unfinished, or while its parent exists and has not
         completed. The deletion takes many small transactions, not one.
         """
-        statuses = None if status is None else _finished((status,) if isinstance(status, str) else status)
+        statuses = None if status is None else _finished(status)
         now = (await self._session.opened()).clock()
         what = PruneRequest(
-            before=now - microseconds(older_than), statuses=statuses, types=check_patterns(types), deleted=deleted
+            before=now - microseconds(older_than),
+            statuses=statuses,
+            types=check_patterns(types),
+            deleted=check_flag("deleted", deleted),
         )
         return await prune(self._session, what)
 
@@ -238,18 +250,16 @@ async def prune(session: Session, what: PruneRequest) -> PruneReport:
             return PruneReport(runs=runs, spared=spared)
 
 
-def _statuses(names: Iterable[str]) -> tuple[Status, ...]:
-    try:
-        return tuple(Status(name) for name in names)
-    except ValueError as error:
-        raise UsageError(f"{error}; the statuses are {', '.join(Status)}") from None
+def _statuses(status: object) -> tuple[Status, ...]:
+    names = (status,) if isinstance(status, str) else check_list("status", status, "['failed']")
+    for name in names:
+        if not isinstance(name, str) or name not in tuple(Status):
+            raise UsageError(f"{brief(name)} is not a status; the statuses are {', '.join(Status)}")
+    return tuple(map(Status, names))
 
 
-def _finished(names: Sequence[str]) -> tuple[Status, ...]:
-    try:
-        statuses = tuple(Status(name) for name in names)
-    except ValueError as error:
-        raise UsageError(f"{error}; the statuses are {', '.join(sorted(FINISHED))}") from None
+def _finished(status: object) -> tuple[Status, ...]:
+    statuses = _statuses(status)
     if unfinished := [one for one in statuses if not one.finished]:
         raise UsageError(f"runs that are {unfinished[0]} are not over, so they cannot be pruned; cancel them first")
     return statuses

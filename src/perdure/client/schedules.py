@@ -19,8 +19,9 @@ from perdure.client.handle import Handle, get_handle
 from perdure.client.session import Session
 from perdure.client.start import StartOptions, new_run
 from perdure.core.audit import Event
+from perdure.core.brief import brief
 from perdure.core.ids import check_name
-from perdure.core.option_checks import check_time
+from perdure.core.option_checks import check_flag, check_page, check_text, check_time, check_whole
 from perdure.core.time.cron import At, Cron, Every, Timing, fire_times, next_fire_time, to_stored, zone_of
 from perdure.core.time.duration import FAR, Duration, instant, microseconds, moment_of
 from perdure.core.time.firing import when_due
@@ -73,7 +74,7 @@ class Schedules:
         now = await self._now()
         wanted = self._told(Schedule(id=id, spec="", type=""), call, timing, options, now)
         if wanted.next_slot >= FAR:
-            raise InvalidSchedule(f"the schedule {id!r} would never run: {timing!r} is over, or never comes")
+            raise InvalidSchedule(f"the schedule {id!r} would never run: {brief(timing)} is over, or never comes")
         store = await self._session.opened()
         while True:
             write_id = self._session.system.entropy(16).hex()
@@ -121,6 +122,7 @@ class Schedules:
         Fire times during the pause are skipped when it is resumed.
         """
         self._session.codec.encode(reason, "the reason of a pause")
+        check_text("reason", reason)
 
         def paused(one: Schedule) -> Schedule | None:
             return None if one.paused else structs.replace(one, paused=True, reason=reason, due_at=FAR)
@@ -129,6 +131,7 @@ class Schedules:
 
     async def resume(self, id: str, *, catch_up: bool = False) -> bool:
         """Start runs again; False if it is not paused. With `catch_up`, fire times during the pause count as missed."""
+        check_flag("catch_up", catch_up)
         now = await self._now()
 
         def resumed(one: Schedule) -> Schedule | None:
@@ -185,15 +188,15 @@ class Schedules:
 
     async def list(self, *, limit: int = 100, after: str = "") -> builtins.list[Schedule]:
         """List schedules by id, beginning after an id."""
-        if not 1 <= limit <= 1000:
-            raise UsageError(f"limit must be between 1 and 1000, not {limit}")
+        check_page(limit)
+        check_text("after", after)
         return await (await self._session.opened()).schedules(after, limit)
 
     async def next(self, id: str, count: int = 5) -> builtins.list[datetime.datetime]:
         """Return the next fire times, as if it were not paused, in its time zone."""
         schedule, now = await self.get(id), await self._now()
-        if not 1 <= count <= _LATELY:
-            raise UsageError(f"count must be between 1 and {_LATELY}, not {count}")
+        if check_whole("count", count, 1) > _LATELY:
+            raise UsageError(f"count must be between 1 and {_LATELY}, not {brief(count)}")
         after = max(now, schedule.next_slot - 1)
         return [] if after >= FAR - 1 else schedule.timing.upcoming(count, after=moment_of(after))
 
@@ -286,17 +289,15 @@ def _with_policies(one: Schedule, options: ScheduleOptions) -> Schedule:
             grace=options.get("grace", misfire.grace),
             within=options.get("within", misfire.within),
         )
-    try:
-        overlap = Overlap(options.get("overlap", one.overlap))
-    except ValueError:
-        known = ", ".join(Overlap)
-        raise InvalidSchedule(f"overlap={options.get('overlap')!r} is no policy; say one of {known}") from None
+    overlap = options.get("overlap", one.overlap)
+    if not isinstance(overlap, str) or overlap not in tuple(Overlap):
+        raise InvalidSchedule(f"overlap={brief(overlap)} is no policy; say one of {', '.join(Overlap)}")
     deadline = options.get("deadline", one.deadline / 1e6 or None)
     return structs.replace(
         one,
         jitter=microseconds(options.get("jitter", one.jitter / 1e6)),
         misfire=misfire,
-        overlap=overlap,
+        overlap=Overlap(overlap),
         deadline=0 if deadline is None else microseconds(check_time("deadline", deadline) or 0),
     )
 
@@ -304,7 +305,7 @@ def _with_policies(one: Schedule, options: ScheduleOptions) -> Schedule:
 def _anchored(timing: Timing, now: int) -> Timing:
     """Give an interval without a beginning one."""
     if not isinstance(timing, Cron | Every | At):
-        raise InvalidSchedule(f"{timing!r} does not say when; give Cron('0 3 * * *'), Every('1h') or At(moment)")
+        raise InvalidSchedule(f"{brief(timing)} does not say when; give Cron('0 3 * * *'), Every('1h') or At(moment)")
     if isinstance(timing, Every) and timing.start is None:
         return Every(timing.interval, start=moment_of(now + microseconds(timing.interval)))
     return timing

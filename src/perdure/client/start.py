@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict
 
+from perdure.core.brief import brief
 from perdure.core.codec.codec import Codec
 from perdure.core.ids import check_id, check_name, uuid7
 from perdure.core.model.reopen import root_generation
@@ -59,7 +60,7 @@ def _single(call: Call[Any], options: StartOptions) -> Call[Any]:
                 "debounce decides when a run starts; it cannot be combined with singleton, at or idempotency_key"
             )
         if not isinstance(debounce, Debounce):
-            raise UsageError(f"debounce={debounce!r}: give a Debounce, such as Debounce('5s')")
+            raise UsageError(f"debounce={brief(debounce)}: give a Debounce, such as Debounce('5s')")
         return replace(call, settings=RunSettings(single=debounce.to_stored(call.type)).over(call.settings))
     return call if singleton is None else call.options(singleton=singleton)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from perdure.core.ids import check_name
 from perdure.core.model.run import NewRun
+from perdure.core.option_checks import check_instance, check_whole
 from perdure.core.policy.watermark import WAIT, Watermark
 from perdure.core.system import System
 from perdure.errors import Overloaded, UsageError
@@ -138,6 +139,9 @@ class Watermarks:
 
     async def set(self, watermark: Watermark) -> None:
         """Set a watermark, in place of the present one. Other engines follow within a few seconds."""
+        check_instance("watermark", watermark, Watermark, "Watermark(queue='mail', high=1000)")
+        if watermark is None:
+            raise UsageError("watermark=None: to remove one, use `watermarks.remove`")
         await (await self._session.opened()).set_watermark(watermark, self._session.actor)
         self._session.backpressure.forget()
 
@@ -153,7 +157,8 @@ class Watermarks:
 
     async def depth(self, *, queue: str | None = None, type: str | None = None, limit: int = 100_000) -> int:
         """Count the runs that are ready and wait for a worker, on a queue or of a type, up to `limit`."""
-        return await (await self._session.opened()).depth(*_place(queue, type), limit)
+        most = min(check_whole("limit", limit, 1), 2**31)
+        return await (await self._session.opened()).depth(*_place(queue, type), most)
 
 
 def _place(queue: str | None, type: str | None) -> Place:

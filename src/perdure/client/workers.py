@@ -12,6 +12,7 @@ from perdure.client.session import Session, refuse_in_workflow
 from perdure.core.ids import check_name
 from perdure.core.model.orders import Pause, PauseKind
 from perdure.core.model.worker_info import WorkerInfo
+from perdure.core.option_checks import check_text
 from perdure.core.routing import TypeInfo
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import StoreRefused, StoreUnavailable, UsageError
@@ -133,6 +134,7 @@ class Queues:
         Workers claim none of its runs any more. Runs that a worker has go on until they wait for something.
         """
         self._session.codec.encode(reason, "the reason of a pause")
+        check_text("reason", reason)
         kind, name = _place(queue, type)
         store = await self._session.opened()
         if any((one.kind, one.name) == (kind, name) for one in await store.pauses()):

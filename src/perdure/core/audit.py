@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from perdure.core.brief import brief
 from perdure.errors import UsageError
 
 #: Kinds of events that repeat for one run without changing its story.
@@ -34,10 +35,9 @@ class Audit(StrEnum):
     @classmethod
     def of(cls, name: str) -> Audit:
         """Parse the name of a level. Raises `UsageError`."""
-        try:
+        if isinstance(name, str) and name in tuple(cls):
             return cls(name)
-        except ValueError:
-            raise UsageError(f"audit is one of {', '.join(cls)}, not {name!r}") from None
+        raise UsageError(f"audit is one of {', '.join(cls)}, not {brief(name)}")
 
 
 # Members of an enum are slow to find by their class, and these are compared for every event.

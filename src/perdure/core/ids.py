@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 
+from perdure.core.brief import brief
 from perdure.errors import InvalidId, InvalidName, UsageError
 
 ID_BYTES = 255
@@ -46,7 +47,9 @@ def check_name(value: object, what: str) -> str:
     """Check a name and return it. Raises `InvalidName`, which names the broken rule."""
     name = _check(value, what, NAME_BYTES, InvalidName)
     if not _RESERVED.isdisjoint(name):
-        raise InvalidName(f"{value!r} cannot be a {what}: it contains one of the characters / # ~, which locations use")
+        raise InvalidName(
+            f"{brief(value)} cannot be a {what}: it contains one of the characters / # ~, which locations use"
+        )
     return name
 
 
@@ -74,11 +77,10 @@ def short_key(text: str) -> str:
 
 def _check(value: object, what: str, limit: int, error: type[UsageError]) -> str:
     if not isinstance(value, str):
-        raise error(f"{value!r} cannot be a {what}: it is of type {type(value).__name__}; give a str")
+        raise error(f"{brief(value)} cannot be a {what}: it is of type {type(value).__name__}; give a str")
     problem = _problem(value, limit)
     if problem:
-        shown = repr(value) if len(value) <= 300 else f"{value[:300]!r}..."
-        raise error(f"{shown} cannot be a {what}: {problem}")
+        raise error(f"{brief(value)} cannot be a {what}: {problem}")
     # An instance of a subclass, such as a StrEnum, would not be stored and compared as plain text.
     return value if type(value) is str else str.__str__(value)
 

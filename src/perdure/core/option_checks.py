@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from perdure.core.brief import brief
 from perdure.core.policy.retry import Retry
 from perdure.core.time.duration import Duration, seconds
-from perdure.errors import BadArguments, InvalidDuration, UsageError
+from perdure.errors import BadArguments, InvalidCursor, InvalidDuration, UsageError
 
 
 def check_known(options: Mapping[str, object], declared: type, what: str) -> None:
@@ -22,7 +23,7 @@ def check_retry(retry: object, name: str = "retry") -> Retry | None:
         return retry
     if isinstance(retry, int) and not isinstance(retry, bool) and retry >= 1:
         return Retry(attempts=retry)
-    raise UsageError(f"{name}={retry!r}: give a Retry, such as Retry(attempts=3), or a number of attempts from 1")
+    raise UsageError(f"{name}={brief(retry)}: give a Retry, such as Retry(attempts=3), or a number of attempts from 1")
 
 
 def check_time(name: str, value: Duration | None) -> float | None:
@@ -31,7 +32,7 @@ def check_time(name: str, value: Duration | None) -> float | None:
         return None
     limit = check_duration(name, value)
     if limit <= 0:
-        raise UsageError(f"{name}={value!r}: a timeout of 0 always expires; give more, or leave it out")
+        raise UsageError(f"{name}={brief(value)}: a timeout of 0 always expires; give more, or leave it out")
     return limit
 
 
@@ -40,21 +41,60 @@ def check_duration(name: str, value: Duration) -> float:
     try:
         return seconds(value)
     except InvalidDuration as error:
-        raise InvalidDuration(f"{name}={value!r}: {error}") from None
+        raise InvalidDuration(f"{name}={brief(value)}: {error}") from None
 
 
 def check_whole(name: str, value: object, least: int, *, error: type[UsageError] = UsageError) -> int:
     """Check a whole number of at least `least`. Raises `error`."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= least:
         return value
-    raise error(f"{name}={value!r}: give a whole number from {least}")
+    raise error(f"{name}={brief(value)}: give a whole number from {least}")
+
+
+def check_list(name: str, value: object, example: str) -> tuple[Any, ...]:
+    """Check a list, or another iterable that is no text, and return its items. Raises `UsageError`."""
+    if isinstance(value, str | bytes | Mapping | type) or not isinstance(value, Iterable):
+        raise UsageError(f"{name}={brief(value)}: give a list, such as {example}")
+    return tuple(value)
+
+
+def check_page(limit: object, most: int = 1000) -> int:
+    """Check the number of entries on a page of a listing. Raises `UsageError`."""
+    if isinstance(limit, int) and not isinstance(limit, bool) and 1 <= limit <= most:
+        return limit
+    raise UsageError(f"limit must be between 1 and {most}, not {brief(limit)}")
+
+
+def check_text(name: str, value: object) -> str:
+    """Check text that is stored or searched for: any that a database can hold. Raises `UsageError`."""
+    if not isinstance(value, str):
+        raise UsageError(f"{name}={brief(value)}: give text")
+    if "\0" in value or not is_encodable(value):
+        raise UsageError(f"{name}={brief(value)} contains a NUL or a lone surrogate, which databases do not store")
+    return value if type(value) is str else str.__str__(value)
+
+
+def check_position(name: str, value: object) -> int:
+    """Check a number that a database can hold, such as the place to go on from. Raises `InvalidCursor`."""
+    if isinstance(value, int) and not isinstance(value, bool) and -1 <= value < 2**63:
+        return value
+    raise InvalidCursor(f"{name}={brief(value)} is not a place to go on from; pass the one of the entry or page before")
+
+
+def is_encodable(text: str) -> bool:
+    """Tell whether a text has no lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_flag(name: str, value: object) -> bool:
     """Check a bool. Raises `UsageError`."""
     if isinstance(value, bool):
         return value
-    raise UsageError(f"{name}={value!r}: give True or False")
+    raise UsageError(f"{name}={brief(value)}: give True or False")
 
 
 def check_priority(priority: object) -> int | None:
@@ -63,10 +103,10 @@ def check_priority(priority: object) -> int | None:
         return None
     if isinstance(priority, int) and not isinstance(priority, bool) and -(2**31) <= priority < 2**31:
         return priority
-    raise UsageError(f"priority={priority!r}: give a whole number of 32 bits; lower goes first")
+    raise UsageError(f"priority={brief(priority)}: give a whole number of 32 bits; lower goes first")
 
 
 def check_instance(name: str, value: object, kind: type[Any], example: str) -> None:
     """Check that a value is None or an instance of a class. Raises `UsageError`."""
     if value is not None and not isinstance(value, kind):
-        raise UsageError(f"{name}={value!r}: give a {kind.__name__}, such as {example}")
+        raise UsageError(f"{name}={brief(value)}: give a {kind.__name__}, such as {example}")

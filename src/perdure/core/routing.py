@@ -12,7 +12,9 @@ from typing import TypeVar
 
 from msgspec import Struct
 
+from perdure.core.brief import brief
 from perdure.core.ids import check_name
+from perdure.core.option_checks import check_list
 from perdure.errors import InvalidName, UsageError
 
 T = TypeVar("T")
@@ -52,7 +54,7 @@ def select_types(known: Mapping[str, T], patterns: Sequence[str] | None) -> dict
         return dict(known)
     for pattern in patterns:
         if not any(matches(pattern, type) for type in known):
-            raise UsageError(f"no type matches {pattern!r}; there are {', '.join(sorted(known)) or 'none'}")
+            raise UsageError(f"no type matches {brief(pattern)}; there are {', '.join(sorted(known)) or 'none'}")
     return {type: value for type, value in known.items() if any(matches(pattern, type) for pattern in patterns)}
 
 
@@ -60,7 +62,7 @@ def check_patterns(patterns: str | Iterable[str] | None) -> tuple[str, ...] | No
     """Check patterns and return them. Raises `InvalidName`."""
     if patterns is None:
         return None
-    given = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    given = (patterns,) if isinstance(patterns, str) else check_list("types", patterns, "['billing.%']")
     if not given:
         raise UsageError(
             "types=[] would leave a worker nothing to do; leave it out for all, or name some: ['billing.%']"

@@ -7,9 +7,10 @@ from typing import Any, TypedDict, Unpack
 
 from msgspec import Struct
 
+from perdure.core.brief import brief
 from perdure.core.ids import check_name
 from perdure.core.model.run import DEFAULT_QUEUE
-from perdure.core.option_checks import check_duration, check_flag, check_retry, check_time, check_whole
+from perdure.core.option_checks import check_duration, check_flag, check_list, check_retry, check_time, check_whole
 from perdure.core.policy.retention import Retention
 from perdure.core.policy.retry import Retry
 from perdure.core.routing import check_patterns
@@ -100,15 +101,18 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
 
 
 def _queues(queues: str | Sequence[str]) -> tuple[str, ...]:
-    if not queues:
+    given = (queues,) if isinstance(queues, str) else check_list("queues", queues, "['default']")
+    if not given:
         raise UsageError("a worker needs at least one queue")
-    return tuple(check_name(queue, "queue") for queue in ([queues] if isinstance(queues, str) else queues))
+    return tuple(check_name(queue, "queue") for queue in given)
 
 
 def _lease(lease: Duration) -> float:
     checked = check_duration("lease", lease)
     if checked < SHORTEST_LEASE:
-        raise UsageError(f"a lease of {lease!r} is too short to be renewed in time; give at least {SHORTEST_LEASE} s")
+        raise UsageError(
+            f"a lease of {brief(lease)} is too short to be renewed in time; give at least {SHORTEST_LEASE} s"
+        )
     return checked
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
+from perdure.core.brief import brief
 from perdure.core.ids import check_name
 from perdure.core.limits.breaker import Breaker, check_breaker
 from perdure.core.limits.limit import Fair, Limit, check_limits
@@ -125,7 +126,7 @@ def activity(
 
     def decorate(function: Callable[..., Any]) -> Activity[Any, Any]:
         if not callable(function):
-            raise BadArguments(f"an activity is a function, not {function!r}; write @activity above a `def`")
+            raise BadArguments(f"an activity is a function, not {brief(function)}; write @activity above a `def`")
         return Activity(
             default_type(function) if given is None else given,
             function,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from msgspec import Struct
 
+from perdure.core.brief import brief
 from perdure.core.codec.snapshot import snapshot
 from perdure.core.ids import check_name
 from perdure.core.option_checks import check_whole
@@ -21,6 +22,7 @@ from perdure.errors import BadArguments, JoinError, RaceError, WorkflowError
 from perdure.workflow.runtime import Checkpoint, Runtime
 from perdure.workflow.saga import restore_undo_errors, undo_losers
 from perdure.workflow.scopes import Scope, begin_in, current_scope
+from perdure.workflow.step import check_function, refuse_advised
 
 if TYPE_CHECKING:
     from perdure.workflow.context import Context
@@ -177,6 +179,9 @@ def each(
     """Call a function for every item, at most `limit` at a time."""
     if limit is not None:
         check_whole("limit", limit, 1, error=BadArguments)
+    if isinstance(items, str | bytes) or not isinstance(items, Iterable):
+        raise BadArguments(f"ctx.map takes a function and a list of items, not {brief(items)}")
+    check_function(function)
     scope = runtime.open_scope(name)
     call: Callable[[Any], Any]
     if takes_context(function):
@@ -228,11 +233,17 @@ def _with_context(context: Context, function: Callable[..., Any]) -> Callable[[o
 
 def checked(branches: Mapping[str, Branch[T]], what: str) -> Mapping[str, Branch[T]]:
     """Check the names and values of branches; returns a copy. Raises `InvalidName` or `BadArguments`."""
+    if not isinstance(branches, Mapping):
+        raise BadArguments(
+            f"{what} takes branches by name, such as {{'card': pay, 'timeout': wait}}, not {brief(branches)}"
+        )
     for name, branch in branches.items():
         check_name(name, "branch name")
+        refuse_advised(branch)
         if not callable(branch) and not inspect.isawaitable(branch):
             raise BadArguments(
-                f"{what}: branch {name!r} is neither an awaitable nor a function that takes the context: {branch!r}"
+                f"{what}: branch {name!r} is neither an awaitable nor a function that takes the context: "
+                f"{brief(branch)}"
             )
     return dict(branches)
 

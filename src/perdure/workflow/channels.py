@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from perdure.core.codec.codec import Codec
 from perdure.core.ids import check_name
+from perdure.core.option_checks import check_text
 from perdure.workflow.runtime import ExpectedMessage
 
 _ASK = "~ask"
@@ -96,7 +97,7 @@ def expected_message(channel: Channel[Any] | str, type: Any = Any) -> ExpectedMe
 
 def topic(name: str, correlation: str) -> str:
     """Message name of a broadcast with a correlation value."""
-    return check_name(f"{name}@{correlation}", "message name with its correlation value")
+    return check_name(f"{name}@{check_text('correlation', correlation)}", "message name with its correlation value")
 
 
 def question_name(name: str) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, Never, NoReturn, Pa
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from perdure.core.brief import brief
 from perdure.core.ids import check_id, check_name
 from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import NewMessage, RecordKind
@@ -414,7 +415,7 @@ class Context:
         Messages that were not received stay in the inbox. Call it in the workflow function itself, not in a task.
         """
         self._runtime.check_main("continue_as_new")
-        raise ContinueAsNewSignal(call)
+        raise ContinueAsNewSignal(_check_call("ctx.continue_as_new", call, ()))
 
     # Other runs
 
@@ -525,9 +526,10 @@ class Context:
         It is 0 for a run that passed this place before the call of `version` was added. The answer is recorded at each
         place; each iteration of a loop has its own.
         """
+        check_name(name, "version name")
         if not isinstance(latest, int) or isinstance(latest, bool) or latest < 1:
-            raise UsageError(f"the latest version of {name!r} has to be a whole number from 1, not {latest!r}")
-        return self._runtime.version(check_name(name, "version name"), latest)
+            raise UsageError(f"the latest version of {name!r} has to be a whole number from 1, not {brief(latest)}")
+        return self._runtime.version(name, latest)
 
     def removed(self, name: str, kind: Literal["step", "timer", "child", "version"]) -> Operation[None]:
         """Stand in for an operation that was removed from the code, so that older runs still replay; await it.
@@ -535,8 +537,8 @@ class Context:
         `await ctx.removed("charge", "step")` replaces a call of `charge`, `("sleep", "timer")` a sleep,
         `("shop.ship.v1", "child")` a child, `("new-tax", "version")` a `patched` or `version`. New runs skip it.
         """
-        if kind not in _REMOVABLE:
-            raise UsageError(f"what was removed is one of {', '.join(_REMOVABLE)}, not {kind!r}")
+        if not isinstance(kind, str) or kind not in _REMOVABLE:
+            raise UsageError(f"what was removed is one of {', '.join(_REMOVABLE)}, not {brief(kind)}")
         return cast("Operation[None]", self._runtime.removed(check_name(name, "name"), _REMOVABLE[kind]))
 
     # The run itself
@@ -576,7 +578,7 @@ def _child_options(
     now: int, id: str | None, queue: str | None, priority: int | None, deadline: Moment | None, on_close: str
 ) -> ChildOptions:
     if on_close not in tuple(OnClose):
-        raise UsageError(f"on_close is {', '.join(OnClose)}, not {on_close!r}")
+        raise UsageError(f"on_close is {', '.join(OnClose)}, not {brief(on_close)}")
     return ChildOptions(
         id=None if id is None else check_id(id, "child id"),
         queue=None if queue is None else check_name(queue, "queue"),

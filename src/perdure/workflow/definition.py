@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec
 
 from msgspec import structs
 
+from perdure.core.brief import brief
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.snapshot import all_fixed, snapshot, snapshot_all
 from perdure.core.ids import check_name
@@ -313,14 +314,14 @@ class Call(Generic[R_co]):
 def call_hint(value: object) -> str:
     """A value that was given instead of a call, and what to write in its place, for error messages."""
     if isinstance(value, Definition):
-        return f"{value!r} itself; call it: `{value.__name__}(...)`"
+        return f"{brief(value)} itself; call it: `{value.__name__}(...)`"
     if inspect.iscoroutine(value):
         name = value.__qualname__.rpartition(".")[2]
         value.close()
         return f"the coroutine of {name}(...); decorate {name} with @workflow or @activity, or run it by `ctx.step`"
     if isinstance(value, type) or callable(value):
-        return f"{value!r}; decorate it with @workflow or @activity and call it, or run it by `ctx.step`"
-    return f"{value!r} of type {type(value).__name__}"
+        return f"{brief(value)}; decorate it with @workflow or @activity and call it, or run it by `ctx.step`"
+    return f"{brief(value)} of type {type(value).__name__}"
 
 
 def misplaced_hint(where: str, target: object) -> str:

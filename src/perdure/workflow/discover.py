@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+from perdure.core.brief import brief
 from perdure.errors import UsageError
 from perdure.workflow.definition import Definition
 from perdure.workflow.machine.state_machine import StateMachine
@@ -24,7 +25,7 @@ def definition_of(value: Definable) -> Definition[Any, Any]:
     if isinstance(value, type) and issubclass(value, StateMachine):
         return value.definition()
     if not isinstance(value, Definition):
-        raise UsageError(f'{value!r} is not a workflow; decorate it with @workflow("...")')
+        raise UsageError(f'{brief(value)} is not a workflow; decorate it with @workflow("...")')
     return value
 
 
@@ -55,7 +56,7 @@ def discover(package: str | ModuleType) -> list[Definition[Any, Any]]:
 def _modules(package: str | ModuleType) -> Iterator[ModuleType]:
     root = _import(package) if isinstance(package, str) else package
     if not isinstance(root, ModuleType):
-        raise UsageError(f"discover takes the name of a package, or a module, not {package!r}")
+        raise UsageError(f"discover takes the name of a package, or a module, not {brief(package)}")
     yield root
     for info in sorted(
         pkgutil.iter_modules(getattr(root, "__path__", ()), f"{root.__name__}."), key=lambda one: one.name

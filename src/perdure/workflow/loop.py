@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec import Struct
 
+from perdure.core.brief import brief
 from perdure.core.codec.snapshot import snapshot
 from perdure.core.option_checks import check_whole
 from perdure.errors import BadArguments, WorkflowError
@@ -52,6 +53,8 @@ def loop(
     """Call `body` with its last state until it returns `Break`."""
     check_whole("commit_every", commit_every, 1, error=BadArguments)
     check_whole("keep", keep, 0, error=BadArguments)
+    if not callable(body):
+        raise BadArguments(f"the body of a loop is a function of the context and the state, not {brief(body)}")
     scope = runtime.open_scope(name)
     looping = _Loop(context, runtime, scope, body, commit_every, keep, type(state))
     return begin_in(scope, looping.run(snapshot(state)))
@@ -100,7 +103,7 @@ class _Loop(Generic[S, V]):
             if not isinstance(outcome, Continue):
                 raise WorkflowError(
                     f"the body of loop {self._scope.location!r} has to return Continue(state) or Break(value), "
-                    f"not {outcome!r}"
+                    f"not {brief(outcome)}"
                 )
             state = snapshot(outcome.state)
             if number % self._commit_every == 0:

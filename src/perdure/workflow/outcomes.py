@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
 from msgspec import Struct
 
+from perdure.core.brief import brief
 from perdure.core.codec.failure import attempts_of
+from perdure.core.option_checks import check_list
 from perdure.errors import BadArguments, Fatal, Rollback
 from perdure.workflow.runtime import Runtime
 from perdure.workflow.scopes import current_scope
+from perdure.workflow.step import refuse_advised
 
 if TYPE_CHECKING:
     from perdure.workflow.context import Context
@@ -66,9 +69,14 @@ def outcome(
     catch: Collection[FailureKind],
 ) -> asyncio.Task[Succeeded[T] | Failed]:
     """Await something and return its outcome as a value. A function is called in its own scope."""
+    refuse_advised(what)
     if not callable(what) and not inspect.isawaitable(what):
-        raise BadArguments(f"ctx.outcome() takes an awaitable or a function that takes the context, not {what!r}")
-    caught = frozenset(FailureKind(kind) for kind in catch)
+        raise BadArguments(f"ctx.outcome() takes an awaitable or a function that takes the context, not {brief(what)}")
+    kinds = check_list("catch", catch, "[FailureKind.TIMEOUT]")
+    for kind in kinds:
+        if not isinstance(kind, str) or kind not in tuple(FailureKind):
+            raise BadArguments(f"catch has {brief(kind)}: give kinds of failure: {', '.join(FailureKind)}")
+    caught = frozenset(map(FailureKind, kinds))
     surroundings = contextvars.copy_context()
     if name is not None or not inspect.isawaitable(what):
         surroundings.run(current_scope.set, runtime.open_scope(name or "outcome"))

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from perdure.core.brief import brief
 from perdure.core.codec.codec import AnyDecoder, Codec, decoder_of
 from perdure.core.codec.decoders import decoder_for
 from perdure.errors import BadArguments, DecodeError
@@ -50,7 +51,7 @@ def _needs_tags(codec: Codec, declared: Any, what: str) -> bool:
 
 def describe(function: Callable[..., Any]) -> str:
     """Name of a function for error messages."""
-    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', repr(function))}"
+    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', None) or brief(function)}"
 
 
 class Signature:
@@ -61,7 +62,12 @@ class Signature:
     ) -> None:
         self._function = function
         self._context = ""
-        parameters = list(inspect.signature(function).parameters.values())
+        try:
+            parameters = list(inspect.signature(function).parameters.values())
+        except (TypeError, ValueError):
+            raise BadArguments(
+                f"the parameters of {describe(function)} cannot be read; put it into a function of your own"
+            ) from None
         if takes_context:
             if not parameters or parameters[0].kind not in (
                 inspect.Parameter.POSITIONAL_ONLY,

@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overloa
 
 from msgspec import UNSET, Struct, UnsetType
 
+from perdure.core.brief import brief
 from perdure.core.ids import check_name
 from perdure.core.limits.breaker import Breaker, check_breaker
 from perdure.core.limits.limit import Limit, check_limits
@@ -84,9 +85,11 @@ def make_step_settings(
     """Check the options that a user wrote. Raises `UsageError` and its subclasses."""
     check_known(options, StepOptions, "a step")
     if using is not None and not callable(using):
-        raise UsageError(f"using={using!r} has to be a function that returns a connection, such as `engine.connect`")
+        raise UsageError(
+            f"using={brief(using)} has to be a function that returns a connection, such as `engine.connect`"
+        )
     if undo is not None and not callable(undo):
-        raise UsageError(f"undo={undo!r} has to be a function that takes the step's result")
+        raise UsageError(f"undo={brief(undo)} has to be a function that takes the step's result")
     name, ephemeral, process = options.get("name"), options.get("ephemeral"), options.get("process")
     policy, timeout = check_retry(options.get("retry")), check_time("timeout", options.get("timeout"))
     return StepSettings(
@@ -149,13 +152,13 @@ def step(
 
     def attach(function: F) -> F:
         if not callable(function):
-            raise BadArguments(f"@step takes its options by name, such as @step(name='charge'), not {_short(function)}")
+            raise BadArguments(f"@step takes its options by name, such as @step(name='charge'), not {brief(function)}")
         check_function(function)
         if settings.process is True:
             check_for_process(function)
         try:
             setattr(function, _OPTIONS, settings)
-        except AttributeError:  # a builtin or a bound method
+        except (AttributeError, TypeError):  # a builtin, a bound method or a class that cannot be changed
             raise BadArguments(
                 f"@step cannot attach options to {describe(function)}; give them where it is called: "
                 "`ctx.options(...).step(...)`"
@@ -171,15 +174,20 @@ ADVICE = "__perdure_advice__"
 _PLAIN = (FunctionType, MethodType)
 
 
+def refuse_advised(value: object) -> None:
+    """Raise `BadArguments` for an activity, a workflow or a call in the place of a function or awaitable."""
+    advice = getattr(value, ADVICE, None)
+    if isinstance(advice, str):
+        raise BadArguments(f"a function is wanted here, not {brief(value)}, {advice}")
+
+
 def check_function(function: object) -> None:
     """Raise `BadArguments` for a value that cannot be a step: a coroutine or a result, an activity or a call."""
     while isinstance(function, functools.partial):
         function = function.func
     if isinstance(function, _PLAIN):
         return
-    advice = getattr(function, ADVICE, None)
-    if isinstance(advice, str):
-        raise BadArguments(f"a step is a function, not {_short(function)}, {advice}")
+    refuse_advised(function)
     if inspect.iscoroutine(function):
         name = function.__qualname__.rpartition(".")[2]
         function.close()
@@ -190,17 +198,9 @@ def check_function(function: object) -> None:
     if not callable(function):
         kind = "" if function is None else f" of type {type(function).__name__}"
         raise BadArguments(
-            f"a step is a function and its arguments, not {_short(function)}{kind}; "
+            f"a step is a function and its arguments, not {brief(function)}{kind}; "
             "write `ctx.step(function, ...)` instead of `ctx.step(function(...))`"
         )
-
-
-def _short(value: object) -> str:
-    try:
-        text = repr(value)
-    except Exception:
-        return "a value"
-    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def check_for_process(function: Callable[..., Any]) -> None:

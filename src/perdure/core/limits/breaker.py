@@ -13,6 +13,7 @@ from enum import StrEnum
 import msgspec
 from msgspec import Struct
 
+from perdure.core.brief import brief
 from perdure.core.codec.decoders import decoder_for
 from perdure.core.ids import check_name
 from perdure.core.policy.retry import Retry
@@ -74,9 +75,9 @@ class Breaker:
     ) -> None:
         for what, value in (("failures", failures), ("successes", successes), ("probes", probes)):
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
-                raise UsageError(f"{what}={value!r}: give a whole number, at least 1")
+                raise UsageError(f"{what}={brief(value)}: give a whole number, at least 1")
         if when_open not in ("wait", "fail"):
-            raise UsageError(f"when_open={when_open!r}: it is 'wait' or 'fail'")
+            raise UsageError(f"when_open={brief(when_open)}: it is 'wait' or 'fail'")
         self.name = check_name(name, "breaker")
         self.rule = BreakerRule(
             failures, _span("window", window), successes, _span("reset", reset), probes, when_open == "fail"
@@ -118,7 +119,7 @@ class Breaker:
             blamed = isinstance(error, self._counts) if isinstance(self._counts, tuple) else self._counts(error)
         except Exception as problem:
             # An error in the user's function must not hide the original error.
-            error.add_note(f"It counts as a failure: the breaker's `counts` function raised {problem!r}.")
+            error.add_note(f"It counts as a failure: the breaker's `counts` function raised {brief(problem)}.")
             return False
         return not blamed
 
@@ -277,14 +278,14 @@ def breaker_info(name: str, state: BreakerState, now: int, waiting: int) -> Brea
 def check_breaker(breaker: Breaker | None) -> Breaker | None:
     """Check a `Breaker`, or None. Raises `UsageError`."""
     if breaker is not None and not isinstance(breaker, Breaker):
-        raise UsageError(f"breaker={breaker!r}: give a Breaker, such as Breaker('openai')")
+        raise UsageError(f"breaker={brief(breaker)}: give a Breaker, such as Breaker('openai')")
     return breaker
 
 
 def _span(name: str, value: Duration) -> int:
     span = microseconds(value)
     if span < BUCKETS:
-        raise UsageError(f"{name}={value!r}: give a time, such as '30s'")
+        raise UsageError(f"{name}={brief(value)}: give a time, such as '30s'")
     return span
 
 
@@ -298,7 +299,7 @@ def _check_counts(
     if isinstance(counts, tuple) and all(isinstance(one, type) and issubclass(one, BaseException) for one in counts):
         return counts
     if isinstance(counts, tuple | type) or not callable(counts):
-        raise UsageError(f"counts={counts!r}: give exception classes, or a function of the error")
+        raise UsageError(f"counts={brief(counts)}: give exception classes, or a function of the error")
     return counts
 
 

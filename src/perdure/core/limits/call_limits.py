@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from perdure.core.brief import brief
 from perdure.core.codec.decoders import decoder_for
 from perdure.core.ids import check_id
 from perdure.core.limits.breaker import Breaker, BreakerRule
@@ -129,7 +130,7 @@ def make_call_limits(
     for one in check_limits(limit):
         if one.name is None:
             raise UsageError(
-                f"limit={one!r} of one call of {type} has no name, so it would apply to all calls; give it a name, "
+                f"limit={brief(one)} of one call of {type} has no name, so it would apply to all calls; give it one, "
                 "such as Limit('external:openai', rate='100/m')"
             )
         gate = one.name if one.key is None else keyed_gate(one.name, _key_of(one.key, arguments))
@@ -143,7 +144,7 @@ def make_call_breaker(breaker: Breaker | None) -> CallBreaker | None:
         return None
     if breaker.counts_by_code:
         raise UsageError(
-            f"breaker={breaker!r}: a breaker that travels with a run cannot have `counts`, which is code; "
+            f"breaker={brief(breaker)}: a breaker that travels with a run cannot have `counts`, which is code; "
             "declare it at the activity instead"
         )
     return CallBreaker(breaker.name, breaker.rule)
@@ -154,7 +155,7 @@ def make_call_fair(fair: Fair | None, arguments: tuple[tuple[Any, ...], Mapping[
     if fair is None:
         return None
     if not isinstance(fair, Fair):
-        raise UsageError(f"fair={fair!r}: give a Fair, such as Fair(lambda tenant: tenant)")
+        raise UsageError(f"fair={brief(fair)}: give a Fair, such as Fair(lambda tenant: tenant)")
     key = str(_key_of(fair.key, arguments))
     return CallFair(fair_key(key), max(1, int(STRIDE / fair.weight_of(key))))
 

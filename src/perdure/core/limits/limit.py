@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from perdure.core.brief import brief
 from perdure.core.codec.decoders import decoder_for
 from perdure.core.ids import ID_BYTES, check_id, check_name
 from perdure.core.limits.breaker import Breaker, BreakerInfo, BreakerRule
@@ -79,9 +80,11 @@ class Fair:
     """
 
     def __init__(self, key: Callable[..., object], weight: float | Callable[[str], float] = 1.0) -> None:
-        called = _callable(key, "key")
-        assert called is not None
-        self.key = called
+        if not callable(key):
+            raise UsageError(
+                f"key={brief(key)}: give a function of the arguments, such as lambda order: order.customer"
+            )
+        self.key = key
         self.weight = weight
         if not callable(weight):
             check_weight(weight)
@@ -180,9 +183,9 @@ def make_bounds(*, concurrency: int | None, rate: str | None, burst: int | None)
     """Check and combine concurrency, rate and burst. Raises `UsageError`."""
     for name, value in (("concurrency", concurrency), ("burst", burst)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31):
-            raise UsageError(f"{name}={value!r}: give a whole number, at least 1")
+            raise UsageError(f"{name}={brief(value)}: give a whole number, at least 1")
     if burst is not None and rate is None:
-        raise UsageError(f"burst={burst!r} needs a rate, such as rate='100/m'")
+        raise UsageError(f"burst={brief(burst)} needs a rate, such as rate='100/m'")
     if concurrency is None and rate is None:
         raise UsageError("a limit needs a concurrency, such as concurrency=5, a rate, such as rate='100/m', or both")
     pace = 0 if rate is None else pace_of(rate)
@@ -197,10 +200,10 @@ def pace_of(rate: str) -> int:
     """
     found = _RATE.match(rate) if isinstance(rate, str) else None
     if found is None:
-        raise UsageError(f"rate={rate!r} is not a rate; write '5/s', '100/m', '1000/h' or '3/10s'")
+        raise UsageError(f"rate={brief(rate)} is not a rate; write '5/s', '100/m', '1000/h' or '3/10s'")
     number, times, unit = found.groups()
     if Fraction(number) == 0 or times == "0":
-        raise UsageError(f"rate={rate!r} lets nothing pass at all; pause the type or the queue instead")
+        raise UsageError(f"rate={brief(rate)} lets nothing pass at all; pause the type or the queue instead")
     # Rounded up, so that the rate is never exceeded.
     pace = -(-(SECOND * int(times or 1) * _UNITS[unit[0]]) // Fraction(number))
     return max(1, int(pace))
@@ -270,7 +273,7 @@ def check_limits(limit: Limit | Sequence[Limit] | None) -> tuple[Limit, ...]:
     given = tuple(limit) if isinstance(limit, list | tuple) else (limit,)
     for one in given:
         if not isinstance(one, Limit):
-            raise UsageError(f"limit={one!r}: give a Limit, such as Limit('external:openai', rate='100/m')")
+            raise UsageError(f"limit={brief(one)}: give a Limit, such as Limit('external:openai', rate='100/m')")
     return given
 
 
@@ -314,23 +317,22 @@ def required_gates(
 def check_weight(weight: object) -> float:
     """Check a weight. Raises `UsageError`."""
     if not isinstance(weight, int | float) or not 0.001 <= weight <= 1000:
-        raise UsageError(f"weight {weight!r}: give a number from 0.001 to 1000")
+        raise UsageError(f"weight {brief(weight)}: give a number from 0.001 to 1000")
     return float(weight)
 
 
 def _callable(value: Callable[..., object] | None, name: str) -> Callable[..., object] | None:
     if value is not None and not callable(value):
         raise UsageError(
-            f"{name}={value!r}: give a function of the arguments, such as key=lambda order: order.customer"
+            f"{name}={brief(value)}: give a function of the arguments, such as key=lambda order: order.customer"
         )
     return value
 
 
 def _hold(hold: PermitScope | str) -> PermitScope:
-    try:
+    if isinstance(hold, str) and hold in tuple(PermitScope):
         return PermitScope(hold)
-    except ValueError:
-        raise UsageError(f"hold={hold!r}: it is 'lease' or 'run'") from None
+    raise UsageError(f"hold={brief(hold)}: it is 'lease' or 'run'")
 
 
 def key_from(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

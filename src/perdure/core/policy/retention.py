@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from perdure.core.brief import brief
 from perdure.core.model.run import Status
 from perdure.core.time.duration import Duration, microseconds
 from perdure.errors import UsageError
@@ -57,7 +58,7 @@ class Retention(Struct, frozen=True, kw_only=True):
         for name in value.__struct_fields__:
             limit = getattr(value, name)
             if limit is not None and microseconds(limit) <= 0:
-                raise UsageError(f"retention: {name}={limit!r} keeps nothing; give a duration such as '30d'")
+                raise UsageError(f"retention: {name}={brief(limit)} keeps nothing; give a duration such as '30d'")
         return value
 
     def oldest_event(self, now: int) -> int | None:

@@ -8,11 +8,13 @@ at once. An attempt that ends in `RetryAfter` does not count.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from typing import cast
 
 from msgspec import Struct
 
+from perdure.core.brief import brief
 from perdure.core.policy.classify import classify
 from perdure.core.time.duration import Duration, microseconds, seconds
 from perdure.errors import Fatal, InvalidDuration, RetryAfter, StepTimeout, UsageError
@@ -46,7 +48,7 @@ class Retry(Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.attempts is not None and (not _is_whole(self.attempts) or self.attempts < 1):
             raise UsageError(
-                f"Retry(attempts={self.attempts!r}): give a whole number from 1 (the first attempt counts), "
+                f"Retry(attempts={brief(self.attempts)}): give a whole number from 1 (the first attempt counts), "
                 "or None for no limit"
             )
         for name in ("initial", "max"):
@@ -56,14 +58,14 @@ class Retry(Struct, frozen=True):
         if self.power is not None:
             _check_number("power", self.power, 0, math.inf, "a number from 0, or None")
         if not isinstance(self.give_up_on, tuple) or not all(_is_exception(each) for each in self.give_up_on):
-            raise UsageError(f"Retry(give_up_on={self.give_up_on!r}): give a tuple of exception classes")
+            raise UsageError(f"Retry(give_up_on={brief(self.give_up_on)}): give a tuple of exception classes")
         if self.delay is not None and not callable(self.delay):
             raise UsageError(
-                f"Retry(delay={self.delay!r}): give a function of the attempt's number and its error, or None"
+                f"Retry(delay={brief(self.delay)}): give a function of the attempt's number and its error, or None"
             )
         for name in ("on_timeout", "classify"):
             if not isinstance(getattr(self, name), bool):
-                raise UsageError(f"Retry({name}={getattr(self, name)!r}): give True or False")
+                raise UsageError(f"Retry({name}={brief(getattr(self, name))}): give True or False")
         _check_extra(self.extra)
 
     @classmethod
@@ -74,6 +76,7 @@ class Retry(Struct, frozen=True):
     @classmethod
     def fixed(cls, delay: Duration, *, attempts: int | None = 5, jitter: float = 0.0) -> Retry:
         """The same delay each time."""
+        _check_number("jitter", jitter, 0, 1, "a number from 0 to 1")
         longest = microseconds(delay) * (1 + jitter) / 1_000_000
         return cls(attempts=attempts, initial=delay, factor=1.0, max=longest, jitter=jitter)
 
@@ -154,7 +157,7 @@ class Retry(Struct, frozen=True):
             return seconds(delay(attempt, error))
         except Exception as problem:
             # An error in the user's function must not hide the original error.
-            error.add_note(f"No further attempt: the retry policy's delay function raised {problem!r}.")
+            error.add_note(f"No further attempt: the retry policy's delay function raised {brief(problem)}.")
             return None
 
 
@@ -183,24 +186,23 @@ def _is_exception(value: object) -> bool:
 
 
 def _check_number(name: str, value: object, low: float, high: float, wanted: str) -> None:
-    good = (
-        isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high and math.isfinite(value)
-    )
+    most = min(high, sys.float_info.max)
+    good = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= most
     if not good:
-        raise UsageError(f"Retry({name}={value!r}): give {wanted}")
+        raise UsageError(f"Retry({name}={brief(value)}): give {wanted}")
 
 
 def _check_duration(name: str, value: Duration) -> None:
     try:
         seconds(value)
     except InvalidDuration as problem:
-        raise InvalidDuration(f"Retry({name}={value!r}): {problem}") from None
+        raise InvalidDuration(f"Retry({name}={brief(value)}): {problem}") from None
 
 
 def _check_extra(extra: object) -> None:
     if not isinstance(extra, tuple) or len(extra) != 2:
-        raise UsageError(f"Retry(extra={extra!r}): give two bounds, such as ('1s', '3s')")
+        raise UsageError(f"Retry(extra={brief(extra)}): give two bounds, such as ('1s', '3s')")
     for bound in extra:
         _check_duration("extra", bound)
     if seconds(extra[0]) > seconds(extra[1]):
-        raise UsageError(f"Retry(extra={extra!r}): the lower bound goes first")
+        raise UsageError(f"Retry(extra={brief(extra)}): the lower bound goes first")

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from perdure.core.brief import brief
 from perdure.core.codec.decoders import decoder_for
 from perdure.core.ids import check_key
 from perdure.core.limits.limit import key_from
@@ -60,7 +61,7 @@ class Singleton(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
-            raise UsageError(f"policy={self.policy!r}: give one of {', '.join(POLICIES)}")
+            raise UsageError(f"policy={brief(self.policy)}: give one of {', '.join(POLICIES)}")
         if self.key:
             check_key(self.key, "singleton key")
             if self.by is not None:
@@ -95,7 +96,8 @@ class Debounce(Struct, frozen=True):
         at_most = 0 if self.at_most is None else microseconds(self.at_most)
         if delay <= 0 or (self.at_most is not None and at_most < delay):
             raise UsageError(
-                f"debounce {self.delay!r}, at most {self.at_most!r}: give a delay, and `at_most` no less than the delay"
+                f"debounce {brief(self.delay)}, at most {brief(self.at_most)}: give a delay, and `at_most` no less "
+                "than the delay"
             )
         return StoredSingleton("~" + _name(type, self.key, self.shared), SingletonPolicy.DEBOUNCE, delay, at_most)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from perdure.core.brief import brief
 from perdure.core.ids import check_name
 from perdure.core.option_checks import check_whole
 from perdure.errors import UsageError
@@ -33,7 +34,7 @@ class Watermark(Struct, frozen=True, kw_only=True):
             raise UsageError("a watermark is of a queue or of a type: give one of them")
         check_name(self.name, self.kind)
         if self.when_full not in (REFUSE, WAIT):
-            raise UsageError(f"when_full={self.when_full!r}: give {REFUSE!r} or {WAIT!r}")
+            raise UsageError(f"when_full={brief(self.when_full)}: give {REFUSE!r} or {WAIT!r}")
         check_whole("high", self.high, 1)
         if self.low is not None:
             check_whole("low", self.low, 1)

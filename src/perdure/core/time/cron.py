@@ -22,6 +22,7 @@ from cronsim import CronSim, CronSimError
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
+from perdure.core.brief import brief
 from perdure.core.time.duration import FAR, Duration, instant, microseconds, moment_of
 from perdure.errors import InvalidDuration, InvalidSchedule
 
@@ -55,14 +56,14 @@ class Cron(Struct, frozen=True):
     def __post_init__(self) -> None:
         _zone(self.zone)
         if not isinstance(self.expression, str) or len(self.expression) > _LONGEST_EXPRESSION:
-            raise InvalidSchedule(f"{str(self.expression)[:100]!r} is not a cron expression; {_EXAMPLE}")
+            raise InvalidSchedule(f"{brief(self.expression)} is not a cron expression; {_EXAMPLE}")
         try:
             _Calendar(self.expression)
             if next(_wall(self.expression, datetime(2024, 1, 1)), None) is None:  # noqa: DTZ001 - a wall clock
-                raise InvalidSchedule(f"the cron expression {self.expression!r} never fires: there is no such day")
+                raise InvalidSchedule(f"the cron expression {brief(self.expression)} never fires: there is no such day")
         except CronSimError as error:
             raise InvalidSchedule(
-                f"{self.expression!r} is not a cron expression: {str(error).lower()}; {_EXAMPLE}"
+                f"{brief(self.expression)} is not a cron expression: {str(error).lower()}; {_EXAMPLE}"
             ) from None
 
     def upcoming(self, count: int, *, after: datetime) -> list[datetime]:
@@ -84,7 +85,7 @@ class Every(Struct, frozen=True):
         except InvalidDuration as error:
             raise InvalidSchedule(f"an interval cannot be scheduled: {error}") from None
         if length < SHORTEST:
-            raise InvalidSchedule(f"an interval of {self.interval!r} is too short; the shortest is 100 ms")
+            raise InvalidSchedule(f"an interval of {brief(self.interval)} is too short; the shortest is 100 ms")
         force_setattr(self, "interval", timedelta(microseconds=length))
 
     def upcoming(self, count: int, *, after: datetime) -> list[datetime]:
@@ -100,7 +101,7 @@ class At(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not isinstance(self.moment, datetime) or self.moment.utcoffset() is None:
-            raise InvalidSchedule(f"{self.moment!r} is not a point in time; give a datetime with a time zone")
+            raise InvalidSchedule(f"{brief(self.moment)} is not a point in time; give a datetime with a time zone")
         instant(self.moment, 0)
 
     def upcoming(self, count: int, *, after: datetime) -> list[datetime]:
@@ -173,8 +174,8 @@ def latest_fire_times(timing: Timing, low: int, high: int, count: int) -> list[i
 
 
 def _upcoming(timing: Timing, count: int, after: datetime, zone: tzinfo) -> list[datetime]:
-    found = fire_times(timing, instant(after, 0))
-    return [moment_of(fire_time).astimezone(zone) for _, fire_time in zip(range(count), found, strict=False)]
+    wanted, found = check_count(count), fire_times(timing, instant(after, 0))
+    return [moment_of(fire_time).astimezone(zone) for _, fire_time in zip(range(wanted), found, strict=False)]
 
 
 def _zone(name: object) -> tzinfo:
@@ -188,8 +189,15 @@ def _zone(name: object) -> tzinfo:
     except Exception:
         # Names of folders, of other files and of paths outside raise different errors.
         raise InvalidSchedule(
-            f"there is no time zone {name!r} on this machine; name one such as 'Europe/Prague', or install tzdata"
+            f"there is no time zone {brief(name)} on this machine; name one such as 'Europe/Prague', or install tzdata"
         ) from None
+
+
+def check_count(count: object) -> int:
+    """Check a number of fire times. Raises `InvalidSchedule`."""
+    if isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= 1000:
+        return count
+    raise InvalidSchedule(f"{brief(count)} is not a number of fire times; give one from 0 to 1000")
 
 
 def zone_of(timing: Timing) -> tzinfo:

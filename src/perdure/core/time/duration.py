@@ -12,6 +12,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
+from perdure.core.brief import brief
 from perdure.errors import InvalidDuration
 
 Duration = str | int | float | timedelta
@@ -57,7 +58,7 @@ def microseconds(value: Duration) -> int:
     elif isinstance(value, int) and not isinstance(value, bool):
         result = value * 1_000_000
     else:
-        raise InvalidDuration(f"{value!r} is not a duration; {_ACCEPTED}")
+        raise InvalidDuration(f"{brief(value)} is not a duration; {_ACCEPTED}")
     _check(result, _LIMIT, value)
     return result
 
@@ -71,12 +72,12 @@ def instant(value: datetime | Duration, now: int) -> int:
         return min(now + microseconds(value), FAR)
     if value.utcoffset() is None:
         raise InvalidDuration(
-            f"{value!r} has no time zone, so it is not a point in time; "
+            f"{brief(value)} has no time zone, so it is not a point in time; "
             "add one: datetime(..., tzinfo=UTC), or .astimezone()"
         )
     result = (value - _EPOCH) // _MICROSECOND
     if result < 0:
-        raise InvalidDuration(f"{value!r} is before 1970; give a later point in time")
+        raise InvalidDuration(f"{brief(value)} is before 1970; give a later point in time")
     return min(result, FAR)
 
 

@@ -12,6 +12,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from perdure.core.brief import brief
+from perdure.core.ids import check_id
 from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE
 from perdure.core.time.cron import Timing, from_stored
 from perdure.core.time.duration import FAR, Duration, microseconds, moment_of
@@ -60,7 +62,8 @@ class Misfire(Struct, frozen=True):
                 limit = policy
             case _:
                 raise InvalidSchedule(
-                    f"misfire={policy!r} is not a policy; give 'skip', 'once', 'all' or a number up to {MOST_MISSED}"
+                    f"misfire={brief(policy)} is not a policy; give 'skip', 'once', 'all' or a number up to "
+                    f"{MOST_MISSED}"
                 )
         return cls(
             limit=limit,
@@ -158,7 +161,7 @@ def run_id_of(schedule_id: str, fire_time: int) -> str:
 
 def fire_time_of(run_id: str) -> datetime | None:
     """Fire time of a run that a schedule started, from the run's id; None for any other run."""
-    _, found, moment = run_id.rpartition("@")
+    _, found, moment = check_id(run_id).rpartition("@")
     try:
         fire_time = datetime.fromisoformat(moment) if found else None
     except ValueError:

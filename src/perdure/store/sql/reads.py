@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from perdure.core.audit import Event
+from perdure.core.brief import brief
 from perdure.core.model.claim import LoadedRun
 from perdure.core.model.outputs import Interruption, Output, OutputKind, interruption_of
 from perdure.core.model.record import Message, Record, RecordKind
@@ -241,11 +242,13 @@ def _decode(cursor: str) -> tuple[int, str]:
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
         created_at, _, run_id = text.partition(":")
-        if not run_id:
+        if not run_id or "\0" in run_id or not 0 <= int(created_at) < 2**63:
             raise ValueError(cursor)
         return int(created_at), run_id
-    except (ValueError, binascii.Error) as error:
-        raise InvalidCursor(f"{cursor!r} is not a cursor of a listing; pass the cursor of the page before") from error
+    except (TypeError, ValueError, binascii.Error) as error:
+        raise InvalidCursor(
+            f"{brief(cursor)} is not a cursor of a listing; pass the cursor of the page before"
+        ) from error
 
 
 _INTERRUPTIONS = 500

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
+from perdure.core.brief import brief
 from perdure.errors import UsageError
 from perdure.store.sql.dialect import Row
 from perdure.store.user_connections.drivers import (
@@ -97,7 +98,7 @@ def adapter_for(connection: Any) -> ConnectionAdapter:
     """Return the adapter for a connection. Raises `UsageError` if its library is not known."""
     adapter = find_adapter(connection)
     if adapter is None:
-        raise UsageError(f"{connection!r} is no connection that Perdure can write on; pass {_KNOWN}")
+        raise UsageError(f"{brief(connection)} is no connection that Perdure can write on; pass {_KNOWN}")
     return adapter
 
 

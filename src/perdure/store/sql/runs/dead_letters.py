@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from perdure.core.brief import brief
 from perdure.core.model.dead_letter import (
     DeadLetter,
     DeadLetterFilter,
@@ -207,6 +208,11 @@ def _encode(run: Run) -> str:
 def _decode(cursor: str) -> tuple[int, str]:
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-        return msgspec.json.decode(text, type=tuple[int, str])
-    except (ValueError, binascii.Error, msgspec.MsgspecError) as error:
-        raise InvalidCursor(f"{cursor!r} is not a cursor of a listing; pass the cursor of the page before") from error
+        created_at, run_id = msgspec.json.decode(text, type=tuple[int, str])
+        if not 0 <= created_at < 2**63 or "\0" in run_id:
+            raise ValueError(cursor)
+    except (TypeError, ValueError, binascii.Error, msgspec.MsgspecError) as error:
+        raise InvalidCursor(
+            f"{brief(cursor)} is not a cursor of a listing; pass the cursor of the page before"
+        ) from error
+    return created_at, run_id
