@@ -1,0 +1,404 @@
+"""Calls of the public API with drawn arguments: every public method, found by its signature."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import gc
+import inspect
+import time
+import typing
+import warnings
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import perdure
+from perdure import (
+    At,
+    Breaker,
+    Channel,
+    Context,
+    Cron,
+    Debounce,
+    Engine,
+    Every,
+    Fair,
+    Limit,
+    PerdureError,
+    Question,
+    Retention,
+    Retry,
+    Singleton,
+    Watermark,
+    activity,
+    classify,
+    discover,
+    fire_time_of,
+    step,
+    workflow,
+)
+from perdure.errors import StoreError
+from perdure.workflow.runtime import ContinueAsNewSignal
+from tests.fuzz.hostile import Draw, Order, act, anything, failing, flow
+from tests.replay.driver import Driver
+
+#: Longest CPU time of one call, in seconds.
+BOUND = 0.05
+#: Longest wait for a call that may wait, such as for a lock.
+_PATIENCE = 0.5
+
+#: Calls after which a new engine, with new runs, takes the place of the old one.
+_FRESH = 1000
+
+#: Plausible values, by the name of a parameter. Half of all values are drawn from everything instead.
+_PLAUSIBLE: dict[str, list[Any]] = {
+    "id": ["r1", "r2", "nightly", "new", None],
+    "run_id": ["r1", "r2", "r3"],
+    "run_ids": ["r1", ["r1", "r2"], None],
+    "ids": [None, ["a"], ["a", "a"], ["a", "b"]],
+    "name": ["go", "lock", "limit", Channel("go", int)],
+    "call": [anything(1), act(), flow(Order("a", [1]))],
+    "calls": [[anything(1)], [act(), act()], []],
+    "timing": [Cron("@daily"), Every("1h")],
+    "connection": [None],
+    "timeout": [0.001, "1ms"],
+    "wait": [0, 0.001, "1ms"],
+    "ttl": ["5m", 1],
+    "older_than": ["1d", 0],
+    "limit": [1, 10],
+    "count": [1, 3],
+    "workflow": [None, anything],
+    "correlation": ["a"],
+    "follow": [False],
+    "store": [None],
+    "system": [None],
+}
+
+#: Methods that need no fuzzing: they take nothing, or end the engine.
+_SKIPPED = {"open", "close", "blocking", "follow", "depth_forever"}
+
+
+class Found:
+    """Calls whose error is not documented, and calls that took too long."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.problems: dict[str, str] = {}
+        self.outcomes: Counter[str] = Counter()
+
+    def note(self, name: str, kind: str, told: str) -> None:
+        """Note a problem, once for each kind of each call."""
+        self.problems.setdefault(f"{name}: {kind}", told[:600])
+
+    def judge(self, name: str, error: BaseException | None, given: object) -> None:
+        """Note an error that is not documented."""
+        self.outcomes["value" if error is None else type(error).__name__] += 1
+        # The database is in order, so an error of it means that a wrong value got there.
+        if error is None or (isinstance(error, PerdureError | TimeoutError) and not isinstance(error, StoreError)):
+            return
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        where = (
+            "" if trace is None else f"{trace.tb_frame.f_code.co_filename.rpartition('perdure/')[2]}:{trace.tb_lineno}"
+        )
+        self.note(name, f"{type(error).__name__} at {where}", f"{_text(error)} given {_text(given)}")
+
+
+def _text(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
+
+
+def arguments_for(function: Callable[..., Any], draw: Draw) -> dict[str, Any]:
+    """Draw arguments for a function: required parameters always, others now and then."""
+    given: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in ("self", "misplaced") or parameter.kind is parameter.VAR_POSITIONAL:
+            continue
+        if parameter.kind is parameter.VAR_KEYWORD:
+            for option in _options(function, name):
+                if draw.random.random() < 0.3:
+                    given[option] = _value(option, draw)
+        elif parameter.default is parameter.empty or draw.random.random() < 0.4:
+            given[name] = _value(name, draw)
+    return given
+
+
+def _options(function: Callable[..., Any], name: str) -> list[str]:
+    hints = typing.get_type_hints(function)
+    (declared,) = typing.get_args(hints[name]) or (None,)
+    return [] if declared is None else list(declared.__annotations__)
+
+
+def _value(name: str, draw: Draw) -> Any:
+    known = _PLAUSIBLE.get(name)
+    if known is not None and (draw.random.random() < 0.5 or name in ("store", "system")):
+        return draw.random.choice(known)
+    if name == "follow":
+        return False
+    if name in ("timeout", "wait") and draw.random.random() < 0.5:
+        return 0.001
+    return draw.any()
+
+
+def _named(function: Callable[..., Any], *positional: str) -> Callable[[Draw], Callable[[], Any]]:
+    def prepare(draw: Draw) -> Callable[[], Any]:
+        given = arguments_for(function, draw)
+        first = [given.pop(name) for name in positional if name in given]
+        return lambda: function(*first, **given)
+
+    return prepare
+
+
+def _upcoming(draw: Draw) -> Callable[[], Any]:
+    timing: Any = draw.random.choice([Cron, Every, At])
+    first, count, after = draw.any(), draw.any(), draw.any()
+    return lambda: timing(first).upcoming(count, after=after)
+
+
+def _options_of_call(draw: Draw) -> Callable[[], Any]:
+    call = draw.random.choice([anything(1), act(), flow(Order("a", [])), perdure.Call.named("x")])
+    given = arguments_for(type(call).options, draw)
+    return lambda: call.options(**given)
+
+
+def _decorated(decorator: Any, *functions: Any) -> Callable[[Draw], Callable[[], Any]]:
+    def prepare(draw: Draw) -> Callable[[], Any]:
+        given = arguments_for(decorator, draw)
+        given.pop("function", None)
+        positional = [draw.any()] if draw.random.random() < 0.6 else []
+        given.pop("type", None)
+        function = draw.random.choice([*functions, draw.any()])
+
+        def call() -> Any:
+            made = decorator(*positional, **given)
+            bare = bool(positional) and callable(positional[0])
+            return made if bare else made(function)
+
+        return call
+
+    return prepare
+
+
+async def _async_function(ctx: Any, value: int = 3) -> int:
+    return value
+
+
+def _sync_function(value: int = 3) -> int:
+    return value
+
+
+def _engine(draw: Draw) -> Callable[[], Any]:
+    given = arguments_for(Engine.__init__, draw)
+    given["url"] = draw.url() if draw.random.random() < 0.7 else "sqlite://"
+    return lambda: Engine(**given)
+
+
+def _worker(draw: Draw) -> Callable[[], Any]:
+    given = arguments_for(Engine.worker, draw)
+    engine = Engine("sqlite://", [anything])
+    return lambda: engine.worker(**given)
+
+
+def _call(draw: Draw) -> Callable[[], Any]:
+    definition: Any = draw.random.choice([anything, act, flow])
+    args = [draw.any() for _ in range(draw.random.randrange(3))]
+    return lambda: definition(*args)
+
+
+def _named_call(draw: Draw) -> Callable[[], Any]:
+    type_, args = draw.any(), [draw.any() for _ in range(draw.random.randrange(3))]
+    options = {"a": draw.any()} if draw.random.random() < 0.2 else {}
+    return lambda: perdure.Call.named(type_, *args, **options)
+
+
+def _discover(draw: Draw) -> Callable[[], Any]:
+    package = draw.any()
+    return lambda: discover(package)
+
+
+#: Calls that need no database, by name.
+PURE: dict[str, Callable[[Draw], Callable[[], Any]]] = {
+    "Engine": _engine,
+    "Engine.worker": _worker,
+    "Retry": _named(Retry),
+    "Retry.fixed": _named(Retry.fixed),
+    "Cron": _named(Cron),
+    "Every": _named(Every),
+    "At": _named(At),
+    "upcoming": _upcoming,
+    "Limit": _named(Limit),
+    "Fair": _named(Fair),
+    "Breaker": _named(Breaker),
+    "Singleton": _named(Singleton),
+    "Debounce": _named(Debounce),
+    "Watermark": _named(Watermark),
+    "Retention": _named(Retention),
+    "Channel": _named(Channel),
+    "Question": _named(Question),
+    "fire_time_of": _named(fire_time_of, *list(inspect.signature(fire_time_of).parameters)),
+    "classify": lambda draw: functools.partial(classify, draw.any()),
+    "workflow": _decorated(workflow, _async_function, _sync_function),
+    "activity": _decorated(activity, _async_function, _sync_function),
+    "step": _decorated(step, _async_function, _sync_function),
+    "call": _call,
+    "Call.named": _named_call,
+    "Call.options": _options_of_call,
+    "discover": _discover,
+}
+
+
+def fuzz_pure(seed: int, count: int) -> Found:
+    """Make `count` calls that need no database."""
+    found, draw = Found(), Draw(seed)
+    names = list(PURE)
+    with _quiet():
+        for number in range(count):
+            name = names[number % len(names)]
+            _timed(found, name, PURE[name](draw))
+            if number % 2000 == 0:
+                gc.collect()
+    return found
+
+
+def _timed(found: Found, name: str, call: Callable[[], Any]) -> None:
+    found.calls += 1
+    spent: list[float] = []
+    error: BaseException | None = None
+    for _ in range(3):
+        began, error = time.process_time(), None
+        try:
+            call()
+        except BaseException as raised:
+            error = raised
+        spent.append(time.process_time() - began)
+        if spent[-1] <= BOUND:
+            break
+    else:
+        found.note(name, "too slow", f"{min(spent):.3f} s; {_text(_given(call))}")
+    found.judge(name, error, _given(call))
+
+
+def _given(call: Callable[[], Any]) -> object:
+    return call.args if isinstance(call, functools.partial) else inspect.getclosurevars(call).nonlocals
+
+
+class _quiet:
+    """No garbage collection, which is not the fault of a call, and no warnings."""
+
+    def __enter__(self) -> None:
+        self._caught = warnings.catch_warnings()
+        self._caught.__enter__()
+        warnings.simplefilter("ignore")
+        gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        gc.enable()
+        self._caught.__exit__(None, None, None)
+
+
+def methods(target: object) -> list[tuple[str, Callable[..., Any]]]:
+    """Public methods of an object."""
+    return [
+        (f"{type(target).__name__}.{name}", getattr(target, name))
+        for name, method in vars(type(target)).items()
+        if not name.startswith("_") and inspect.isfunction(method) and name not in _SKIPPED
+    ]
+
+
+async def _prepare(engine: Engine) -> None:
+    """Runs that have ended: one that completed, with a history, and a dead letter."""
+    async with engine.worker():
+        with contextlib.suppress(PerdureError):
+            await (await engine.start(flow(Order("a", [])), id="r2")).result(20)
+        with contextlib.suppress(PerdureError):
+            await (await engine.start(failing(), id="r3")).result(20)
+
+
+async def _targets(engine: Engine) -> list[tuple[str, Callable[..., Any]]]:
+    """Methods of the engine, its namespaces, a lock and handles of runs in several states."""
+    await engine.start(anything(1), id="r1", at="1d")
+    runs = [await engine.start(anything(1), id="fresh"), *[await engine.get(run_id) for run_id in ("r2", "r3")]]
+    await engine.schedules.create("nightly", anything(2), Cron("@daily"))
+    lock = await engine.locks.acquire("lock")
+    spaces = [engine.runs, engine.schedules, engine.limits, engine.breakers, engine.locks, engine.dead_letters]
+    spaces += [engine.audit, engine.workers, engine.queues, engine.watermarks]
+    known = [pair for target in (engine, *spaces, *runs, lock) for pair in methods(target)]
+    return known + [pair for pair in known if pair[0] in ("Engine.start", "Engine.send")] * 5
+
+
+async def fuzz_engine(open_engine: Callable[..., Engine], seed: int, count: int) -> Found:
+    """Make `count` calls of engines, their namespaces and handles."""
+    found, draw = Found(), Draw(seed)
+    with _quiet():
+        while found.calls < count:
+            async with open_engine(flow, anything, act, failing) as engine:
+                await _prepare(engine)
+                known = await _targets(engine)
+                for _ in range(min(_FRESH, count - found.calls)):
+                    name, method = draw.random.choice(known)
+                    await _timed_async(found, name, method, arguments_for(method, draw))
+            gc.collect()
+    return found
+
+
+async def _timed_async(found: Found, name: str, method: Callable[..., Any], given: dict[str, Any]) -> None:
+    found.calls += 1
+    spent: list[float] = []
+    error: BaseException | None = None
+    for _ in range(3):
+        began, error = time.process_time(), None
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await _finish(method(**given))
+        except BaseException as raised:
+            error = raised
+        spent.append(time.process_time() - began)
+        if spent[-1] <= BOUND:
+            break
+    else:
+        found.note(name, "too slow", f"{min(spent):.3f} s; {_text(given)}")
+    found.judge(name, error, given)
+
+
+def fuzz_context(seed: int, count: int) -> Found:
+    """Make `count` calls of the context of a workflow."""
+    found, draw = Found(), Draw(seed)
+
+    async def calls(ctx: Context) -> None:
+        known = methods(ctx)
+        for _ in range(min(100, count - found.calls)):
+            name, method = draw.random.choice(known)
+            given = arguments_for(method, draw)
+            positional = [given.pop(name) for name in ("function", "first", "second") if name in given]
+            _timed(found, name, functools.partial(_call_and_drop, method, positional, given))
+
+    with _quiet():
+        while found.calls < count:
+            Driver(calls)
+            gc.collect()
+    return found
+
+
+def _call_and_drop(method: Callable[..., Any], positional: list[Any], given: dict[str, Any]) -> None:
+    try:
+        answer = method(*positional, **given)
+    except ContinueAsNewSignal:
+        return
+    if inspect.iscoroutine(answer):
+        answer.close()
+    elif isinstance(answer, asyncio.Task):
+        answer.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+
+async def _finish(answer: Any) -> None:
+    if inspect.iscoroutine(answer):
+        await answer
+    elif isinstance(answer, AsyncGenerator):
+        async for _ in answer:
+            pass

@@ -1,0 +1,81 @@
+"""Whatever the public API is given, only documented errors come out of it, and soon.
+
+The long form (`make prove`) makes 200,000 calls. The CPU time of each call is bounded, which a busy machine does not
+change.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from perdure import Engine
+from perdure.workflow.discover import Definable
+from tests.fuzz.calls import PURE, Found, fuzz_context, fuzz_engine, fuzz_pure
+from tests.servers.databases import Databases
+from tests.servers.schemas import Schemas
+from tests.stage import Stage, set_up
+
+PROVE = bool(os.environ.get("PERDURE_PROVE"))
+
+#: Calls of one test, in the long form and usually.
+PURE_CALLS = 20_000 if PROVE else 40 * len(PURE)
+CONTEXT_CALLS = 10_000 if PROVE else 500
+ENGINE_CALLS = 14_500 if PROVE else 800
+SERVER_CALLS = 1_000 if PROVE else 150
+
+
+def seeds(long: int) -> list[int]:
+    """Seeds of the tests of one kind."""
+    return list(range(long if PROVE else 1))
+
+
+def assert_clean(found: Found, calls: int) -> None:
+    """Every call was made, and none had a problem."""
+    assert found.calls == calls
+    assert found.outcomes["value"] > 0
+    assert found.problems == {}, "\n".join(f"{name}: {told}" for name, told in found.problems.items())
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", seeds(6))
+def test_values_and_decorators_refuse_what_they_cannot_use(seed: int) -> None:
+    assert_clean(fuzz_pure(seed, PURE_CALLS), PURE_CALLS)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", seeds(2))
+def test_a_context_refuses_what_it_cannot_use(seed: int) -> None:
+    assert_clean(fuzz_context(seed, CONTEXT_CALLS), CONTEXT_CALLS)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", seeds(4))
+async def test_an_engine_refuses_what_it_cannot_use(seed: int) -> None:
+    def open_engine(*workflows: Definable) -> Engine:
+        return Engine("sqlite://", workflows)
+
+    assert_clean(await fuzz_engine(open_engine, seed, ENGINE_CALLS), ENGINE_CALLS)
+
+
+@pytest.fixture(params=["postgres", "mysql"])
+async def server(
+    request: pytest.FixtureRequest, tmp_path: Path, schemas: Schemas, databases: Databases
+) -> AsyncIterator[Stage]:
+    async with set_up(request.param, tmp_path, schemas, databases, fresh=True) as stage:
+        yield stage
+
+
+@pytest.mark.timeout(3600)
+async def test_an_engine_on_a_server_refuses_what_it_cannot_use(server: Stage) -> None:
+    assert_clean(await fuzz_engine(server.engine, 11, SERVER_CALLS), SERVER_CALLS)
+
+
+def test_a_problem_is_noticed() -> None:
+    found = Found()
+    found.judge("call", ValueError("anything"), {})
+    found.judge("other", None, {})
+    assert list(found.problems) == ["call: ValueError at "]
