@@ -36,6 +36,7 @@ ARGUMENTS: dict[str, Any] = {
     "older_than": "1h",
     "runs": (),
     "batch": (),
+    "number": 1,
     "timing": Every("1h"),
     "start": datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC),
     "end": datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC),

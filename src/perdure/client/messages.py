@@ -10,6 +10,7 @@ from typing import Any
 
 from perdure.client.results import OutputWatch
 from perdure.client.session import Session
+from perdure.core.brief import brief
 from perdure.core.codec.failure import Failure
 from perdure.core.ids import ID_BYTES, check_id, check_name
 from perdure.core.model.orders import OrderOutcome
@@ -17,7 +18,7 @@ from perdure.core.model.outputs import Output, OutputKind
 from perdure.core.model.record import NewMessage, SendOutcome
 from perdure.core.model.run import Status
 from perdure.core.model.set_aside import SetAsideMessage, set_aside_of
-from perdure.core.option_checks import check_text
+from perdure.core.option_checks import check_text, check_whole
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import RunFinished, RunNotFound, UsageError
 from perdure.store.contract import Store
@@ -107,6 +108,8 @@ async def set_aside(session: Session, run_id: str) -> list[SetAsideMessage]:
 
 async def decide(session: Session, run_id: str, number: int, value: object, *, deliver: bool) -> None:
     """Deliver a message that was set aside again, with `value` unless that is `...`, or drop it."""
+    if check_whole("number", number, 0) >= 2**63:
+        raise UsageError(f"number={brief(number)}: there is no such message; list them with set_aside()")
     store = await session.opened()
     payload = None if value is ... else await _edited(session, run_id, number, value)
     key = session.system.entropy(16).hex()
