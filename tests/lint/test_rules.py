@@ -21,6 +21,12 @@ COUNTER = itertools.count()
 TAG = uuid.uuid4().hex
 engine = Engine("sqlite://", [])
 
+DEFAULTS = dict(key=lambda: time.time())
+
+class Order:
+    @staticmethod
+    def scale(given): given.total = 1
+
 @step(timeout="1s")
 async def charge(cents): return cents + time.time()
 
@@ -216,6 +222,11 @@ RIGHT = [
     "t = asyncio.create_task(plain(1))\nt.cancel()\nwith contextlib.suppress(asyncio.CancelledError): await t",
     "try: await ctx.sleep(1)\nexcept asyncio.CancelledError: asyncio.current_task().uncancel()",
     "await asyncio.sleep(5)\nasync with asyncio.timeout(5): await ctx.sleep(1)",
+    "return {*names, 'x'}, max(*names)",
+    "(only,) = names",
+    "class_like = Order()\nOrder.scale(order)",
+    "return DEFAULTS",
+    "return [*map(str, sorted(names))]",
     "print(order)\nimport logging\nlogging.info('x')",
     "for one in asyncio.as_completed([asyncio.create_task(plain(1))]): await one",
     "import urllib.parse\nurllib.parse.quote('x')",

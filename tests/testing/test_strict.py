@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import secrets
+import sys
 import threading
 import time
 import uuid
@@ -24,6 +25,7 @@ from perdure import Context, RunFailed, step, workflow
 from perdure.errors import Diverged, NotInWorkflow
 from perdure.machine import Actions, StateMachine
 from perdure.testing import Environment
+from perdure.testing.other_seeds import CodePlace, ReplayRequest, processes
 
 HERE = Path(__file__).name
 alias = datetime.datetime.now
@@ -156,8 +158,6 @@ async def test_an_environment_that_is_not_strict_raises_nothing() -> None:
 
 
 async def test_the_profile_function_of_the_caller_is_left_as_it_was() -> None:
-    import sys
-
     seen: list[str] = []
     sys.setprofile(lambda frame, event, called: seen.append(event))
     try:
@@ -250,3 +250,31 @@ async def refused(ctx: Context) -> str:
 async def test_failures_are_restored_in_the_other_process() -> None:
     async with Environment([refused], strict=True, errors=[Refused], retry=1) as env:
         assert await (await env.start(refused())).result() == "refused: no"
+
+
+def test_a_helper_process_that_was_killed_is_replaced() -> None:
+    request = ReplayRequest(path=sys.path, workflows=[], errors=[], runs=[])
+    assert processes.replay(request) == []
+    victim = processes._processes[0]
+    victim._kill()
+    victim._process.wait()
+    assert processes.replay(request) == []
+    assert processes._processes[0] is not victim
+
+
+def test_a_module_that_never_ends_its_import_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "endless_module.py").write_text("import time\nwhile True: time.sleep(1)\n")
+    monkeypatch.setattr("perdure.testing.other_seeds.PATIENCE", 2.0)
+    place = CodePlace("endless_module", "flow")
+    request = ReplayRequest(path=[str(tmp_path), *sys.path], workflows=[place], errors=[], runs=[])
+    assert processes.replay(request) == []
+    assert "not replayed with another hash seed" in caplog.text
+
+
+def test_a_module_that_cannot_be_imported_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    place = CodePlace("no_such_module", "flow", "/nowhere/no_such_module.py")
+    request = ReplayRequest(path=sys.path, workflows=[place], errors=[], runs=[])
+    assert processes.replay(request) == []
+    assert "FileNotFoundError" in caplog.text

@@ -214,7 +214,7 @@ class FunctionCheck:
         value = self._of(node)
         if value is None or value.kind != "global" or value.module is None:
             return
-        for each in ast.walk(value.module.values.get(value.name, ast.Constant(None))):
+        for each in _evaluated(value.module.values.get(value.name, ast.Constant(None))):
             if isinstance(each, ast.Call):
                 rule = rule_of(self._values.full_name(each.func, None, value.module))
                 if rule in (CLOCK, RANDOM, UUID):
@@ -288,6 +288,16 @@ class FunctionCheck:
         if isinstance(top, ast.Expr | ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return):
             lines += [top.lineno, top.end_lineno or top.lineno]
         return lines
+
+
+def _evaluated(node: ast.expr) -> Iterator[ast.AST]:
+    """Nodes of an expression that are evaluated with it: without the bodies of lambdas."""
+    pending: list[ast.AST] = [node]
+    while pending:
+        each = pending.pop()
+        yield each
+        if not isinstance(each, ast.Lambda):
+            pending += ast.iter_child_nodes(each)
 
 
 def makes_function(function: FunctionInfo) -> bool:

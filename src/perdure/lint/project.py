@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -94,9 +95,6 @@ class Module:
         self.path = path
         self.lines = text.splitlines()
         self.tree = ast.parse(text, str(path))
-        self.parents: dict[ast.AST, ast.AST] = {
-            child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)
-        }
         self.package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         self.imports: dict[str, str] = {}
         self.functions: dict[str, FunctionInfo] = {}
@@ -105,6 +103,11 @@ class Module:
         self.annotated: dict[str, ast.expr] = {}
         for statement in _top(self.tree.body):
             self._index(statement)
+
+    @cached_property
+    def parents(self) -> dict[ast.AST, ast.AST]:
+        """The node above each node; only modules with workflow code need it."""
+        return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     def _index(self, statement: ast.stmt) -> None:
         if isinstance(statement, ast.Import | ast.ImportFrom):

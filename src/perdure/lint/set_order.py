@@ -27,10 +27,11 @@ def depends_on_order(node: ast.AST, function: FunctionInfo, values: Values) -> s
         return "this loop" if check.is_set(node.iter) and _is_ordered_body(node) else None
     if isinstance(node, ast.ListComp | ast.GeneratorExp | ast.DictComp):
         return "this comprehension" if check.is_set(node.generators[0].iter) and check.is_seen(node) else None
-    if isinstance(node, ast.Starred) and check.is_set(node.value):
-        return "this unpacking"
-    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple | ast.List) and check.is_set(node.value):
-        return "this unpacking"
+    if isinstance(node, ast.Starred):
+        return "this unpacking" if check.is_set(node.value) and check.is_unpacked_in_order(node) else None
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple | ast.List):
+        # `(only,) = names` has one element and no order.
+        return "this unpacking" if len(node.targets[0].elts) > 1 and check.is_set(node.value) else None
     return check.of_call(node) if isinstance(node, ast.Call) else None
 
 
@@ -52,6 +53,11 @@ class _SetUse:
             return True
         parent = self._function.module.parents.get(node)
         return not (isinstance(parent, ast.Call) and self._is_unordered(parent))
+
+    def is_unpacked_in_order(self, node: ast.Starred) -> bool:
+        """True unless a set is unpacked into another set, or into a call that looks at no order."""
+        parent = self._function.module.parents.get(node)
+        return not (isinstance(parent, ast.Set) or (isinstance(parent, ast.Call) and self._is_unordered(parent)))
 
     def _is_unordered(self, node: ast.Call) -> bool:
         name = self._values.full_name(node.func, self._function, self._function.module)

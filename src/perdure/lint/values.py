@@ -148,8 +148,9 @@ class Values:
         annotation = function.parameters[name].annotation
         first = next(iter(function.parameters), "")
         if function.owner is not None and function.parent is None and name == first:
-            static = any(getattr(each, "id", "") in ("staticmethod", "classmethod") for each in function.decorators)
-            return Value("class" if static else "object", owner=function.owner)
+            kinds = {getattr(each, "id", "") for each in function.decorators}
+            if "staticmethod" not in kinds:
+                return Value("class" if "classmethod" in kinds else "object", owner=function.owner)
         if annotation is not None:
             return self.declared(annotation, function.module, depth)
         return CONTEXT if name in ("ctx", "context") else None

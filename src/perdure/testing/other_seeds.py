@@ -12,11 +12,13 @@ import importlib
 import importlib.util
 import logging
 import os
+import signal
 import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import IO, Any
 
 import msgspec
@@ -34,6 +36,9 @@ logger = logging.getLogger("perdure.testing")
 
 #: A set of two words has the same order in all of them, and here, once in eight times.
 SEEDS = ("1", "2", "3")
+
+#: Time for one request, in seconds; a module that starts a server when it is imported never answers.
+PATIENCE = 60.0
 
 #: Runs that are each replayed in a process of their own; the rest shares one.
 _APART = 100
@@ -110,21 +115,44 @@ class SeededProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            # A group of its own, so that a replay without end can be ended with its process.
+            start_new_session=True,
         )
+        self.seed = seed
+
+    @property
+    def alive(self) -> bool:
+        """True if the process can be asked."""
+        return self._process.poll() is None
 
     def ask(self, request: bytes) -> ReplayAnswer:
         """Send a request and wait for its answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        _write(self._process.stdin, request)
-        answer = _read(self._process.stdout)
-        return ReplayAnswer(problem="the helper process ended") if answer is None else _ANSWER.decode(answer)
+        timer = threading.Timer(PATIENCE, self._kill)
+        timer.start()
+        try:
+            _write(self._process.stdin, request)
+            answer = _read(self._process.stdout)
+        except OSError as error:
+            return ReplayAnswer(problem=f"the helper process is gone: {error}")
+        finally:
+            timer.cancel()
+        problem = f"the helper process ended, or took longer than {PATIENCE:.0f} s"
+        return ReplayAnswer(problem=problem) if answer is None else _ANSWER.decode(answer)
+
+    def _kill(self) -> None:
+        if hasattr(os, "killpg"):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        else:
+            self._process.kill()
 
     def close(self) -> None:
         """End the process."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with suppress(OSError):
+                    pipe.close()
         self._process.wait()
 
 
@@ -154,6 +182,10 @@ class SeededProcesses:
             # Those of a parent process belong to it.
             self._processes, self._owner = [SeededProcess(seed) for seed in SEEDS], os.getpid()
             atexit.register(self._close, os.getpid())
+        for index, process in enumerate(self._processes):
+            if not process.alive:
+                process.close()
+                self._processes[index] = SeededProcess(process.seed)
         return self._processes
 
     def _close(self, owner: int) -> None:
@@ -173,9 +205,10 @@ def serve() -> None:
     """Answer requests until the parent process ends."""
     requests = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
-    # What imported code prints must not get between the answers.
-    os.dup2(2, 1)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    # What the code prints must not get between the answers, and was printed by the test already.
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)
     while (request := _read(requests)) is not None:
         if not hasattr(os, "fork"):
             _write(answers, _answer(request))

@@ -131,7 +131,10 @@ class IoGuard:
         """Look at an audit event that happened while code of the run was executed."""
         if event == "open" and _is_installed(args):
             return
-        place = place_of(frame)
+        try:
+            place = place_of(frame)
+        except Exception:  # modules may have odd names; a warning must not break their code
+            return
         if place is not None:
             what = f"{IO_EVENTS[event]}{_detail(event, args)}{through(place)}; a replay does it again"
             self.saw(place, what, _REMEDY)
@@ -174,10 +177,10 @@ def through(place: Place) -> str:
 
 def _is_installed(args: tuple[Any, ...]) -> bool:
     """True if a file of installed code or of the time zones is opened for reading."""
-    path, mode = args[0], args[1]
+    path, mode, flags = args
     if isinstance(path, bytes):
         path = os.fsdecode(path)
-    is_read = mode is None or not set("wax+") & set(mode)
+    is_read = not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) if mode is None else not set("wax+") & set(mode)
     return is_read and isinstance(path, str) and path.startswith((*_INSTALLED, *zoneinfo.TZPATH))
 
 
