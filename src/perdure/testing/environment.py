@@ -104,6 +104,8 @@ class Environment:
         self._session.results = _CandidResults(self._session, self._rest, self._awaited, self._swallowed)
         self._errors = errors
         self._guard: DeterminismGuard | None = None
+        #: Runs of which the test knows whether they have caught an error of the guard.
+        self._told: set[str] = set()
         if check_flag("strict", strict):
             self._session.codec.be_strict()
             self._guard = DeterminismGuard()
@@ -138,8 +140,8 @@ class Environment:
             if cursor is None:
                 break
         for one in loaded:
-            if one.run.id in guard.raised and one.run.status is Status.COMPLETED:
-                raise guard.raised[one.run.id]
+            if one.run.status is Status.COMPLETED and (swallowed := self._swallowed(one.run.id)) is not None:
+                raise swallowed
         request = make_request(self._session, self._errors, [one for one in loaded if one.run.id not in guard.raised])
         differences = await asyncio.to_thread(processes.replay, request) if request.runs else []
         if differences:
@@ -242,8 +244,11 @@ class Environment:
         return f" Its code waits for {', '.join(names)}." if names else ""
 
     def _swallowed(self, run_id: str) -> Exception | None:
-        """The error of the guard that the code of a completed run has caught."""
-        return None if self._guard is None else self._guard.raised.get(run_id)
+        """The error of the guard that the code of a completed run has caught; once."""
+        if self._guard is None or run_id in self._told:
+            return None
+        self._told.add(run_id)
+        return self._guard.raised.get(run_id)
 
     async def _rest(self) -> bool:
         """Wait a moment; return whether nothing happens any more without the test."""
