@@ -42,6 +42,7 @@ from perdure.store.sqlite.files import (
     check_inheritance,
     check_version,
     checkpoints_need_care,
+    create_privately,
 )
 from perdure.store.url import SqliteUrl
 
@@ -389,6 +390,7 @@ class SqliteConnection:
             check_inheritance(self._url.path)
             check_file_system(self._url.path)
             check_access(self._url.path)
+            create_privately(self._url.path)
         try:
             self._raw = self._retry_while_busy(lambda: self._connect(checked=True))
             self._make_lock()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from perdure.errors import EngineClosed, StoreReadOnly, StoreUnavailable
@@ -60,6 +61,15 @@ def check_access(path: str) -> None:
             raise StoreReadOnly(
                 f"{needed} cannot be written by this user; check the permissions of the file and its directory"
             )
+
+
+def create_privately(path: str) -> None:
+    """Create the file, unless it exists, so that only this user can read it.
+
+    SQLite gives the files beside it the same permissions. An error is left to SQLite, which opens the file next.
+    """
+    with suppress(OSError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def check_file_system(path: str, mounts: str = "/proc/mounts") -> None:
@@ -135,11 +145,23 @@ def checkpoints_need_care() -> bool:
     return sqlite3.sqlite_version_info < _SAFE_CHECKPOINTS
 
 
+def _open_beside(path: str, name: str) -> int:
+    """Open a file for writing; create it with the permissions of the file at `path`, as SQLite does with its own."""
+    try:
+        return os.open(name, os.O_RDWR)
+    except FileNotFoundError:
+        file = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
+    with suppress(OSError):
+        # The mask of the process does not apply.
+        Path(name).chmod(Path(path).stat().st_mode & 0o666)
+    return file
+
+
 class CheckpointLock:
     """The right to checkpoint a file, held by one process at a time. It ends with the process."""
 
     def __init__(self, path: str) -> None:
-        self._file = os.open(f"{path}-checkpoint", os.O_RDWR | os.O_CREAT, 0o644)
+        self._file = _open_beside(path, f"{path}-checkpoint")
         self.held = False
 
     def take(self) -> bool:
