@@ -19,9 +19,10 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from perdure.errors import StoreRefused, StoreUnavailable, UsageError
 from perdure.host import Host
-from perdure.store import open_store
+from perdure.store import SqlStore, open_store
 from perdure.store.url import MysqlUrl, parse
 from perdure.testing.conformance.harness import a_record, commit, held
+from tests.descriptors import cancel_everywhere
 from tests.helpers import eventually
 from tests.servers.certificates import Authority, server_context
 from tests.servers.databases import execute
@@ -290,3 +291,22 @@ async def test_a_server_that_is_trusted_gets_the_password_that_it_asks_for(
         await asyncio.wait([opening])
         await store.close()
     assert any(b"s3cret" in said for said in impostor.heard) == verified
+
+
+async def test_a_cancelled_opening_leaves_no_encrypted_connection(server: Mariadb, trusted: Path) -> None:
+    url = f"{server.dsn}?ssl_ca={trusted}"
+    # The tables are made once.
+    first = open_store(url, Host())
+    await first.open()
+    await first.close()
+    stores: list[SqlStore] = []
+
+    async def opening() -> None:
+        stores.append(open_store(url, Host()))
+        await stores[-1].open()
+
+    async def closing() -> None:
+        while stores:
+            await stores.pop().close()
+
+    assert await cancel_everywhere(opening, closing) > 5

@@ -11,9 +11,10 @@ import pytest
 
 from perdure.errors import StoreRefused, UsageError
 from perdure.host import Host
-from perdure.store import open_store
+from perdure.store import SqlStore, open_store
 from perdure.store.url import PostgresUrl, parse
 from perdure.testing.conformance.harness import a_worker
+from tests.descriptors import cancel_everywhere
 from tests.servers.certificates import Authority
 from tests.servers.postgres import Missing, Postgres
 
@@ -133,3 +134,22 @@ async def test_a_worker_warns_once_of_a_server_that_is_not_verified(
         await store.close()
         assert sum("sslmode=verify-full" in record.getMessage() for record in caplog.records) == warnings
         assert "postgres@" not in caplog.text
+
+
+async def test_a_cancelled_opening_leaves_no_encrypted_connection(server: Postgres, trusted: Path) -> None:
+    url = f"{server.dsn}?sslmode=verify-full&sslrootcert={trusted}"
+    # The tables are made once.
+    first = open_store(url, Host())
+    await first.open()
+    await first.close()
+    stores: list[SqlStore] = []
+
+    async def opening() -> None:
+        stores.append(open_store(url, Host()))
+        await stores[-1].open()
+
+    async def closing() -> None:
+        while stores:
+            await stores.pop().close()
+
+    assert await cancel_everywhere(opening, closing) > 5

@@ -19,15 +19,12 @@ _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 _OLDEST = {"MariaDB": (10, 6, 0), "MySQL": (8, 0, 17)}
 
 #: The collation that compares byte by byte, including trailing blanks; the tables use the same.
-_SET_NAMES = {
-    "MariaDB": "SET NAMES utf8mb4 COLLATE utf8mb4_nopad_bin",
-    "MySQL": "SET NAMES utf8mb4 COLLATE utf8mb4_0900_bin",
-}
+_COLLATION = {"MariaDB": "utf8mb4_nopad_bin", "MySQL": "utf8mb4_0900_bin"}
 #: Values are stored exactly: nothing is truncated, padded or converted.
 _SETTINGS = (
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-    "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00'",
-    "SET SESSION group_concat_max_len = 16777216",
+    "SET NAMES utf8mb4 COLLATE {collation}, autocommit = 1, time_zone = '+00:00', group_concat_max_len = 16777216",
+    "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'",
 )
 #: Minimum seconds that the server keeps an idle session, because opening one takes time.
 _SHORTEST_IDLE = 5
@@ -99,7 +96,7 @@ async def set_up_session(connection: MysqlConnection, where: str) -> ServerIdent
         oldest = ".".join(map(str, _OLDEST[kind]))
         raise StoreError(f"{where} is {kind} {text}; Perdure needs {kind} {oldest} or newer")
     results = await connection.send(
-        [_SET_NAMES[kind], *_SETTINGS, *_limits(kind, connection.timeouts), _CLUSTER, _SERVER_LIMITS, _WHO[kind]]
+        [*_settings(kind), *_limits(kind, connection.timeouts), _CLUSTER, _SERVER_LIMITS, _WHO[kind]]
     )
     [(packet, mode)], [who] = results[-2].rows, results[-1].rows
     connection.clustered = bool(results[-3].rows)
@@ -129,13 +126,15 @@ async def prepare_lending(connection: MysqlConnection) -> None:
 
 async def clean_session(connection: MysqlConnection, database: str) -> bool:
     """Remove what a function of the user has left on a session; tell whether nothing is left."""
-    await connection.reset()
-    # The reset has removed the time limits too.
     name = database.replace("`", "``")
-    results = await connection.send(
-        [f"USE `{name}`", _SET_NAMES[_kind_of(connection)], *_SETTINGS, "SET SESSION autocommit = 1", _ROLE]
-    )
+    # The reset has removed the time limits too.
+    await connection.reset()
+    results = await connection.send([f"USE `{name}`", *_settings(_kind_of(connection)), _ROLE])
     return results[-1].rows == connection.role
+
+
+def _settings(kind: str) -> list[str]:
+    return [setting.format(collation=_COLLATION[kind]) for setting in _SETTINGS]
 
 
 def _limits(kind: str, timeouts: Timeouts) -> list[str]:

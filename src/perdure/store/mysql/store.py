@@ -83,6 +83,10 @@ WHERE id = :id AND status = 'alive' AND heartbeat_at >= :last AND :who <=> :serv
 """
 
 
+#: Seconds before a cancellation that the driver may have swallowed is repeated.
+_CANCEL_AGAIN = 0.05
+
+
 class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
     """The `Store` over one MySQL or MariaDB database. `time` replaces the server's clock in tests."""
 
@@ -265,8 +269,14 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
                 return await asyncio.shield(opening)
         except (asyncio.CancelledError, TimeoutError):
             opening.add_done_callback(_let_go)
-            opening.cancel()
+            self._cancel(opening)
             raise
+
+    def _cancel(self, opening: asyncio.Task[MysqlConnection]) -> None:
+        """Cancel an opening again until it ends; a silent server would keep it, and its socket, for ever."""
+        if not opening.done():
+            opening.cancel()
+            self._system.call_later(_CANCEL_AGAIN, lambda: self._cancel(opening))
 
     async def _opened(self) -> MysqlConnection:
         connection = await self._connector.connect(self._timeouts)

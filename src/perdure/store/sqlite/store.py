@@ -72,9 +72,12 @@ class SqliteStore(SqlStore):
         """Close every connection."""
         if self._process == os.getpid():
             self._process = 0
-            self._writer.hurry()
-            for connection in self._connections:
-                await connection.thread.run(connection.close)
+            await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        self._writer.hurry()
+        for connection in self._connections:
+            await connection.thread.run(connection.close)
 
     async def changed(self) -> bool:
         """Tell whether another connection may have written since the last call."""
@@ -168,15 +171,17 @@ class SqliteStore(SqlStore):
         return [*(one for one in self._readers if one is not self._writer), self._writer]
 
     async def _connect(self) -> None:
-        await self._writer.thread.run(self._writer.open)
-        self._process = os.getpid()
-        watch_forks(self._after_fork_in_child, before=self._before_fork, in_parent=self._after_fork_in_parent)
         try:
+            await self._writer.thread.run(self._writer.open)
+            self._process = os.getpid()
+            watch_forks(self._after_fork_in_child, before=self._before_fork, in_parent=self._after_fork_in_parent)
             for reader in self._readers:
                 if reader is not self._writer:
                     await reader.thread.run(reader.open)
         except BaseException:
-            await self.close()
+            # A thread may still be opening its connection, and closes it next.
+            self._process = 0
+            await self._disconnect()
             raise
 
     def _write(self, verb: str, actor: str, body: Body[T]) -> Coroutine[Any, Any, T]:

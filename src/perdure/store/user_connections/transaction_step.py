@@ -93,9 +93,13 @@ async def _run_inside(
             await adapter.begin()
             if step.using is not None:
                 await tx.arrive()
-            if limit:
-                await tx.execute(limit, {})
-            await tx.execute(f"SAVEPOINT {_SAVEPOINT}", {})
+            if limit and step.using is None:
+                # The driver of the store takes both in one message.
+                await tx.execute(f"{limit}; SAVEPOINT {_SAVEPOINT}", {})
+            else:
+                if limit:
+                    await tx.execute(limit, {})
+                await tx.execute(f"SAVEPOINT {_SAVEPOINT}", {})
         crash_point("transact.begun")
         result = await _call(step, connection, adapter)
         await adapter.flush()
