@@ -27,7 +27,9 @@ LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 #: Runs the snippets of one page one after the other in one module, as a reader would; `await` needs no function around
 #: it.
 RUNNER = """
-import ast, asyncio, inspect, pathlib, sys, types
+import ast, asyncio, inspect, logging, pathlib, sys, types
+# Some runs fail on purpose.
+logging.getLogger("perdure.execution").setLevel("CRITICAL")
 page = types.ModuleType("page")
 sys.modules["page"] = page
 with asyncio.Runner() as runner:

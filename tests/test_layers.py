@@ -69,6 +69,7 @@ EXCEPTIONS = {
     ("store/sqlite", "threading."): "a connection belongs to one thread: the store's writer, and its readers",
     ("store/sqlite", "asyncio.ensure_future"): "names the answer of the host's thread, and starts nothing",
     ("replay/run_loop.py", "threading.get_ident"): "it starts no thread, it asks which one it is on",
+    ("worker/loop_watch.py", "threading.get_ident"): "it starts no thread, it asks which one it is on",
     (
         "worker/steps/threads.py",
         "threading.",

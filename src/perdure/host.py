@@ -71,6 +71,10 @@ class Host(System):
         """Run a coroutine on a thread and an event loop of its own."""
         return _Thread(main, name)
 
+    def ticker(self, tick: Callable[[float], float], name: str) -> Background:
+        """Call a function again and again from a thread of its own."""
+        return _Ticker(tick, name)
+
 
 class _Threads:
     """A pool of daemon threads, started on demand and ended when idle. A forked child begins with none."""
@@ -201,3 +205,27 @@ class _Thread(Background):
         except asyncio.CancelledError:
             if not self._stopping:
                 raise
+
+
+class _Ticker(Background):
+    """A thread that calls a function, each time after the seconds that it returned."""
+
+    def __init__(self, tick: Callable[[float], float], name: str) -> None:
+        self._tick = tick
+        self._name = name
+        self._stopping = threading.Event()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    async def stop(self) -> None:
+        """End the thread soon."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        wait, cpu = 0.0, time.process_time()
+        while not self._stopping.wait(wait):
+            before, cpu = cpu, time.process_time()
+            try:
+                wait = self._tick(cpu - before)
+            except Exception:
+                _log.exception("the thread %s failed and ends", self._name)
+                return

@@ -62,7 +62,7 @@ async def test_steps_activities_and_runs_are_logged_with_their_fields(
     ]
     assert all(record["duration"] >= 0 for record in records)
     assert records[1]["retry_at"] > 0
-    assert [record["levelname"] for record in records] == ["DEBUG", "INFO", "WARNING", "ERROR", "DEBUG"]
+    assert [record["levelname"] for record in records] == ["DEBUG", "INFO", "INFO", "ERROR", "DEBUG"]
     assert {(record["location"], record["worker"] == worker_id) for record in records} == {
         ("fine", True), ("fail", True), (None, True),
     }  # fmt: skip
@@ -90,10 +90,9 @@ async def test_a_run_that_fails_for_good_is_an_error_with_the_users_frames_first
     async with engine.worker():
         run = await engine.start(mixed())
         await until(run, Status.FAILED)
-        await eventually(lambda: len(told(caplog)) == 2)
-    of_step, of_run = told(caplog)
-    assert (of_step["levelname"], of_step["exc_text"]) == ("WARNING", None)
-    assert of_run["levelname"] == "ERROR"
+        await eventually(lambda: len(told(caplog)) == 1)
+    [of_run] = told(caplog)
+    assert (of_run["levelname"], of_run["scope"]) == ("ERROR", "run")
     lines = of_run["exc_text"].splitlines()
     assert lines[0] == "Traceback (most recent call last):"
     frames = [line.strip() for line in lines if line.strip().startswith("File ")]

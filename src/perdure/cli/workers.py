@@ -50,6 +50,12 @@ group = CommandGroup(
     "--lease", default="15s", show_default=True, help="Other workers take over after this long without a sign of life."
 )
 @click.option("--grace", default="10s", show_default=True, help="How long steps may continue after a stop signal.")
+@click.option(
+    "--warn-blocked",
+    default="100ms",
+    show_default=True,
+    help="Log code that blocks the event loop for longer, with its stack; 0: never.",
+)
 @click.option("--processes", type=int, help="Processes for steps that run in one.  [default: number of processors]")
 @click.option(
     "--wait-for-database",

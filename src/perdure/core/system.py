@@ -29,6 +29,13 @@ class Background(Protocol):
         """Cancel the loop's main coroutine and wait for its end."""
 
 
+class NoTicker(Background):
+    """A ticker that never calls."""
+
+    async def stop(self) -> None:
+        """Do nothing."""
+
+
 class System(Protocol):
     """The engine's interface to the operating system."""
 
@@ -58,6 +65,13 @@ class System(Protocol):
 
     def background(self, main: Callable[[], Coroutine[Any, Any, None]], name: str) -> Background:
         """Run a coroutine on its own thread and event loop, so that it continues while the main loop is blocked."""
+
+    def ticker(self, tick: Callable[[float], float], name: str) -> Background:
+        """Call a function again and again from a thread of its own, in real time.
+
+        It gets the CPU seconds that this process has used since the last call, and returns the seconds until the next.
+        A system with a clock of its own never calls it.
+        """
 
     @property
     def crash_point(self) -> CrashPoint | None:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
-from perdure.core.system import Background, Cancellable, CrashPoint, System
+from perdure.core.system import Background, Cancellable, CrashPoint, NoTicker, System
 from perdure.host import Host
 
 T = TypeVar("T")
@@ -121,6 +121,10 @@ class VirtualClock(System):
     def background(self, main: Callable[[], Coroutine[Any, Any, None]], name: str) -> Background:
         """A task of the running loop: a thread would not keep to the clock."""
         return BackgroundTask(self.spawn(main(), name))
+
+    def ticker(self, tick: Callable[[float], float], name: str) -> Background:
+        """Nothing: real time means nothing here."""
+        return NoTicker()
 
 
 class BackgroundTask(Background):

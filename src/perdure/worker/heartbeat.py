@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable
 
 from perdure.core.background_loops import LoopGuard, LoopHealth
+from perdure.core.log_trace import log_with_trace
 from perdure.core.system import Background, System
 from perdure.errors import StoreError
 from perdure.store.contract import Store
@@ -142,9 +143,13 @@ class Heartbeat:
         if silent < self._stall_limit:
             return False
         stacks = "".join("".join(traceback.format_stack(frame)) for frame in sys._current_frames().values())
-        logger.critical(
+        log_with_trace(
+            logger,
+            logging.CRITICAL,
+            f"Stacks of all threads (most recent call last):\n{stacks}",
             "the event loop of worker %s has been blocked for %.0f s; its heartbeat stops and its runs go to others; "
-            "blocking code belongs into a sync step, which runs in a thread; stacks:\n%s",
-            self._worker_id, silent, stacks,
-        )  # fmt: skip
+            "blocking code belongs into a sync step, which runs in a thread",
+            *(self._worker_id, silent),
+            extra={"worker": self._worker_id},
+        )
         return True

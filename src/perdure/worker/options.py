@@ -43,6 +43,8 @@ class WorkerSettings(TypedDict, total=False):
     poison_after: int
     #: An event loop that is blocked for this long stops the heartbeat.
     stall_limit: Duration
+    #: A workflow or an async step that blocks the event loop for longer is logged with its stack; 0: never.
+    warn_blocked: Duration
     #: Ancestors that a run may have.
     child_depth: int
     #: Children that a run may have under way.
@@ -67,6 +69,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     resident: int = 2000
     poison_after: int = 5
     stall_limit: float = 60.0
+    warn_blocked: float = 0.1
     child_depth: int = 100
     open_children: int = 10_000
     processes: int | None = None
@@ -131,6 +134,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "resident": _whole("resident", 0),
     "poison_after": _whole("poison_after", 1),
     "stall_limit": lambda value: check_time("stall_limit", value),
+    "warn_blocked": lambda value: check_duration("warn_blocked", value),
     "child_depth": _whole("child_depth", 1),
     "open_children": _whole("open_children", 1),
     "processes": lambda value: None if value is None else check_whole("processes", value, 1),

@@ -40,6 +40,7 @@ from perdure.worker.commit.hooks import HookCaller
 from perdure.worker.commit.journal import Journal
 from perdure.worker.heartbeat import Heartbeat
 from perdure.worker.limits.gatekeeper import Gatekeeper
+from perdure.worker.loop_watch import LoopWatch
 from perdure.worker.options import WorkerOptions
 from perdure.worker.run.activity_run import ActivityRun, read_earlier_attempts
 from perdure.worker.run.held_run import HeldRun, Stage
@@ -123,6 +124,7 @@ class Worker:
         #: Whether the database was replaced since this life began.
         self._replaced = False
         self._unsubscribe: Callable[[], None] | None = None
+        self._loop_watch: LoopWatch | None = None
         self._emptied: asyncio.Future[None] | None = None
 
     def _make_services(self, codec: Codec, errors: ErrorTypes) -> Services:
@@ -175,6 +177,9 @@ class Worker:
             self._hook_caller.start(self)
         self.scheduler.start()
         self._claimer.start()
+        if self.options.warn_blocked:
+            self._loop_watch = LoopWatch(self._system, self.options.warn_blocked, lambda: self.id)
+            self._loop_watch.start()
         self._log_start()
 
     def _log_start(self) -> None:
@@ -351,6 +356,8 @@ class Worker:
         self._pass_crash_point("shutdown.released")
         for task in list(self._run_tasks):
             task.cancel()
+        if self._loop_watch is not None:
+            await self._loop_watch.stop()
         if self._heartbeat is not None:
             await self._heartbeat.stop()
         self.drop_everything()

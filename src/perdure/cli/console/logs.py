@@ -10,7 +10,7 @@ from perdure.cli.console.output import dump
 from perdure.core.printable import harmless, harmless_lines
 from perdure.workflow.step_info import current_step
 
-LEVELS = ("debug", "info", "warning", "error")
+LEVELS = ("debug", "info", "warning", "error", "critical")
 DEFAULT_LEVEL = "info"
 FORMATS = ("text", "json")
 

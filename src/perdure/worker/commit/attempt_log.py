@@ -1,9 +1,9 @@
 """Log of attempts: reports the ends of steps, activities and runs to the log and to hooks, after the commit.
 
 Log records carry their fields as attributes (`extra`): run, type, step, attempt, worker, retries, duration, status,
-error. Successes are DEBUG, retries and cancellations INFO. A step that failed for good is a WARNING: its workflow may
-handle it. A run or an activity that failed for good or is blocked is an ERROR with its traceback: it waits for a
-person. A batch without failures is not examined unless its successes are logged, too.
+error. Successes are DEBUG; retries, cancellations and steps that failed for good are INFO: the workflow may handle
+them. A run or an activity that failed for good or is blocked is an ERROR with its traceback: it waits for a person. A
+batch without failures is not examined unless its successes are logged, too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from perdure.core.codec.failure import Failure
+from perdure.core.log_trace import log_with_trace
 from perdure.core.model.record import Record, RecordKind
 from perdure.core.model.run import Run, Status
 from perdure.core.model.turn import Block, Finish, RetryLater, Turn, TurnOutcome
@@ -173,9 +174,8 @@ class AttemptLog:
 def _level(one: AttemptEnd) -> int:
     if one.status == "success":
         return logging.DEBUG
-    if one.status in ("failed", "blocked"):
-        return logging.WARNING if one.scope == "step" else logging.ERROR
-    return logging.INFO
+    final = one.scope != "step" and one.status in ("failed", "blocked")
+    return logging.ERROR if final else logging.INFO
 
 
 def _log(one: AttemptEnd, worker: str) -> None:
@@ -186,14 +186,13 @@ def _log(one: AttemptEnd, worker: str) -> None:
     error = None if failure is None else str(failure)
     place = f"step {one.location} of run" if one.scope == "step" else one.scope
     status = "is blocked" if one.status == "blocked" else one.status
-    record = logger.makeRecord(
-        logger.name,
+    log_with_trace(
+        logger,
         level,
-        __file__,
-        0,
+        # The exception itself may be of another process.
+        failure.format() if level == logging.ERROR and failure is not None else "",
         "%s %s (%s): %s, attempt %d, %.3f s%s",
-        (place, one.run.id, one.run.type, status, one.attempt, one.duration, "" if error is None else f": {error}"),
-        None,
+        *(place, one.run.id, one.run.type, status, one.attempt, one.duration, "" if error is None else f": {error}"),
         extra={
             "run_id": one.run.id,
             "run_type": one.run.type,
@@ -209,7 +208,3 @@ def _log(one: AttemptEnd, worker: str) -> None:
             "retry_at": one.retry_at or None,
         },
     )
-    if level == logging.ERROR and failure is not None:
-        # The exception may be of another process. Formatters print this text in its place.
-        record.exc_text = failure.format()
-    logger.handle(record)
