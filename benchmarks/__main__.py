@@ -22,7 +22,7 @@ from benchmarks.memory import memory
 from benchmarks.resuming import w6
 from benchmarks.sleeping import w5
 from benchmarks.throughput import w1, w2, w4
-from perdure.cli.console.process import fast_loop, tune_collector
+from perdure.cli.workers import fast_loop, tune_collector
 
 WORKLOADS: dict[str, Callable[[Bench], Awaitable[Result]]] = {
     "w1": w1,

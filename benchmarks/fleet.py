@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from benchmarks.bench import Bench, Result, median, none_left, probing, until
 from benchmarks.programs import ALL, computing, steps
 from perdure import Call, Engine, Status
-from perdure.cli.console.process import fast_loop, tune_collector
+from perdure.cli.workers import fast_loop, tune_collector
 
 #: Sequential steps of each run.
 STEPS = 10

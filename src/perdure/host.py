@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from perdure.core.process_fork import watch_forks
-from perdure.core.system import Background, Cancellable, CrashPoint, System
+from perdure.core.system import Background, Cancellable, CrashPoint
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ _BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 _monotonic = time.monotonic if _BOOTTIME is None else partial(time.clock_gettime, _BOOTTIME)
 
 
-class Host(System):
+class Host:
     """The system outside of tests. A clock, or a source of randomness, is the function of the standard library."""
 
     #: Seconds of a clock that never steps back and, if the machine has such a clock, counts its sleep.

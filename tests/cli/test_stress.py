@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure.cli.stress.report import percentile
+from perdure.cli.stress.command import percentile
 from perdure.errors import UsageError
 from perdure.host import Host
 from perdure.store import open_store

@@ -20,8 +20,7 @@ from perdure.core.model.claim import ClaimRequest
 from perdure.core.model.orders import Pause, PauseKind, RunOrder
 from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import RecordKind
-from perdure.core.model.reopen import RetryRequest
-from perdure.core.model.run import Reason, Status
+from perdure.core.model.run import Reason, RetryRequest, Status
 from perdure.core.model.turn import Block, ContinueAsNew, Finish, Lease, Release, RetryLater, Trim, Turn, TurnOutcome
 from perdure.core.policy.retention import PruneRequest
 from perdure.core.policy.singleton import SingletonPolicy

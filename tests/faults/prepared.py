@@ -26,7 +26,7 @@ def pass_after_preparing(world: CrashingHost) -> None:
         if statement not in known:
             known.add(statement)
             if session.is_in_transaction() and "register.committed" in world.passed:
-                world.crash_point(PREPARED)
+                world.pass_point(PREPARED)
         return statement
 
     _NamedSession._get_statement = get_statement

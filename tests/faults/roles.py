@@ -81,7 +81,7 @@ def engine_in(directory: Path, world: World, watched: bool = False, url: str = "
     if not watched:
         return Engine(url, WORKFLOWS, system=world)
     answers = directory / f"answers-{os.getpid()}"
-    store = watch(Retrying(open_store(url, world), world), answers, world.crash_point)
+    store = watch(Retrying(open_store(url, world), world), answers, world.pass_point)
     return Engine(url, WORKFLOWS, system=world, store=store)
 
 

@@ -16,8 +16,14 @@ from perdure.core.codec.failure import ErrorTypes, Failure
 from perdure.core.model.record import Record, RecordKind
 from perdure.core.model.run import Status
 from perdure.replay.execution import Execution
-from perdure.replay.operations import ChildOperation, OpenOperation, ScopeOperation, StepOperation, TimerOperation
-from perdure.replay.operations_api import RunOrigin
+from perdure.replay.operations import (
+    ChildOperation,
+    OpenOperation,
+    RunOrigin,
+    ScopeOperation,
+    StepOperation,
+    TimerOperation,
+)
 from perdure.replay.outcome import RunOutcome
 from perdure.workflow.context import Context
 

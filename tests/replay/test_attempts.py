@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from perdure import Context, workflow
 from perdure.core.model.record import Record, RecordKind
-from perdure.core.model.reopen import kept_seed
+from perdure.core.model.run import kept_seed
 from perdure.replay.operations import ChildOperation
 from tests.replay.driver import START, Driver, Function, named
 

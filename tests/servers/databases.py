@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from perdure.store.mysql import dialect
+from perdure.store.sql import dialect
 from perdure.store.url import MysqlUrl, parse
 from tests.servers.places import Places, dsn_of
 

@@ -6,7 +6,7 @@ import os
 from typing import Any
 from urllib.parse import urlsplit
 
-from perdure.store.postgres import dialect
+from perdure.store.sql import dialect
 from tests.servers.places import Places, dsn_of
 
 POSTGRES = "PERDURE_TEST_POSTGRES"

@@ -16,7 +16,7 @@ from perdure.core.model.record import Record, RecordKind
 from perdure.core.model.run import Run, RunFilter, Status
 from perdure.replay.checkpoints import is_part_over, read_checkpoint
 from perdure.replay.execution import Execution
-from perdure.replay.operations_api import RunOrigin
+from perdure.replay.operations import RunOrigin
 from perdure.workflow.definition import Workflow
 from tests.invariants import Known, scan
 from tests.simulation.guards import Guards

@@ -10,9 +10,7 @@ from perdure.errors import SchemaMismatch, UsageError
 from perdure.host import Host
 from perdure.store import migration_script, migration_status, open_store
 from perdure.store.migrations import known
-from perdure.store.mysql.dialect import MYSQL
-from perdure.store.postgres.dialect import POSTGRES
-from perdure.store.sqlite.connection import SQLITE
+from perdure.store.sql.dialect import MYSQL, POSTGRES, SQLITE
 from perdure.testing import conformance
 from perdure.testing.conformance.harness import ACTOR, a_run, claim_ids
 from tests.invariants import scan_store

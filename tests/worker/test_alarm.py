@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from perdure.core.background_loops import Alarm
 from perdure.host import Host
-from perdure.worker.alarm import Alarm
 
 
 async def test_a_ring_wakes_whoever_waits_without_end() -> None:

@@ -11,9 +11,8 @@ import pytest
 from perdure import StepTimeout
 from perdure.core.system import Cancellable
 from perdure.host import Host
-from perdure.replay.futures import new_operation_future
 from perdure.replay.operations import StepOperation
-from perdure.replay.run_loop import RunLoop
+from perdure.replay.run_loop import RunLoop, new_operation_future
 from perdure.worker.callbacks import ClockReading, StepResults
 from perdure.worker.steps.attempt import Attempt
 from perdure.worker.steps.threads import StepThreads

@@ -6,7 +6,7 @@ from perdure.core.model.claim import ClaimedRun
 from perdure.core.model.run import Run, Status
 from perdure.core.time.duration import FAR
 from perdure.testing.conformance.harness import ManualSystem
-from perdure.worker.claiming.quarantine import LONGEST_STAND_BACK, SHORTEST_STAND_BACK, Quarantine
+from perdure.worker.claiming.claimer import LONGEST_STAND_BACK, SHORTEST_STAND_BACK, Quarantine
 
 LEASE = 15.0
 

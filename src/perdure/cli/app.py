@@ -43,7 +43,7 @@ COMMANDS = MappingProxyType(
         "Short for `perdure runs ...`": {
             "show": "perdure.cli.runs:show",
             "why": "perdure.cli.runs:why",
-            "retry": "perdure.cli.retry:retry",
+            "retry": "perdure.cli.control:retry",
         },
         "Inspect and operate": {
             "runs": "perdure.cli.runs:group",
@@ -53,7 +53,7 @@ COMMANDS = MappingProxyType(
             "queues": "perdure.cli.queues:group",
             "workers": "perdure.cli.workers:group",
             "limits": "perdure.cli.limits:group",
-            "breakers": "perdure.cli.breakers:group",
+            "breakers": "perdure.cli.limits:breakers",
             "locks": "perdure.cli.locks:group",
             "watermarks": "perdure.cli.watermarks:group",
             "audit": "perdure.cli.audit:group",

@@ -15,11 +15,8 @@ from perdure.cli.console.target import check_exists, is_url, load_engine
 from perdure.client.engine import Engine
 from perdure.host import Host
 from perdure.store import MigrationStatus, migration_script, migration_status
-from perdure.store.mysql.dialect import MYSQL
 from perdure.store.plain_sql import NAMES, statement
-from perdure.store.postgres.dialect import POSTGRES
-from perdure.store.sql.dialect import DEFAULT_PREFIX
-from perdure.store.sqlite.connection import SQLITE
+from perdure.store.sql.dialect import DEFAULT_PREFIX, MYSQL, POSTGRES, SQLITE
 from perdure.store.url_secrets import shown
 
 

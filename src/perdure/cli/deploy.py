@@ -10,7 +10,7 @@ from perdure.cli.console.commands import Command
 from perdure.cli.console.output import Printer
 from perdure.cli.console.params import with_output, with_target
 from perdure.cli.console.target import find_engine, is_url
-from perdure.core.model.deploy_report import DeployFinding, DeployReport
+from perdure.core.model.reports import DeployFinding, DeployReport
 
 FAILED = 1
 

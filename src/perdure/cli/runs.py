@@ -29,8 +29,8 @@ from perdure.client.engine import Engine
 from perdure.core.audit import Event
 from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record
+from perdure.core.model.reports import RunReport, original_records
 from perdure.core.model.run import Run, RunPage, Status
-from perdure.core.model.run_report import RunReport, original_records
 from perdure.core.model.set_aside import SetAsideMessage
 from perdure.core.printable import harmless_lines
 
@@ -53,8 +53,8 @@ group = CommandGroup(
             "evict": "perdure.cli.control:evict",
         },
         "Run again": {
-            "retry": "perdure.cli.retry:retry",
-            "fork": "perdure.cli.retry:fork",
+            "retry": "perdure.cli.control:retry",
+            "fork": "perdure.cli.control:fork",
         },
         "Remove": {
             "delete": "perdure.cli.retention:delete",

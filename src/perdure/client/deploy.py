@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from perdure.client.session import Session
 from perdure.core.ids import check_name
 from perdure.core.model.claim import LoadedRun
-from perdure.core.model.deploy_report import DeployFinding, DeployProblem, DeployReport
 from perdure.core.model.record import RecordKind
+from perdure.core.model.reports import DeployFinding, DeployProblem, DeployReport
 from perdure.core.model.run import FINISHED, Reason, Run, RunFilter, Status
 from perdure.core.option_checks import check_list, check_whole
 from perdure.store import open_store

@@ -18,15 +18,15 @@ from perdure.client.locks import HeldLock, Locks
 from perdure.client.runs import Runs
 from perdure.client.schedules import Schedules
 from perdure.client.session import DATABASE_TIMEOUT, Session, SessionOptions, require_workflows
-from perdure.client.start import Moment, StartOptions, create_all, create_on
-from perdure.client.watermarks import ConnectionReader, Watermarks
+from perdure.client.start import ConnectionReader, Moment, StartOptions, create_all, create_on
+from perdure.client.watermarks import Watermarks
 from perdure.client.workers import EngineWorker, Queues, Workers
 from perdure.core.audit import Event
 from perdure.core.brief import brief
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.snapshot import snapshot
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice, Hooks
-from perdure.core.model.deploy_report import DeployReport
+from perdure.core.model.reports import DeployReport
 from perdure.core.model.run import NewRun
 from perdure.core.option_checks import check_flag, check_instance, check_list, check_whole
 from perdure.core.policy.retention import Retention

@@ -17,8 +17,8 @@ from perdure.core.audit import Event
 from perdure.core.codec.snapshot import snapshot
 from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record
+from perdure.core.model.reports import RunReport
 from perdure.core.model.run import Run, Status
-from perdure.core.model.run_report import RunReport
 from perdure.core.model.set_aside import SetAsideMessage
 from perdure.core.option_checks import check_instance
 from perdure.core.time.duration import Duration

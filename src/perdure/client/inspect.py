@@ -23,8 +23,8 @@ from perdure.core.limits.limit import WaitlistPosition
 from perdure.core.model.orders import Pause, PauseKind
 from perdure.core.model.outputs import Interruption, Output, OutputKind
 from perdure.core.model.record import Message, Record, RecordKind
+from perdure.core.model.reports import FailedAttempt, RunReport, StepReport, original_records
 from perdure.core.model.run import Reason, Run, RunFilter, Status
-from perdure.core.model.run_report import FailedAttempt, RunReport, StepReport, original_records
 from perdure.core.model.set_aside import set_aside_of
 from perdure.core.model.visibility import RunWaits, WaitKind
 from perdure.core.model.worker_info import WorkerInfo, WorkerStatus

@@ -20,8 +20,7 @@ from perdure.core.brief import brief
 from perdure.core.ids import check_name
 from perdure.core.model.dead_letter import dead_letter_reason
 from perdure.core.model.record import Record, RecordKind
-from perdure.core.model.reopen import Fork, RetryOutcome, RetryRequest, kept_seed
-from perdure.core.model.run import NewRun, Run
+from perdure.core.model.run import Fork, NewRun, RetryOutcome, RetryRequest, Run, kept_seed
 from perdure.core.option_checks import check_text
 from perdure.core.policy.retry import Retry
 from perdure.core.policy.singleton import with_stored_singleton

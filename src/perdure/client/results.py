@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -73,11 +74,13 @@ class Results:
         """Wait for a run and return its result. Raises `RunFailed`, `RunCancelled` and `TimeoutError`."""
         if timeout is not None:
             seconds(timeout)
-        run = await self._session.find(run_id)
-        if not run.status.finished:
-            watch = await self._watch()
-            name, too_late = f"perdure result {run_id}", f"run {run_id!r} did not finish"
-            run = await self.explainer.wait(run_id, lambda: watch.finished(run_id), name, timeout, too_late)
+        watch = self._watches.get(asyncio.get_running_loop()) or await self._watch()
+        with watch.waiting(run_id) as finished:
+            # Read after the wait has begun: a later end is notified.
+            run = await self._session.find(run_id)
+            if not run.status.finished:
+                name, too_late = f"perdure result {run_id}", f"run {run_id!r} did not finish"
+                run = await self.explainer.wait(run_id, lambda: watch.finished(finished), name, timeout, too_late)
         return self.outcome(run, returns)
 
     def outcome(self, run: Run, returns: Any) -> Any:
@@ -101,8 +104,8 @@ class Results:
             await watch.close()
 
     async def _watch(self) -> ResultWatch:
-        store = await self._session.opened()
-        return self._watches.setdefault(asyncio.get_running_loop(), ResultWatch(store, self._session.system))
+        store, loop = await self._session.opened(), asyncio.get_running_loop()
+        return self._watches.setdefault(loop, ResultWatch(store, self._session.system))
 
     async def _explain(self, run_id: str) -> tuple[Run, str]:
         run = await self._session.find(run_id)
@@ -118,27 +121,37 @@ class ResultWatch:
         self._loop = asyncio.get_running_loop()
         self._guard = LoopGuard("waiting for results", system, LoopHealth(), logger)
         self._waiters: dict[str, set[asyncio.Future[Run]]] = {}
+        self._unsubscribe: Callable[[], None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._rung: asyncio.Future[bool] | None = None
+        #: True: some run may have ended since the last look.
         self._changed = False
 
-    async def finished(self, run_id: str) -> Run:
-        """Wait for the end of a run."""
+    @contextmanager
+    def waiting(self, run_id: str) -> Generator[asyncio.Future[Run]]:
+        """Wait for the end of a run: changes from now on are noticed."""
         future: asyncio.Future[Run] = self._loop.create_future()
+        if self._unsubscribe is None:
+            self._unsubscribe = self._store.subscribe(self._on_change)
         self._waiters.setdefault(run_id, set()).add(future)
-        self._changed = True
+        try:
+            yield future
+        finally:
+            if future.done() and not future.cancelled():
+                future.exception()  # an error that comes before the wait is not awaited, and needs no warning
+            waiting = self._waiters[run_id]
+            waiting.discard(future)
+            if not waiting:
+                del self._waiters[run_id]
+            if not self._waiters:
+                self._unsubscribe()
+                self._unsubscribe = None
+
+    async def finished(self, future: asyncio.Future[Run]) -> Run:
+        """Return the run of a wait once it has ended."""
         if self._task is None or self._task.done():
             self._task = self._system.spawn(self._guard.keep_going(self._run, self._rest), "perdure watch")
-        else:
-            self._ring()
-        try:
-            return await future
-        finally:
-            waiting = self._waiters.get(run_id)
-            if waiting is not None:
-                waiting.discard(future)
-                if not waiting:
-                    del self._waiters[run_id]
+        return await future
 
     async def close(self) -> None:
         """Stop; waits that are left raise `EngineClosed`."""
@@ -174,7 +187,6 @@ class ResultWatch:
             self._rung.set_result(True)
 
     async def _run(self) -> None:
-        unsubscribe = self._store.subscribe(self._on_change)
         poll = SHORTEST_POLL
         try:
             while self._waiters:
@@ -189,8 +201,6 @@ class ResultWatch:
                     poll = min(poll * 1.5, self._store.poll_interval)
         except EngineClosed as error:
             self._give_up(error)
-        finally:
-            unsubscribe()
 
     async def _rest(self, seconds: float) -> None:
         await self._system.sleep(seconds)
@@ -260,20 +270,21 @@ async def within(
     system: System, work: Callable[[], Coroutine[Any, Any, T]], name: str, timeout: Duration | None, too_late: str
 ) -> T:
     """Do some work, or raise `TimeoutError` after `timeout` on the system's clock."""
-    limit = None if timeout is None else seconds(timeout)
+    if timeout is None:
+        return await work()
+    limit = seconds(timeout)
     waiting = system.spawn(work(), name)
-    timer = None if limit is None else system.call_later(limit, waiting.cancel)
+    timer = system.call_later(limit, waiting.cancel)
     try:
         return await waiting
     except asyncio.CancelledError:
         current = asyncio.current_task()
-        if timeout is None or (current is not None and current.cancelling()):
+        if current is not None and current.cancelling():
             waiting.cancel()
             raise
         raise TimeoutError(f"{too_late} within {brief(timeout)}") from None
     finally:
-        if timer is not None:
-            timer.cancel()
+        timer.cancel()
 
 
 class OutputWatch:

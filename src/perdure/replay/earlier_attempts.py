@@ -8,10 +8,13 @@ Failures are tried again, and so is what was undone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from perdure.core.model.record import Record, RecordKind
-from perdure.replay.operations import OpenOperation, StepOperation
 from perdure.workflow.saga import UNDO
+
+if TYPE_CHECKING:
+    from perdure.replay.operations import OpenOperation
 
 
 class EarlierAttempts:
@@ -42,7 +45,7 @@ class EarlierAttempts:
         record = self._records.get(operation.location) if self._records else None
         if record is None or record.kind is not operation.kind:
             return None
-        if isinstance(operation, StepOperation) and record.digest != operation.digest:
+        if record.kind is RecordKind.STEP and record.digest != operation.digest:
             return None
         return record
 

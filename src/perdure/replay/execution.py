@@ -31,20 +31,18 @@ from perdure.errors import DecodeError, Diverged, LoopStuck, NotInWorkflow, RunT
 from perdure.replay.checkpoints import Checkpoints, checkpoint_payload, places_below
 from perdure.replay.divergence import RecordedArguments, diverged, position
 from perdure.replay.earlier_attempts import NOTHING, EarlierAttempts
-from perdure.replay.eviction import end_code, end_tasks
-from perdure.replay.futures import RunTask, new_operation_future
 from perdure.replay.operations import (
     ChildOperation,
     OpenOperation,
+    OperationsApi,
     RemovedOperation,
+    RunOrigin,
     ScopeOperation,
     StepOperation,
     TimerOperation,
 )
-from perdure.replay.operations_api import OperationsApi, RunOrigin
-from perdure.replay.outcome import OutcomeContext, RunOutcome, failed, outcome_of
-from perdure.replay.run_loop import DrainContext
-from perdure.replay.undo import UndoPhase
+from perdure.replay.outcome import OutcomeContext, RunOutcome, UndoPhase, failed, outcome_of
+from perdure.replay.run_loop import DrainContext, RunTask, end_code, end_tasks, new_operation_future
 from perdure.workflow.channels import question_key
 from perdure.workflow.context import Context
 from perdure.workflow.saga import UNDO, UndoLog
@@ -743,7 +741,8 @@ class Execution(OperationsApi):
         self._main = None
         self._undo_phase = None
         self._unawaited.clear()
-        self.timers.clear()
+        if self.timers.heap:
+            self.timers.clear()
         self.loop.untie()
         return ended
 

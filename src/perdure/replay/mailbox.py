@@ -14,7 +14,7 @@ from msgspec import Struct
 from perdure.core.codec.codec import Codec
 from perdure.core.model.visibility import Wait, WaitKind
 from perdure.errors import DecodeError
-from perdure.replay.futures import OperationFuture
+from perdure.replay.run_loop import OperationFuture
 from perdure.workflow.runtime import ExpectedMessage, ReceivedMessage
 from perdure.workflow.scopes import Scope
 

@@ -1,23 +1,44 @@
-"""Durable operations that a run has open, and its timers."""
+"""Durable operations: what a run has open, its timers, and the calls of a workflow that open them.
+
+A workflow makes the calls through its `Context`. `OperationsApi` keeps the open operations, each at its location;
+`Execution` derives from it and feeds in completions.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import heapq
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from msgspec import Struct
 
-from perdure.core.model.record import RecordKind
-from perdure.core.model.run import OnClose
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.snapshot import FIXED
+from perdure.core.ids import child_id, short_key
+from perdure.core.model.record import Message, Record, RecordKind
+from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, NewRun, OnClose, random_source, root_generation
+from perdure.core.model.visibility import Wait
 from perdure.core.time.duration import FAR
-from perdure.replay.futures import OperationFuture
-from perdure.replay.run_loop import RunTimerHandle
-
-if TYPE_CHECKING:
-    from perdure.replay.run_loop import RunTimerHandle
-    from perdure.workflow.definition import Call
-    from perdure.workflow.runtime import Checkpoint, ChildOptions, StepRequest
+from perdure.errors import DuplicateName, WorkflowError
+from perdure.replay.checkpoints import Checkpoints, is_location_over
+from perdure.replay.earlier_attempts import EarlierAttempts
+from perdure.replay.mailbox import Mailbox, bound
+from perdure.replay.run_loop import OperationFuture, RunLoop, RunTimerHandle, new_operation_future
+from perdure.workflow.definition import Call
+from perdure.workflow.runtime import (
+    Checkpoint,
+    ChildOptions,
+    Effect,
+    ExpectedMessage,
+    SpawnedChild,
+    StepRequest,
+    Subscription,
+)
+from perdure.workflow.saga import UndoLog
+from perdure.workflow.scopes import Scope, WorkflowRandom, current_scope
 
 
 class OpenOperation:
@@ -193,3 +214,420 @@ class Timers(Struct):
     def clear(self) -> None:
         """Remove all timers."""
         self.heap.clear()
+
+
+#: Name of the timers that bound receives.
+RECEIVE_TIMEOUT = "receive.timeout"
+
+
+class RunOrigin(Struct, frozen=True, kw_only=True):
+    """Identity of a run, and the origin of its time and randomness."""
+
+    run_id: str
+    type: str
+    started_at: int
+    seed: str
+    generation: int
+    attempt: int
+    #: Whether an earlier holder of this attempt ran the workflow to its first wait and ended its claim in order.
+    taken_up_before: bool = False
+
+    @property
+    def randomness(self) -> str:
+        """Seed of the run's random numbers."""
+        return random_source(self.seed, self.generation)
+
+    @property
+    def life(self) -> int:
+        """Generation that began with nothing, which this one continues."""
+        return root_generation(self.seed, self.generation)
+
+
+class OperationsApi(ABC):
+    """Implements the calls of `Runtime` that open operations and cause effects."""
+
+    # Class attributes: most of very many runs never change them, and setting them would take time.
+    undos: UndoLog | None = None
+    replaying = True
+    #: Topics of broadcasts that the run has subscribed to.
+    topics: frozenset[str] = frozenset()
+    #: Whether the run has ever asked for an ephemeral step, which does not wait for earlier records.
+    has_ephemeral = False
+    #: Difference between the randomness of a fork and that of its origin.
+    _salt = ""
+    _open_children = 0
+
+    def __init__(self, origin: RunOrigin, earlier: EarlierAttempts, checkpoints: Checkpoints, codec: Codec) -> None:
+        self.run_id = origin.run_id
+        self.time = origin.started_at
+        #: New operations, and abandoned ones that had begun, that the worker has not collected.
+        self.fresh: list[OpenOperation] = []
+        self.dropped: list[OpenOperation] = []
+        #: Effects that the worker has not collected.
+        self.effects: list[Effect] = []
+        self.checkpoints = checkpoints
+        self.loop = RunLoop(origin.run_id, self)
+        self._origin = origin
+        life = origin.life
+        #: Base of the ids of children, and of keys: a run that continues as new has children of its own.
+        self._parent = origin.run_id if life == 1 else f"{origin.run_id}~{life}"
+        self._key = f"{origin.run_id}:{life}"
+        self._codec = codec
+        self._earlier = earlier
+        self._open: dict[str, OpenOperation] = {}
+        self._closed_children: set[str] = set()
+        self._early_children: dict[str, Record] = {}
+        #: By location, the latest version that the code knows; and locations of removed operations.
+        self._versions: dict[str, int] = {}
+        self._removed: set[str] = set()
+        self._root = self.loop.root
+        self._unawaited: dict[int, OperationFuture[Any]] = {}
+        self.timers = Timers()
+        self._mailbox = Mailbox(codec, origin.run_id, checkpoints.received)
+
+    @abstractmethod
+    def _resolve(self, operation: OpenOperation, record: Record) -> None:
+        """Resolve an operation's future with its record."""
+
+    @abstractmethod
+    def _set_refused_aside(self) -> None:
+        """Set messages aside that could not be decoded."""
+
+    # called by the worker
+
+    def next_timer(self) -> TimerOperation | None:
+        """Return the timer that is due first."""
+        return self.timers.first() if self.timers.heap else None
+
+    def sleep(self) -> TimerOperation | None:
+        """Return the sleep that ends first. Timers that bound something do not count."""
+        return self.timers.first_of("sleep")
+
+    def move_timer(self, location: str, due: int) -> bool:
+        """Change the time at which a timer is due; False if there is no such timer."""
+        timer = self._open.get(location)
+        if not isinstance(timer, TimerOperation):
+            return False
+        self.timers.move(timer, due)
+        return True
+
+    def open_operations(self) -> list[OpenOperation]:
+        """Return the open operations, in the order in which they were asked for."""
+        return list(self._open.values())
+
+    def awaited_messages(self) -> list[str]:
+        """Return the names of the messages that the workflow waits for."""
+        return self._mailbox.awaited_names()
+
+    def message_waits(self) -> list[Wait]:
+        """Return the messages that the workflow waits for, with times."""
+        return self._mailbox.waits()
+
+    def is_from_earlier_generation(self, message: Message) -> bool:
+        """True if a message is the end of a child of an earlier generation.
+
+        A child of this generation may be at the same location.
+        """
+        if self._origin.life == 1 or message.kind is not RecordKind.CHILD or not message.key.startswith("child:"):
+            return False
+        called = self._open.get(message.name)
+        places = (message.name, self._earlier.child_location(message.name))
+        own = [child_id(self._parent, place) for place in places]
+        if isinstance(called, ChildOperation):
+            own.append(called.child_id)
+        return not message.key.startswith(tuple(f"child:{id}:" for id in own))
+
+    def unreceived(self) -> list[tuple[str, int, str]]:
+        """Return the messages that were not received: name, number of the record, payload."""
+        return [(name, seq, payload) for name, (seq, payload) in self._mailbox.unreceived()]
+
+    # called by the workflow (`Runtime`)
+
+    @property
+    def random(self) -> WorkflowRandom:
+        """Random generator of the current scope.
+
+        The attempt is not part of the seed, so that idempotency keys stay the same.
+        """
+        self._check_inside()
+        scope = current_scope.get(self._root)
+        if scope.random is None or scope.random[0] != self._salt:
+            where = f":{scope.path}" if scope.path else ""
+            scope.random = self._salt, WorkflowRandom(f"{self._origin.randomness}{self._salt}{where}")
+        return scope.random[1]
+
+    def step(self, request: StepRequest) -> asyncio.Future[Any]:
+        """Ask for a step at the next location of its name."""
+        loop = self.loop
+        if not loop.is_current:
+            self._check_inside()
+        name, identity = request.name, request.spec.identity
+        scope = current_scope.get(self._root)
+        if scope.functions.get(name) is not identity:
+            check_function(scope, name, identity, self._origin)
+        args, kwargs = request.args, request.kwargs
+        digest = self._codec.digest((args, kwargs), name)
+        for value in args:
+            if type(value) not in FIXED:
+                request = request.owned()
+                break
+        else:
+            if kwargs:
+                request = request.owned()
+        location = scope.next(name)
+        if loop.closed:
+            return new_operation_future(loop, scope, location, None)
+        # As `_opened` does; inlined, because every step passes here.
+        future = new_operation_future(loop, scope, location, self._unawaited)
+        operation = StepOperation(location, future, request, digest)
+        if operation.ephemeral:
+            self.has_ephemeral = True
+        self._open[location] = operation
+        self.fresh.append(operation)
+        future.watcher, future.operation = self, operation
+        loop.idle_callbacks = 0
+        return future
+
+    def step_at(self, location: str, request: StepRequest) -> asyncio.Future[Any]:
+        """Ask for a step at a location that was reserved before."""
+        digest = self._codec.digest((request.args, request.kwargs), request.name)
+        future = self._watch(current_scope.get(self._root), location)
+        operation = StepOperation(location, future, request.owned(), digest)
+        if operation.ephemeral:
+            self.has_ephemeral = True
+        return self._opened(operation, future)
+
+    def reserve_location(self, request: StepRequest) -> str:
+        """Reserve the next location of a step."""
+        self._check_inside()
+        scope = current_scope.get(self._root)
+        check_function(scope, request.name, request.spec.identity, self._origin)
+        self._codec.digest((request.args, request.kwargs), request.name)
+        return scope.next(request.name)
+
+    def observe(self, operation: asyncio.Future[Any], ended: Callable[[asyncio.Future[Any]], None]) -> str:
+        """Call back when an operation has ended, without awaiting it; return its label."""
+        assert isinstance(operation, OperationFuture)
+        operation.observe(ended)
+        return operation.label
+
+    def sleep_until(self, due: int) -> asyncio.Future[None]:
+        """Sleep until a time."""
+        self._check_inside()
+        location, future = self._place("sleep")
+        return self._opened(self.timers.set(location, self.time, due, future), future)
+
+    def receive(self, expected: Sequence[ExpectedMessage], due: int | None, *, named: bool) -> asyncio.Future[Any]:
+        """Receive the next message of some names, until `due` if that is given."""
+        self._check_inside()
+        names = [one.name for one in expected]
+        scope = current_scope.get(self._root)
+        future = self._watch(scope, f"receive({', '.join(map(repr, names))})")
+        if self.loop.closed:
+            return future
+        self._mailbox.receive(expected, future, scope, named=named, since=self.time, until=due or 0)
+        if self._mailbox.refused:
+            self._set_refused_aside()
+        if due is not None and not future.done():
+            location = scope.next(RECEIVE_TIMEOUT)
+            expired = new_operation_future(self.loop, scope, location, None)
+            bound(future, self._opened(self.timers.set(location, self.time, due, expired), expired), names)
+        return future
+
+    def call(self, call: Call[Any], options: ChildOptions) -> asyncio.Future[Any]:
+        """Call a child and await its result."""
+        self._check_inside()
+        location, future = self._place(call.type)
+        self._begin_child(call, options, location, future)
+        return future
+
+    def spawn(self, call: Call[Any], options: ChildOptions) -> SpawnedChild:
+        """Start a child without awaiting it."""
+        self._check_inside()
+        scope = current_scope.get(self._root)
+        location = scope.next(call.type)
+        # Not listed as unawaited: a spawned child need not be awaited.
+        future = new_operation_future(self.loop, scope, location, None)
+        return SpawnedChild(self._begin_child(call, options, location, future).child_id, location, future)
+
+    def start(self, call: Call[Any], options: ChildOptions, wake_at: int) -> str:
+        """Start an independent run; return its id."""
+        self._check_inside()
+        location = current_scope.get(self._root).next(call.type)
+        placed = call.place(max(wake_at, self.time), options.queue, options.priority, options.deadline)
+        new = NewRun(
+            id=options.id or child_id(self._parent, location),
+            type=call.type,
+            input=call.encode(self._codec),
+            queue=placed.queue or DEFAULT_QUEUE,
+            priority=DEFAULT_PRIORITY if placed.priority is None else placed.priority,
+            wake_at=wake_at,
+            deadline=placed.deadline,
+            close_by=placed.close_by,
+            max_attempts=placed.max_attempts,
+            options=placed.options,
+            held_back=placed.is_single,
+            write_id=short_key(f"{self._key}:{location}"),
+        )
+        if not self.loop.closed:
+            self.effects.append(new)
+        return new.id
+
+    def _begin_child(
+        self, call: Call[Any], options: ChildOptions, location: str, future: OperationFuture[Any]
+    ) -> ChildOperation:
+        identity = options.id or child_id(self._parent, self._earlier.child_location(location))
+        operation = ChildOperation(location, future, self.time, call, identity, options, call.digest(self._codec))
+        self._opened(operation, future)
+        operation.siblings = self._open_children
+        if operation.location in self._open:
+            self._open_children += 1
+        early = self._early_children.pop(location, None)
+        if early is not None and not self.loop.closed:
+            self.fresh.remove(operation)
+            self._close(operation)
+            self._resolve(operation, early)
+        return operation
+
+    def encode(self, value: Any, what: str, declared: Any = Any) -> str:
+        """Encode a value of the workflow. Raises `EncodeError`."""
+        return self._codec.encode(value, f"{what} of run {self.run_id!r}", declared)
+
+    def effect(self, name: str, make: Callable[[str], Effect]) -> None:
+        """Cause an effect with the next turn, under a key.
+
+        The attempt is not part of the key, so that another attempt does not send it again.
+        """
+        self._check_inside()
+        location = current_scope.get(self._root).next(f"~{name}")
+        effect = make(short_key(f"{self._key}:{location}"))
+        if not self.loop.closed:
+            self.effects.append(effect)
+
+    def subscribe(self, subscription: Subscription) -> None:
+        """Subscribe to a topic of broadcasts."""
+        self._check_inside()
+        if subscription.topic not in self.topics:
+            self.topics |= {subscription.topic}
+            self.effect("listen", lambda _: subscription)
+
+    def has_arrived(self, name: str) -> bool:
+        """True if a message of that name could be received at once."""
+        return self._mailbox.has(name)
+
+    def open_scope(self, name: str) -> Scope:
+        """Open a scope at the next location of its name."""
+        self._check_inside()
+        return Scope(current_scope.get(self._root).next(name) + "/")
+
+    def checkpoint(self, scope: Scope) -> Checkpoint | None:
+        """Return the latest checkpoint of a scope."""
+        return self.checkpoints.latest(scope.location)
+
+    def save_checkpoint(
+        self, scope: Scope, checkpoint: Checkpoint, type: Any, drop: Sequence[str]
+    ) -> asyncio.Future[Any]:
+        """Save a checkpoint of a scope, which trims what lies before it."""
+        self._check_inside()
+        for operation in list(self._open.values()):
+            if isinstance(operation, ChildOperation) and is_location_over(
+                operation.location, scope.path, checkpoint.upto, drop
+            ):
+                self._leave_behind(operation, stop=operation.bound and not checkpoint.upto)
+        open_here = [(each.location, f"{each.kind} {each.location!r}") for each in self._open.values()]
+        for location, what in open_here + self._mailbox.waiting_inside(scope.path):
+            if is_location_over(location, scope.path, checkpoint.upto, drop):
+                raise WorkflowError(
+                    f"{what} of run {self.run_id!r} is still under way though its part of the workflow is over; "
+                    "await it inside of that part"
+                )
+        self.loop.drop_generators(lambda path: is_location_over(path, scope.path, checkpoint.upto, drop))
+        future = self._watch(current_scope.get(self._root), scope.location)
+        return self._opened(ScopeOperation(scope.location, future, checkpoint, type, drop), future)
+
+    def _leave_behind(self, operation: ChildOperation, *, stop: bool) -> None:
+        """Let go of a child whose part of the workflow is over: stop it if its branch lost, or let it go on."""
+        if stop:
+            operation.future.cancel()
+        elif not operation.bound:
+            self._close(operation)
+            self._closed_children.add(operation.location)
+
+    def finished_iterations(self, scope: Scope, upto: int) -> list[str]:
+        """Return the paths of a loop's iterations before `upto` that have records."""
+        return self.checkpoints.finished_iterations(scope.path, upto)
+
+    def _check_inside(self) -> None:
+        if not self.loop.is_current:
+            raise WorkflowError(
+                f"the context of run {self.run_id!r} was used outside of its workflow, in a step or in another thread, "
+                "where replay would not see it; a step calls other functions directly, and gets values as arguments"
+            )
+
+    # timers of asyncio
+
+    def add_timer(self, when: float, handle: RunTimerHandle, *, is_sleep: bool) -> None:
+        """Set a durable timer for a handle of asyncio."""
+        handle.location = current_scope.get(self._root).next("sleep" if is_sleep else "timer")
+        if self.loop.closed:
+            return
+        due = min(when * 1e6, float(FAR - self._origin.started_at))
+        due_at = self._origin.started_at + math.ceil(due)
+        operation = self.timers.set(handle.location, self.time, due_at, handle=handle)
+        self._open[handle.location] = operation
+        self.fresh.append(operation)
+        self.loop.idle_callbacks = 0
+
+    def drop_timer(self, handle: RunTimerHandle) -> None:
+        """Cancel the durable timer of a handle."""
+        operation = self._open.pop(handle.location, None)
+        if operation is not None:
+            operation.open = False
+
+    # opening and closing
+
+    def _watch(self, scope: Scope, label: str) -> OperationFuture[Any]:
+        return new_operation_future(self.loop, scope, label, None if self.loop.closed else self._unawaited)
+
+    def _place(self, name: str) -> tuple[str, OperationFuture[Any]]:
+        scope = current_scope.get(self._root)
+        location = scope.next(name)
+        return location, self._watch(scope, location)
+
+    def _opened(self, operation: OpenOperation, future: OperationFuture[Any]) -> OperationFuture[Any]:
+        # A run that is being evicted gets futures that never resolve: an exception could be caught and the call retried
+        # without end.
+        if not self.loop.closed:
+            self._open[operation.location] = operation
+            self.fresh.append(operation)
+            future.watcher, future.operation = self, operation
+            self.loop.idle_callbacks = 0  # equivalent: constant: one callback less of STUCK_AFTER
+        return future
+
+    def _close(self, operation: OpenOperation) -> None:
+        del self._open[operation.location]
+        operation.open = False
+        if isinstance(operation, ChildOperation):
+            self._open_children -= 1
+
+    def abandoned(self, operation: OpenOperation) -> None:
+        """Close an operation that the workflow has cancelled."""
+        if operation.open:
+            self._close(operation)
+            if isinstance(operation, ChildOperation):
+                self._closed_children.add(operation.location)
+            if not self.replaying:
+                self.dropped.append(operation)
+
+
+def check_function(scope: Scope, name: str, function: object, origin: RunOrigin) -> None:
+    """Raise `DuplicateName` if another function was a step of that name in this scope.
+
+    Only in this scope: locations elsewhere differ, and replay does not know what a finished iteration did.
+    """
+    known = scope.functions.setdefault(name, function)
+    if known is not function and known != function:
+        raise DuplicateName(
+            f"two different functions are steps named {name!r} in run {origin.run_id!r} of {origin.type}; "
+            'give one of them a name of its own: `ctx.options(name="...").step(...)`'
+        )

@@ -3,11 +3,15 @@
 Workflow code runs on it, one drain at a time, from a plain callback of the worker's loop. It has no clock (the history
 has the time), no sockets and no threads; asking for one raises an error that says to use a step. The same completions
 in the same order give the same interleaving, which makes asyncio itself replayable.
+
+asyncio keeps tasks in sets, and a set iterates by hash. By default that is the memory address, so `asyncio.wait` and an
+aborting `TaskGroup` would act in another order on replay. The futures and tasks of a run hash by the run and a counter.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import sys
 from asyncio import tasks
 from asyncio.events import _get_running_loop, _set_running_loop
@@ -23,8 +27,8 @@ from zlib import crc32
 
 from msgspec import Struct
 
-from perdure.errors import LoopStuck, NotInWorkflow, WorkflowError
-from perdure.replay.futures import RunFuture, RunTask
+from perdure.core.process_fork import suppress_pending_warning
+from perdure.errors import Evicted, LoopStuck, NotInWorkflow, WorkflowError
 from perdure.workflow.scopes import Scope, current_scope
 
 
@@ -436,4 +440,224 @@ def _inside_as_completed() -> bool:
         if frame.f_back is None:
             return False
         frame = frame.f_back
+    return False
+
+
+# Bound once: `super()` makes an object for each call.
+_await_future = asyncio.Future.__await__
+_add_done_callback = asyncio.Future.add_done_callback
+_remove_done_callback = asyncio.Future.remove_done_callback
+_cancel = asyncio.Future.cancel
+_result = asyncio.Future.result
+_exception = asyncio.Future.exception
+
+
+class RunFuture(asyncio.Future[T]):
+    """A future with a hash that is the same in every process."""
+
+    __slots__ = ("_stable_hash",)
+
+    def __init__(self, *, loop: RunLoop) -> None:
+        super().__init__(loop=loop)
+        self._stable_hash = loop.next_hash()
+
+    def __hash__(self) -> int:
+        return self._stable_hash
+
+
+class RunTask(asyncio.Task[T]):
+    """A task with a hash that is the same in every process."""
+
+    def __init__(self, coroutine: Any, *, loop: RunLoop, name: str | None, context: Context | None) -> None:
+        self._stable_hash = loop.next_hash()
+        super().__init__(coroutine, loop=loop, name=name or loop.next_task_name(), context=context)
+
+    def __hash__(self) -> int:
+        return self._stable_hash
+
+
+class CancelWatcher(Protocol):
+    """An object that is told when the workflow abandons an operation."""
+
+    def abandoned(self, operation: Any) -> None:
+        """Handle an operation that the workflow has cancelled."""
+
+
+class OperationFuture(asyncio.Future[T]):
+    """Future of a durable operation: reports its cancellation, and whether anything has ever awaited it.
+
+    One is made for every operation, so asyncio's own code, which is several times faster than a method in Python, makes
+    and awaits it. `new_operation_future` sets what that code does not know. Whether something waits shows in the
+    callbacks, so `note_waiters` has to check them before the future is resolved.
+    """
+
+    __slots__ = ("label", "operation", "stable_hash", "unawaited", "watcher")
+
+    #: The same in every replay; set once, when the future is made.
+    stable_hash: int
+    #: Table of futures that nothing has awaited, which lists this one; None if it need not be awaited.
+    unawaited: dict[int, OperationFuture[Any]] | None
+    label: str
+    #: Told when the workflow cancels the operation.
+    watcher: CancelWatcher | None
+    operation: Any
+
+    def __hash__(self) -> int:
+        return self.stable_hash
+
+    @property
+    def is_forgotten(self) -> bool:
+        """True if nothing has awaited the future, provided that it is listed."""
+        return not self._callbacks
+
+    def note_waiters(self) -> None:
+        """Check whether something waits. Afterwards, awaiting the future is noted by itself."""
+        unawaited = self.unawaited
+        if unawaited is not None:
+            if self._callbacks:
+                unawaited.pop(self.stable_hash, None)
+                self.unawaited = None
+            else:
+                self.__class__ = UnawaitedFuture  # pyright: ignore[reportAttributeAccessIssue] # of the same layout
+
+    def observe(self, fn: Callable[[Any], object]) -> None:
+        """Call back when the future is done, without counting as awaiting it."""
+        self.note_waiters()
+        _add_done_callback(self, fn)
+
+    def remove_done_callback(self, fn: Callable[[Any], object], /) -> int:
+        """Remove a callback. Its owner has awaited the future."""
+        self._is_awaited()
+        return _remove_done_callback(self, fn)
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Abandon the operation."""
+        cancelled = _cancel(self, msg)
+        if cancelled:
+            self._is_awaited()
+            if self.watcher is not None:
+                self.watcher.abandoned(self.operation)
+        return cancelled
+
+    def _is_awaited(self) -> None:
+        if self.unawaited is not None:
+            self.unawaited.pop(self.stable_hash, None)
+            self.unawaited = None
+
+
+class UnawaitedFuture(OperationFuture[T]):
+    """A future that nothing had awaited when it was resolved or observed; it notes awaiting by itself."""
+
+    __slots__ = ()
+
+    @property
+    def is_forgotten(self) -> bool:
+        """True if nothing has awaited the future, provided that it is listed."""
+        return True
+
+    def note_waiters(self) -> None:
+        """Do nothing: waiters are noted anyway."""
+
+    def __await__(self) -> Generator[Any, None, T]:
+        self._is_awaited()
+        return _await_future(self)
+
+    __iter__ = __await__
+
+    def add_done_callback(self, fn: Callable[[Any], object], /, *, context: Context | None = None) -> None:
+        """Call back when the future is done, which counts as awaiting it."""
+        self._is_awaited()
+        _add_done_callback(self, fn, context=context)
+
+    def result(self) -> T:
+        """Return the result, which counts as awaiting: all that `gather` of Python 3.12 does with a done future."""
+        self._is_awaited()
+        return _result(self)
+
+    def exception(self) -> BaseException | None:
+        """Return the exception, which counts as awaiting."""
+        self._is_awaited()
+        return _exception(self)
+
+
+def new_operation_future(
+    loop: RunLoop, scope: Scope, label: str, unawaited: dict[int, OperationFuture[Any]] | None
+) -> OperationFuture[Any]:
+    """Make a future for an operation, listed until something awaits it."""
+    future: OperationFuture[Any] = OperationFuture(loop=loop)
+    future.stable_hash = number = loop.next_hash_in(scope)
+    future.label = label
+    future.unawaited = unawaited
+    if unawaited is not None:
+        unawaited[number] = future
+    future.watcher = future.operation = None
+    return future
+
+
+#: Throws after which code that does not end stays in memory.
+MAX_THROWS = 8
+
+
+def end_tasks(loop: RunLoop, main: RunTask[Any] | None) -> bool:
+    """End every task and generator of a run, the newest first and `main` last; False if one did not end.
+
+    Closing a coroutine runs the user's `finally` blocks and handlers, and dropping it prints warnings. So a private
+    exception is thrown through what is left of a run. Durable operations that the code calls meanwhile never resolve,
+    and code that does not end after a bounded number of throws stays in memory for ever.
+    """
+    loop.closed = True
+    if main is not None:
+        loop.tasks = {main: None, **loop.tasks}
+    if not loop.tasks and not loop.generators:
+        return True
+    # In a copy of the context: what cleanup code sets must not reach the worker.
+    return copy_context().run(_end_all, loop)
+
+
+def end_code(loop: RunLoop, main: RunTask[Any]) -> bool:
+    """End every task and generator of a run that goes on without them, with its undos; False if one did not end."""
+    try:
+        return end_tasks(loop, main)
+    finally:
+        loop.forget_tasks()
+        loop.closed = False
+
+
+def _end_all(loop: RunLoop) -> bool:
+    ended = True
+    with loop.inside():
+        for _ in range(MAX_THROWS):
+            tasks, loop.tasks = loop.tasks, {}
+            generators, loop.generators = loop.generators, []
+            for task in reversed(tasks):
+                ended &= _end_task(task)
+            for generator, _ in reversed(generators):
+                ended &= _throw_through(generator)
+            # Cleanup code may have started more. A task that has not begun runs no code, so this ends.
+            if not loop.tasks and not loop.generators:
+                break
+    return ended
+
+
+def _end_task(task: Any) -> bool:
+    suppress_pending_warning(task)
+    coroutine = task.get_coro()
+    if task.done() or coroutine is None or _throw_through(coroutine):
+        return True
+    # The garbage collector would close it, and its refusal would be printed. So it is never collected.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(coroutine))
+    return False
+
+
+def _throw_through(code: Any) -> bool:
+    error = Evicted()
+    thrower: Coroutine[Any, Any, Any] = code
+    try:
+        if isinstance(code, AsyncGenerator):
+            thrower = code.athrow(error)
+            thrower.send(None)
+        for _ in range(MAX_THROWS):
+            thrower.throw(error)
+    except BaseException:  # any exception means that the code has ended
+        return True
     return False

@@ -31,8 +31,16 @@ from perdure.core.model.lock import LockGrant, LockInfo
 from perdure.core.model.orders import OrderOutcome, Pause, PauseKind, RunOrder
 from perdure.core.model.outputs import BroadcastResult, Output, OutputKind
 from perdure.core.model.record import Message, NewMessage, Record, SendOutcome
-from perdure.core.model.reopen import Fork, RetryRequest, RetryResult
-from perdure.core.model.run import CreatedRun, NewRun, Run, RunFilter, RunPage
+from perdure.core.model.run import (
+    CreatedRun,
+    Fork,
+    NewRun,
+    RetryRequest,
+    RetryResult,
+    Run,
+    RunFilter,
+    RunPage,
+)
 from perdure.core.model.turn import Lease, Turn, TurnOutcome
 from perdure.core.model.visibility import RunWaits
 from perdure.core.model.worker_info import SweepResult, WorkerInfo
@@ -172,7 +180,8 @@ class Store(Protocol):
     async def now(self) -> int:
         """The database's time."""
 
-    def clock(self) -> int:
+    @property
+    def clock(self) -> Callable[[], int]:
         """The database's time as last measured, advanced by the monotonic clock. Never goes back. For durable times."""
 
     # runs

@@ -8,10 +8,8 @@ from perdure.core.audit import Audit
 from perdure.core.system import System
 from perdure.errors import UsageError
 from perdure.store.migrations import MigrationStatus, script
-from perdure.store.mysql.dialect import MYSQL
-from perdure.store.postgres.dialect import POSTGRES
+from perdure.store.sql.dialect import MYSQL, POSTGRES, SQLITE
 from perdure.store.sql.store import SqlStore
-from perdure.store.sqlite.connection import SQLITE
 from perdure.store.sqlite.store import SqliteStore
 from perdure.store.url import MysqlUrl, PostgresUrl, SqliteUrl, parse
 

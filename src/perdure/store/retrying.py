@@ -57,6 +57,8 @@ class Retrying:
         self.exclusive, self.blocks = store.exclusive, store.blocks
         self._store = store
         self._system = system
+        #: The database's time as last measured; asks nothing of the server.
+        self.clock = store.clock
         #: How long a verb is repeated, in seconds.
         self.bound = bound_seconds
         # SQLite answers as soon as its file is free; its busy timeout bounds that wait.
@@ -86,10 +88,6 @@ class Retrying:
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call the listener after every change; the returned function ends that."""
         return self._store.subscribe(listener)
-
-    def clock(self) -> int:
-        """The database's time as last measured; asks nothing of the server."""
-        return self._store.clock()
 
     changed = _repeated(Store.changed)
     now = _repeated(Store.now)

@@ -237,7 +237,7 @@ def _listen(parts: SplitResult, ours: dict[str, str]) -> str | None:
     if not _HOSTS.fullmatch(hosts):
         raise UsageError(f"the option listen of a database URL is host:port, or several with commas, not {hosts!r}")
     user, at, _ = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{user}{at}{hosts}"))
+    return urlunsplit((parts.scheme, f"{user}{at}{hosts}", parts.path, parts.query, parts.fragment))
 
 
 def _mysql(url: str) -> MysqlUrl:

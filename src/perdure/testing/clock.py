@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
-from perdure.core.system import Background, Cancellable, CrashPoint, NoTicker, System
+from perdure.core.system import Background, Cancellable, CrashPoint, NoTicker
 from perdure.host import Host
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Timer:
         self.callback = None
 
 
-class VirtualClock(System):
+class VirtualClock:
     """See the module."""
 
     crash_point: CrashPoint | None = None

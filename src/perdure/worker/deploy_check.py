@@ -13,8 +13,8 @@ from typing import Any
 
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes
-from perdure.core.model.deploy_report import DeployFinding, DeployProblem
 from perdure.core.model.record import Record, RecordKind
+from perdure.core.model.reports import DeployFinding, DeployProblem
 from perdure.core.model.run import Run
 from perdure.errors import DecodeError, Diverged
 from perdure.replay.execution import Execution

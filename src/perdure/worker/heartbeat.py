@@ -57,7 +57,8 @@ class Heartbeat:
         #: Returns the steps that have been under way for a while. Called from the heartbeat's thread.
         self._running = running
         self._loop = asyncio.get_running_loop()
-        self._renewed = system.monotonic()
+        #: Time until which the lease allows to begin something new.
+        self.safe_until = system.monotonic() + lease * SAFE_SHARE
         #: Time at which the main loop was asked; None if it has answered. A suspended process is not asked.
         self._asked: float | None = None
         self._background: Background | None = None
@@ -73,13 +74,13 @@ class Heartbeat:
 
     def is_safe(self) -> bool:
         """True if the lease was renewed recently enough to begin something new."""
-        return self._system.monotonic() - self._renewed < self._lease * SAFE_SHARE
+        return self._system.monotonic() < self.safe_until
 
     async def renew(self) -> None:
         """Renew the lease now, after the process was suspended for example."""
         before = self._system.monotonic()
         if await self._store.heartbeat(self._worker_id, self._running()):
-            self._renewed = before
+            self.safe_until = before + self._lease * SAFE_SHARE
         else:
             self._on_dead()
 
@@ -107,7 +108,7 @@ class Heartbeat:
                 continue
             if not alive:
                 break
-            self._renewed = before
+            self.safe_until = before + self._lease * SAFE_SHARE
             await self._report()
         # A blocked loop learns of it when it is free again; by then other workers have its runs.
         self._call_main_loop(self._on_dead)

@@ -10,11 +10,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from perdure.core.background_loops import LoopGuard, LoopHealth
+from perdure.core.background_loops import Alarm, LoopGuard, LoopHealth
 from perdure.core.system import System
 from perdure.core.time.duration import FAR
 from perdure.store.contract import Store
-from perdure.worker.alarm import Alarm
 
 logger = logging.getLogger("perdure.worker")
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import socket
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -21,7 +22,7 @@ from perdure.core.codec.failure import ErrorTypes
 from perdure.core.ids import uuid7
 from perdure.core.model.claim import ClaimedRun
 from perdure.core.model.record import Message, Record
-from perdure.core.model.run import Reason
+from perdure.core.model.run import NO_OPTIONS, Reason
 from perdure.core.model.turn import Lease, NextState, Park, RetryLater
 from perdure.core.model.visibility import RunningStep, steps_to_json
 from perdure.core.model.worker_info import WorkerInfo
@@ -34,7 +35,6 @@ from perdure.worker.callbacks import ClockReading, RunStarts, StepResults
 from perdure.worker.claiming.claimer import Claimer
 from perdure.worker.claiming.inbox_reader import InboxReader
 from perdure.worker.claiming.push import PushExecutor
-from perdure.worker.claiming.residents import Residents
 from perdure.worker.commit.attempt_log import AttemptLog
 from perdure.worker.commit.hooks import HookCaller
 from perdure.worker.commit.journal import Journal
@@ -530,7 +530,8 @@ class Worker:
             self._let_go(held)
 
     def _read_clock(self, drain_context: DrainContext | None = None) -> ClockReading:
-        may_start = not self.stopping and self._heartbeat is not None and self._heartbeat.is_safe()
+        heartbeat = self._heartbeat
+        may_start = not self.stopping and heartbeat is not None and self._system.monotonic() < heartbeat.safe_until
         return ClockReading(self._store.clock(), may_start, drain_context)
 
     # callbacks of runs (`RunOwner`)
@@ -556,7 +557,7 @@ class Worker:
         self._let_go(held)
         if isinstance(after, _COMES_BACK):
             self._claimer.due_at(after.wake_at)
-        elif (name := singleton_freed_by(held.run, after)) is not None:
+        elif held.run.options != NO_OPTIONS and (name := singleton_freed_by(held.run, after)) is not None:
             self.singletons_started([name])
 
     def singletons_started(self, names: Sequence[str]) -> None:
@@ -609,7 +610,8 @@ class Worker:
     def _let_go(self, held: HeldRun) -> None:
         if self._held.get(held.run.id) is held:
             del self._held[held.run.id]
-            self.executor.let_go(held.run.id)
+            if self.executor.executing:
+                self.executor.let_go(held.run.id)
         self._ending.discard(held)
         self._claimer.slot_freed()
         if not self._held:
@@ -666,3 +668,43 @@ def type_info(definition: Definition[Any, Any]) -> TypeInfo:
     description = lines[0].strip()[:_DESCRIPTION_CHARACTERS] if lines else ""
     kind = "activity" if isinstance(definition, Activity) else "workflow"
     return TypeInfo(type=definition.type, kind=kind, description=description)
+
+
+class Residents:
+    """Parked runs by id, up to a limit, so that they go on without replay. The least recently used goes first."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._parked: OrderedDict[str, WorkflowRun] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+    def keep(self, held: WorkflowRun) -> None:
+        """Keep a run that was parked, dropping another if there is no room."""
+        self.forget(held.run.id)
+        self._parked[held.run.id] = held
+        while len(self._parked) > self._limit:
+            self._parked.popitem(last=False)[1].drop()
+
+    def take(self, claimed: ClaimedRun) -> WorkflowRun | None:
+        """Return a parked run if this claim is the first since and its history has not changed."""
+        run = claimed.run
+        held = self._parked.pop(run.id, None)
+        if held is None:
+            return None
+        if held.lease.token + 1 == run.token and held.run.attempt == run.attempt and held.last == claimed.last:
+            return held
+        held.drop()
+        return None
+
+    def forget(self, run_id: str) -> None:
+        """Drop a run that was loaded from the database instead, because it was parked after another claim."""
+        held = self._parked.pop(run_id, None)
+        if held is not None:
+            held.drop()
+
+    def clear(self) -> None:
+        """Drop all runs."""
+        while self._parked:
+            self._parked.popitem()[1].drop()

@@ -6,7 +6,6 @@ worker claims the run. A workflow that awaits an activity (`ctx.call`) holds not
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
@@ -18,7 +17,7 @@ from perdure.core.option_checks import check_flag, check_instance
 from perdure.errors import BadArguments
 from perdure.workflow.definition import Definition
 from perdure.workflow.run_settings import ActivityOptions, RunSettings, make_settings
-from perdure.workflow.signature import Signature
+from perdure.workflow.signature import Signature, names_at_decorator
 from perdure.workflow.step import NO_STEP_SETTINGS, StepSpec, check_for_process, is_async
 from perdure.workflow.type_name import default_type
 
@@ -115,7 +114,7 @@ def activity(
     `singleton`: at most one unfinished run of a key.
     `breaker`: circuit breaker of the dependency that the activity calls.
     """
-    local_names = sys._getframe(1).f_locals
+    local_names = names_at_decorator()
     settings = make_settings(options, queue=queue, priority=priority)
     limits, fair, breaker = check_limits(options.get("limit")), options.get("fair"), options.get("breaker")
     check_flag("process", process)

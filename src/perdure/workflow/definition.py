@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import inspect
-import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, Unpack, overload
@@ -28,7 +27,7 @@ from perdure.core.policy.singleton import Singleton
 from perdure.errors import BadArguments, EncodeError, UsageError
 from perdure.workflow.context import Context
 from perdure.workflow.run_settings import NO_SETTINGS, ActivityOptions, Placement, RunSettings, make_settings, place
-from perdure.workflow.signature import Signature, describe
+from perdure.workflow.signature import Signature, describe, names_at_decorator
 from perdure.workflow.type_name import default_type
 
 P = ParamSpec("P")
@@ -187,7 +186,7 @@ def workflow(
     `fair`: key by which waiting runs take turns.
     `singleton`: at most one unfinished run of a key.
     """
-    local_names = sys._getframe(1).f_locals
+    local_names = names_at_decorator()
     limits, policy = check_limits(limit), check_retry(retry)
     bare = None if type is None or isinstance(type, str) or not callable(type) else type
     given = None if type is None or bare is not None else check_name(type, "workflow type")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +17,11 @@ from perdure.errors import BadArguments, DecodeError
 
 #: Types whose values survive JSON unchanged under any annotation.
 _SAFE = frozenset({type(None), bool, int, float, str})
+
+
+def names_at_decorator() -> Mapping[str, Any]:
+    """Local names where a decorator is used, which annotations may mention; to be called by the decorator itself."""
+    return sys._getframe(2).f_locals
 
 
 def type_hints(function: Callable[..., Any], local_names: Mapping[str, Any] | None = None) -> dict[str, Any]:

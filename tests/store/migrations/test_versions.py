@@ -15,9 +15,7 @@ import pytest
 from perdure import Engine
 from perdure.errors import SchemaMismatch
 from perdure.store.migrations import known
-from perdure.store.mysql.dialect import MYSQL
-from perdure.store.postgres.dialect import POSTGRES
-from perdure.store.sqlite.connection import SQLITE
+from perdure.store.sql.dialect import MYSQL, POSTGRES, SQLITE
 from perdure.testing.conformance.harness import ACTOR, a_run
 from tests.helpers import eventually
 from tests.invariants import Known, scan_store

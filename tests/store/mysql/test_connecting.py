@@ -16,10 +16,10 @@ from perdure.host import Host
 from perdure.store import migration_script, migration_status, open_store
 from perdure.store.migrations import known
 from perdure.store.mysql import session
-from perdure.store.mysql.dialect import MYSQL
 from perdure.store.mysql.driver import MysqlConnection, MysqlConnector
 from perdure.store.mysql.store import MysqlStore
 from perdure.store.mysql.transaction import literal, sql_list, sql_texts
+from perdure.store.sql.dialect import MYSQL
 from perdure.store.url import MysqlUrl, parse
 from perdure.testing.conformance.harness import ACTOR, a_record, a_run, a_worker, claim, commit, held
 from tests.helpers import eventually

@@ -18,11 +18,8 @@ import pymysql.cursors
 from perdure.client.inspect import explain
 from perdure.host import Host
 from perdure.store import SqlStore, open_store
-from perdure.store.mysql.dialect import MYSQL
 from perdure.store.plain_sql import PlainStatement, statement
-from perdure.store.postgres.dialect import POSTGRES
-from perdure.store.sql.dialect import Dialect
-from perdure.store.sqlite.connection import SQLITE
+from perdure.store.sql.dialect import MYSQL, POSTGRES, SQLITE, Dialect
 from perdure.store.url import MysqlUrl, parse
 from tests.servers.schemas import postgres_dsn
 

@@ -11,8 +11,8 @@ from perdure.core.model.claim import ClaimRequest
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Reason, Status
 from perdure.core.model.turn import Finish, Park, Turn, TurnOutcome
-from perdure.store.mysql.dialect import MYSQL
 from perdure.store.plain_sql import NAMES, statement
+from perdure.store.sql.dialect import MYSQL
 from perdure.testing.conformance.harness import ACTOR, a_child, a_message, a_run, a_worker
 from perdure.testing.conformance.harness import claim as claim_in_python
 from tests.servers.claimers import count_races

@@ -14,7 +14,7 @@ import pytest
 from perdure.host import Host
 from perdure.store import migration_script
 from perdure.store.plain_sql import statement
-from perdure.store.sqlite.connection import SQLITE
+from perdure.store.sql.dialect import SQLITE
 from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
 from tests.store.plain_sql.places import SECOND, OnMysql, OnPostgres, Plain

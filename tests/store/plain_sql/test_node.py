@@ -19,7 +19,7 @@ from perdure import Context, Engine, activity, workflow
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.plain_sql import NAMES, statement
-from perdure.store.postgres.dialect import POSTGRES
+from perdure.store.sql.dialect import POSTGRES
 from tests.helpers import eventually
 from tests.invariants import scan_store
 from tests.servers.schemas import Schemas, postgres_dsn

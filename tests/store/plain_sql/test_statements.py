@@ -314,9 +314,7 @@ async def test_a_worker_in_another_language_registers_its_types(plain: Plain) ->
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_statement_is_described_alike_for_every_database(name: str) -> None:
-    from perdure.store.mysql.dialect import MYSQL
-    from perdure.store.postgres.dialect import POSTGRES
-    from perdure.store.sqlite.connection import SQLITE
+    from perdure.store.sql.dialect import MYSQL, POSTGRES, SQLITE
 
     found = [statement(dialect, name) for dialect in (SQLITE, POSTGRES, MYSQL)]
     assert len({one.version for one in found}) == 1

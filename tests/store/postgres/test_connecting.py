@@ -16,10 +16,10 @@ from perdure.errors import SchemaMismatch, StoreReadOnly, StoreUnavailable
 from perdure.host import Host
 from perdure.store import migration_status, open_store
 from perdure.store.migrations import known
-from perdure.store.postgres.dialect import POSTGRES
 from perdure.store.postgres.driver import PostgresConnection, connect
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.server.clock import ServerClock
+from perdure.store.sql.dialect import POSTGRES
 from perdure.testing.conformance.harness import ACTOR, ManualSystem, a_record, a_run, a_worker, claim, commit, held
 from tests.helpers import eventually
 from tests.servers.places import TABLES

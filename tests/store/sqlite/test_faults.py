@@ -22,6 +22,7 @@ from perdure.errors import (
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.sqlite import files
+from perdure.store.sqlite.connection import CheckpointLock
 from perdure.store.sqlite.store import SqliteStore
 from perdure.testing.conformance.harness import ACTOR, a_record, a_run, claim, claim_ids, commit
 from tests.invariants import scan_store
@@ -176,7 +177,7 @@ async def test_the_settings_are_those_that_durability_needs(tmp_path: Path) -> N
 
 
 async def test_one_process_at_a_time_may_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = (files.CheckpointLock(f"{tmp_path}/shop.db") for _ in range(2))
+    first, second = (CheckpointLock(f"{tmp_path}/shop.db") for _ in range(2))
     assert first.take()
     assert first.take()
     assert not second.take()
@@ -197,7 +198,7 @@ async def test_old_versions_of_sqlite_warn_of_a_second_writer_once(
         # On a slow machine the time between two transactions is long enough for the lock to be given up.
         store._writer.thread._idle = lambda: None
         await store.open()
-    other = files.CheckpointLock(f"{tmp_path}/shop.db")
+    other = CheckpointLock(f"{tmp_path}/shop.db")
     assert not other.take()
     for number in range(5):
         for store in stores:

@@ -13,12 +13,12 @@ from perdure.core.model.run import RunFilter, Status
 from perdure.core.model.turn import Finish, Lease, Turn, TurnOutcome
 from perdure.store import migration_script, open_store
 from perdure.store.sql import reads, schedules, workers
-from perdure.store.sql.dialect import DEFAULT_PREFIX
+from perdure.store.sql.dialect import DEFAULT_PREFIX, SQLITE
 from perdure.store.sql.runs import create
 from perdure.store.sqlite import claim as claiming
 from perdure.store.sqlite import commit
 from perdure.store.sqlite import commit as committing
-from perdure.store.sqlite.connection import BATCH_ROWS, SQLITE
+from perdure.store.sqlite.connection import BATCH_ROWS
 from perdure.store.sqlite.store import SqliteStore
 from perdure.testing.conformance.harness import ACTOR, ManualSystem, a_record, a_run, claim
 

@@ -13,8 +13,7 @@ import msgspec
 from perdure.cli.console.commands import Command
 from perdure.cli.console.output import Printer
 from perdure.cli.console.params import with_output
-from perdure.cli.demo.scenario import Scenario, Timeline
-from perdure.cli.demo.summary import Summary
+from perdure.cli.demo.scenario import Scenario, Summary, Timeline
 
 
 @click.command("demo", cls=Command, example="perdure demo --folder demo")

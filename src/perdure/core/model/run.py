@@ -1,7 +1,11 @@
-"""Runs: the stored row, the request that creates one, and the filter of a listing.
+"""Runs: the stored row, the requests that create, reopen and fork one, and the filter of a listing.
 
 The classes of this package are frozen and free of I/O. The store turns rows of the database into these values; no other
 layer sees a row. Times are integer microseconds since the epoch in UTC; payloads are JSON text.
+
+A reopened run is the same run. It keeps its random numbers, so that the arguments of recorded operations are the same,
+and it keeps its root generation, from which the ids of its children and the keys of its messages follow. The seed is
+stored as `source@generation`, which names the generation that uses the source.
 """
 
 from __future__ import annotations
@@ -10,11 +14,14 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from perdure.core.model.record import Record
 from perdure.core.time.duration import FAR
 
 #: Queue and priority of a run that names none. Lower priorities go first.
 DEFAULT_QUEUE = "default"
 DEFAULT_PRIORITY = 100
+#: Options of a run that has none, as most runs: there is nothing to decode.
+NO_OPTIONS = "{}"
 
 
 class Status(StrEnum):
@@ -28,13 +35,12 @@ class Status(StrEnum):
     CANCELLED = "cancelled"
     BLOCKED = "blocked"
 
-    @property
-    def finished(self) -> bool:
-        """True if the run has its outcome."""
-        return self in FINISHED
+    def __init__(self, value: str) -> None:
+        #: True if the run has its outcome.
+        self.finished = value in ("completed", "failed", "cancelled")
 
 
-FINISHED = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
+FINISHED = frozenset(status for status in Status if status.finished)
 
 
 class Reason(StrEnum):
@@ -70,7 +76,7 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
     #: Number of attempts allowed; 0: as its code declares.
     max_attempts: int = 0
     #: JSON of the call's settings, which override those of the code.
-    options: str = "{}"
+    options: str = NO_OPTIONS
     idempotency_key: str | None = None
     parent_id: str | None = None
     parent_location: str | None = None
@@ -134,7 +140,7 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
     close_by: int = 0
     #: Number of attempts allowed, and JSON of the call's other settings; 0 and `{}`: as its code declares.
     max_attempts: int = 0
-    options: str = "{}"
+    options: str = NO_OPTIONS
     #: While a worker in another language holds the run: end of its lease. 0 otherwise.
     lease_until: int = 0
     #: Time of deletion: the run is hidden from listings until it is restored or pruned. 0: not deleted.
@@ -186,3 +192,96 @@ class OnClose(StrEnum):
     ABANDON = "abandon"
     #: The parent ends only after the child; its outcome stays the same.
     WAIT = "wait"
+
+
+class RetryRequest(Struct, frozen=True, kw_only=True):
+    """Request to let a run go again, with changes; None leaves a value as it is."""
+
+    run_id: str
+    #: Token that the run was read with; identifies a repeated request.
+    token: int
+    #: True for an activity, which begins anew; None: unknown, its history decides.
+    is_activity: bool | None = None
+    input: str | None = None
+    options: str | None = None
+    max_attempts: int | None = None
+    deadline: int | None = None
+    #: Like `Run.close_by`; used with `deadline`.
+    close_by: int = 0
+    queue: str | None = None
+    priority: int | None = None
+
+    @property
+    def changes(self) -> bool:
+        """True if the run is to be changed."""
+        values = (self.input, self.options, self.max_attempts, self.deadline, self.queue, self.priority)
+        return any(value is not None for value in values)
+
+
+class RetryCause(StrEnum):
+    """State from which a run goes again; it decides what follows."""
+
+    #: Failed or cancelled: it goes on as its next generation.
+    ENDED = "ended"
+    #: Blocked: it is claimed again where it was.
+    BLOCKED = "blocked"
+    #: Waiting or pending after a failed attempt: it gets all attempts anew, at once.
+    FAILING = "failing"
+
+
+class RetryOutcome(StrEnum):
+    """Answer to a `RetryRequest`."""
+
+    #: The run is open, by this request or by an earlier equal one.
+    OPEN = "open"
+    #: Another request has let it go meanwhile, with another input or other options.
+    OTHERWISE = "otherwise"
+    COMPLETED = "completed"
+    #: It goes on by itself, or it is to be changed and is neither ended nor a dead letter.
+    ALIVE = "alive"
+    #: Its deadline has passed, and no new one was given.
+    EXPIRED = "expired"
+    #: It has a history, which a new input would not fit.
+    BEGUN = "begun"
+    #: It was deleted, and has to be restored first.
+    DELETED = "deleted"
+    UNKNOWN = "unknown"
+
+
+class RetryResult(Struct, frozen=True):
+    """Outcome of a `RetryRequest`, and the generation of the run."""
+
+    outcome: RetryOutcome
+    generation: int = 0
+
+
+class Fork(Struct, frozen=True, kw_only=True):
+    """Request to create a run with the history of another run before a certain step."""
+
+    run: NewRun
+    #: Id of the other run, and the step where its history is cut.
+    source: str
+    step: str
+    #: Numbered from 0, of the first attempt; the last but one is a `RecordKind.FORK`. Empty: it begins at the
+    #: beginning.
+    records: tuple[Record, ...]
+    started_at: int
+    seed: str
+
+
+def random_source(seed: str, generation: int) -> str:
+    """Seed of the random numbers of a generation."""
+    source, _, kept_by = seed.rpartition("@")
+    return source if kept_by == str(generation) else f"{seed}:{generation}"
+
+
+def root_generation(seed: str, generation: int) -> int:
+    """The generation with an empty history that this one continues, by being reopened any number of times."""
+    if generation == 1 and "@" not in seed:
+        return 1
+    return int(random_source(seed, generation).rpartition(":")[2])
+
+
+def kept_seed(seed: str, generation: int, by: int) -> str:
+    """Seed that gives generation `by` the random numbers of `generation`; empty for a run that was never claimed."""
+    return f"{random_source(seed, generation)}@{by}" if seed else ""

@@ -19,6 +19,7 @@ from perdure.core.model.run import Run, Status
 from perdure.core.time.duration import FAR
 from perdure.store.mysql.transaction import MysqlTransaction, Sql, sql_list
 from perdure.store.server.claim_preview import ClaimPreview
+from perdure.store.sql.audit import note_claims
 from perdure.store.sql.dialect import Row
 from perdure.store.sql.limits.gates import limited
 from perdure.store.sql.rows import RUN, to_run
@@ -380,7 +381,7 @@ class _Claim:
             marked = run.inbox_seq > run.inbox_read
             rows.append((run.id, run.token, run.claims, last, run.started_at, run.seed, marked, run.deadline))
             taken.append(ClaimedRun(run, last))
-        self._tx.note_claims((claimed.run for claimed in taken), now)
+        note_claims(self._tx, (claimed.run for claimed in taken), now)
         self._tx.insert(_TAKE, rows, worker=request.worker, nonce=request.nonce)
         return taken
 

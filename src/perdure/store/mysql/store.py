@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 
 from perdure.core.model.claim import ClaimRequest, ClaimResult, LoadedRun
@@ -19,14 +19,14 @@ from perdure.core.model.turn import Turn, TurnOutcome
 from perdure.core.model.worker_info import SweepResult, WorkerInfo
 from perdure.core.system import System
 from perdure.core.time.duration import FAR
-from perdure.errors import StoreError
+from perdure.errors import StoreError, StoreUnavailable
+from perdure.store import migrations
 from perdure.store.mysql import errors
 from perdure.store.mysql.claim import MysqlPreview, claim, preview_claim
 from perdure.store.mysql.commit import commit, deliver
 from perdure.store.mysql.commit_simple import commit_simply, is_simple
-from perdure.store.mysql.dialect import MYSQL, NOW
 from perdure.store.mysql.driver import AlreadyThere, MysqlConnection, MysqlConnector
-from perdure.store.mysql.migrate import migrate
+from perdure.store.mysql.errors import ERRORS, is_made
 from perdure.store.mysql.runs import create_new_runs, load_runs
 from perdure.store.mysql.session import (
     clean_session,
@@ -41,7 +41,7 @@ from perdure.store.server.identity import ServerReplaced
 from perdure.store.server.pool import LoopPools, lend
 from perdure.store.server.store import ServerStore
 from perdure.store.sql import workers
-from perdure.store.sql.dialect import Row, Transaction
+from perdure.store.sql.dialect import MYSQL, Row, Transaction
 from perdure.store.sql.pauses import unpaused
 from perdure.store.sql.runs.create import is_single
 from perdure.store.sql.turn import Fence
@@ -143,7 +143,7 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
 
         async def ask(tx: MysqlTransaction) -> int:
             asked = self._clock.start_measurement()
-            [answer] = await tx.send(f"SELECT {NOW}")
+            [answer] = await tx.send(f"SELECT {MYSQL.time}")
             return self._clock.finish_measurement(asked, answer.rows[0][0])
 
         return await self._read("now", ask)
@@ -352,7 +352,7 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
     def _time(self) -> Sql | int:
         """Return the time for a statement: the server's clock, or the time of a test."""
         told = self._clock.told
-        return Sql(NOW) if told is None else told
+        return Sql(MYSQL.time) if told is None else told
 
     async def _preview_once(self, tx: MysqlTransaction, request: ClaimRequest) -> MysqlPreview:
         asked = self._clock.start_measurement()
@@ -387,3 +387,65 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
 def _let_go(opening: asyncio.Task[MysqlConnection]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().terminate()
+
+
+#: Seconds to wait for another process; microseconds until the row expires; and how often to check the row.
+_PATIENCE = 10
+_EXPIRES = 10_000_000
+_TRIES = 60
+_PAUSE = 0.2
+
+_LOCK = "SELECT GET_LOCK(CONCAT('perdure ', LEFT(SHA2(CONCAT(DATABASE(), :tables), 256), 40)), :patience)"
+_UNLOCK = "DO RELEASE_LOCK(CONCAT('perdure ', LEFT(SHA2(CONCAT(DATABASE(), :tables), 256), 40)))"
+
+_TAKE = """
+INSERT INTO perdure_migrations (version, name, checksum, applied_at)
+VALUES (:version, 'in progress', :nonce, :expires)
+"""
+
+_TAKE_OVER = """
+UPDATE perdure_migrations
+SET checksum = :nonce, applied_at = :expires
+WHERE version = :version AND applied_at < :now
+"""
+
+_GIVE_BACK = "DELETE FROM perdure_migrations WHERE version = :version AND checksum = :nonce"
+
+
+async def migrate(tx: MysqlTransaction, tables: str, system: System) -> None:
+    """Apply the missing migrations. Raises `StoreUnavailable` if another process takes too long.
+
+    Every DDL statement commits by itself, so each statement of the files can be run again after a crash. One process at
+    a time migrates: a lock of the server keeps the others out, and so does a row that expires, because in a cluster the
+    lock is local to one node.
+    """
+    nonce = system.entropy(16).hex()
+    [answer] = await tx.send(tx.fill(_LOCK, tables=tables, patience=_PATIENCE))
+    try:
+        if answer.rows[0][0] != 1:
+            raise StoreUnavailable("another process migrates this database; try again when it is done")
+        await tx.execute(migrations.TABLE, {})
+        await _take(tx, nonce, system)
+        await migrations.migrate(tx, MYSQL, is_made)
+        await tx.execute(_GIVE_BACK, {"version": migrations.IN_PROGRESS, "nonce": nonce})
+    except Exception:
+        # Keep the error that stopped the migration. A lost or dropped connection releases its lock.
+        with suppress(*ERRORS):
+            await tx.send(tx.fill(_UNLOCK, tables=tables))
+        raise
+    await tx.send(tx.fill(_UNLOCK, tables=tables))
+
+
+async def _take(tx: MysqlTransaction, nonce: str, system: System) -> None:
+    # The row of a process that was killed in the middle stays in the way until it expires.
+    for _ in range(_TRIES):
+        row = {"version": migrations.IN_PROGRESS, "nonce": nonce, "now": tx.now, "expires": tx.now + _EXPIRES}
+        try:
+            await tx.execute(_TAKE, row)
+            return
+        except AlreadyThere:
+            if await tx.execute(_TAKE_OVER, row) == 1:
+                return
+        await system.sleep(_PAUSE)
+        tx.locked()
+    raise StoreUnavailable("another process migrates this database and does not finish; check whether it still runs")

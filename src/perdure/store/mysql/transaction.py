@@ -13,12 +13,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from perdure.core.audit import Audit
-from perdure.store.mysql.dialect import MYSQL
 from perdure.store.mysql.driver import AlreadyThere, MysqlConnection, MysqlResult
-from perdure.store.server.clock import ServerClock
+from perdure.store.server.clock import ServerClock, ServerTransactionLog
 from perdure.store.server.commit_batch import RecordsExist
-from perdure.store.sql.audit import ServerTransactionLog
-from perdure.store.sql.dialect import Params, Row
+from perdure.store.sql.dialect import MYSQL, Params, Row
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
 

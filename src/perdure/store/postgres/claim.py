@@ -17,6 +17,7 @@ from perdure.core.model.claim import SUSPECT_AFTER, ClaimedRun, ClaimRequest, Cl
 from perdure.core.time.duration import FAR
 from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.store.server.claim_preview import ClaimPreview
+from perdure.store.sql.audit import note_claims
 from perdure.store.sql.dialect import Row
 from perdure.store.sql.limits.gates import limited
 from perdure.store.sql.pauses import unpaused
@@ -190,7 +191,7 @@ async def claim(
     suspects = bool(candidates.suspects) and not request.alone
     next_wake = await _next_wake(tx, request, preview) if len(rows) < request.limit else preview.next_wake
     runs = to_runs(rows)
-    tx.note_claims((claimed.run for claimed in runs), preview.now)
+    note_claims(tx, (claimed.run for claimed in runs), preview.now)
     return ClaimResult(
         runs=runs,
         next_wake=next_wake,

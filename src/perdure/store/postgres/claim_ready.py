@@ -17,11 +17,10 @@ from perdure.core.audit import Audit
 from perdure.core.model.claim import SUSPECT_AFTER, ClaimRequest, ClaimResult
 from perdure.core.time.duration import FAR
 from perdure.store.postgres.claim import MOMENT, OF_AGE, OF_RUN, TAKEN, PostgresPreview, pairs_of, to_runs
-from perdure.store.postgres.dialect import NOW
 from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.store.server.clock import ServerClock
 from perdure.store.sql.audit import claim_event
-from perdure.store.sql.dialect import Row
+from perdure.store.sql.dialect import POSTGRES, Row
 
 _IN_PAIR = "r.status = 'pending' AND r.queue = pair.queue AND r.type = pair.type"
 
@@ -40,7 +39,7 @@ _HOME = "COALESCE(r.home, $3)"
 _SEEN = f"""
 clock AS MATERIALIZED (
   SELECT server, LEAST(server, COALESCE($2::bigint, server)) AS now
-  FROM (SELECT COALESCE($1::bigint, {NOW}) AS server) one
+  FROM (SELECT COALESCE($1::bigint, {POSTGRES.time}) AS server) one
 ), living AS MATERIALIZED (
   SELECT ARRAY(SELECT id FROM perdure_workers WHERE status = 'alive') AS alive
 ), seen AS MATERIALIZED (

@@ -23,12 +23,13 @@ from perdure.core.model.worker_info import SweepResult, WorkerInfo
 from perdure.core.routing import TypeInfo
 from perdure.core.system import System
 from perdure.errors import StoreError, UsageError
+from perdure.store import migrations
+from perdure.store.contract import Change
 from perdure.store.postgres import errors
 from perdure.store.postgres.claim import PostgresPreview, claim
 from perdure.store.postgres.claim_ready import claim_ready
 from perdure.store.postgres.commit import commit, deliver
 from perdure.store.postgres.commit_simple import append_records, commit_simply, is_simple, only_append
-from perdure.store.postgres.dialect import NOW, POSTGRES
 from perdure.store.postgres.driver import (
     AlreadyThere,
     PostgresConnection,
@@ -46,7 +47,6 @@ from perdure.store.postgres.identity import (
     read_identity,
     timeline_of,
 )
-from perdure.store.postgres.migrate import migrate
 from perdure.store.postgres.notify import Notifier
 from perdure.store.postgres.runs import create_new_runs, get_runs, load_runs
 from perdure.store.postgres.sessions import end_abandoned, session_name
@@ -56,7 +56,7 @@ from perdure.store.server.identity import IdentitySnapshot, ServerReplaced
 from perdure.store.server.pool import LoopPools, lend
 from perdure.store.server.store import ServerStore
 from perdure.store.sql import reads, workers
-from perdure.store.sql.dialect import Row, Transaction
+from perdure.store.sql.dialect import POSTGRES, Row, Transaction
 from perdure.store.sql.runs.create import is_single
 from perdure.store.sql.turn import NO_FENCE, Fence
 from perdure.store.url import PostgresUrl
@@ -84,11 +84,11 @@ ORDER BY id
 FOR NO KEY UPDATE
 """
 
-_TIME = f"SELECT {NOW}"
+_TIME = f"SELECT {POSTGRES.time}"
 
 _BEAT = f"""
 UPDATE perdure_workers
-SET heartbeat_at = COALESCE($2::bigint, {NOW}), running = $4::text
+SET heartbeat_at = COALESCE($2::bigint, {POSTGRES.time}), running = $4::text
 WHERE id = $1 AND status = 'alive' AND heartbeat_at >= $3::bigint
 RETURNING heartbeat_at, {{told}}
 """
@@ -310,7 +310,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
 
     def _committed(self, verb: str, tx: PostgresTransaction) -> None:
         super()._committed(verb, tx)
-        if changes := tx.changes:
+        if changes := Change(tx.announced):
             self._notifier.announce(changes)
 
     async def _open_connection(self, *, lent: bool = False) -> PostgresConnection:
@@ -425,3 +425,34 @@ async def _commit_simply(tx: PostgresTransaction, turns: Sequence[Turn]) -> set[
         return await commit_simply(tx, turns)
     except AlreadyThere:
         return None
+
+
+#: Seconds that a statement, or the migration of another process, may take.
+_PATIENCE = 3600.0
+
+#: A client that is idle between two statements has stopped, and every other client waits for it.
+_WAIT = (
+    "SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0; "
+    "SET LOCAL idle_in_transaction_session_timeout = '1min'"
+)
+#: The number is arbitrary; it must never change.
+_LOCK = "SELECT pg_advisory_xact_lock(1885697124, hashtext($1))"
+_HURRY = "SET LOCAL lock_timeout = '2s'"
+#: Read from the catalog: the caches of a session that waited for the lock may not know the new schema yet.
+_SCHEMA_EXISTS = "SELECT 1 FROM pg_namespace WHERE nspname = $1"
+
+
+async def migrate(tx: PostgresTransaction, tables: str, schema: str | None) -> None:
+    """Apply the missing migrations, in one transaction and by one process at a time.
+
+    A process waits for the migration of another one as long as that takes, and a statement may take long on a large
+    table. The wait for a table lock is short, because all other users of the table would queue up behind it; the
+    transaction is retried instead.
+    """
+    tx.patience = _PATIENCE
+    await tx.connection.execute(_WAIT)
+    await tx.connection.execute(_LOCK, tables, timeout=_PATIENCE)
+    await tx.connection.execute(_HURRY)
+    if schema is not None and not await tx.run(_SCHEMA_EXISTS, schema):
+        await tx.connection.execute(f'CREATE SCHEMA "{schema}"')
+    await migrations.migrate(tx, POSTGRES)

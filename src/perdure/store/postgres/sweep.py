@@ -19,10 +19,10 @@ from perdure.core.model.outputs import LOST, OutputKind
 from perdure.core.model.worker_info import SweepResult
 from perdure.core.time.duration import FAR
 from perdure.store.contract import Change
-from perdure.store.postgres.dialect import NOW
 from perdure.store.postgres.sessions import LATELY
 from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.store.server.clock import ServerClock
+from perdure.store.sql.dialect import POSTGRES
 from perdure.store.sql.runs.claim import CLAIMS_AFTER, HOME_AFTER, IS_POISON
 from perdure.store.sql.workers import POISON_AFTER, REMEMBERED
 
@@ -38,7 +38,7 @@ holder (worker) AS (
 
 SWEEP_PREVIEW = f"""
 WITH RECURSIVE clock AS MATERIALIZED (
-  SELECT COALESCE($1::bigint, {NOW}) AS now
+  SELECT COALESCE($1::bigint, {POSTGRES.time}) AS now
 ), {_HOLDERS}
 SELECT clock.now,
   EXISTS (SELECT 1 FROM perdure_workers WHERE status = 'alive' AND heartbeat_at + lease < clock.now)
@@ -67,7 +67,7 @@ FROM clock
 #: still alive in what its other parts see.
 _RECLAIM = f"""
 WITH RECURSIVE clock AS MATERIALIZED (
-  SELECT COALESCE($1::bigint, {NOW}) AS now
+  SELECT COALESCE($1::bigint, {POSTGRES.time}) AS now
 ), late AS MATERIALIZED (
   SELECT id
   FROM perdure_workers

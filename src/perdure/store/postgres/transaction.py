@@ -11,12 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from perdure.core.audit import Audit
-from perdure.store.postgres.dialect import POSTGRES
 from perdure.store.postgres.driver import PostgresConnection
-from perdure.store.server.clock import ServerClock
+from perdure.store.server.clock import ServerClock, ServerTransactionLog
 from perdure.store.server.timeouts import Timeouts
-from perdure.store.sql.audit import ServerTransactionLog
-from perdure.store.sql.dialect import Params, Row
+from perdure.store.sql.dialect import POSTGRES, Params, Row
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
 _VALUES = re.compile(r"VALUES\s*\((.*?)\)", re.DOTALL)

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from perdure.core.audit import Audit
 from perdure.core.system import System
+from perdure.store.sql.dialect import TransactionLog
 
 #: The clock follows a server that is behind by more than this; and the age at which a measurement is repeated; both in
 #: microseconds.
@@ -81,3 +83,23 @@ class ServerClock:
 
     def _monotonic(self) -> int:
         return int(self._system.monotonic() * 1_000_000)
+
+
+class ServerTransactionLog(TransactionLog):
+    """The log of a transaction whose time is the server's."""
+
+    def __init__(self, clock: ServerClock, actor: str, audit: Audit, *, has_observers: bool) -> None:
+        super().__init__(actor, audit, has_observers=has_observers)
+        self._clock = clock
+        self._now = 0
+
+    @property
+    def now(self) -> int:
+        """The server's time at the first look at it since rows were last locked."""
+        if self._now == 0:
+            self._now = self._clock.now()
+        return self._now
+
+    def locked(self) -> None:
+        """Rows were locked just now, so it is later than it was."""
+        self._now = 0

@@ -79,12 +79,12 @@ class ServerStore(SqlStore, Generic[C, X]):
         pool: int,
         time: Callable[[], int] | None,
     ) -> None:
-        super().__init__(dialect, tables, migrate=migrate, audit=audit)
+        self._clock = ServerClock(system, time)
+        super().__init__(dialect, tables, self._clock.now, migrate=migrate, audit=audit)
         # What an idle worker costs: two looks in three seconds.
         self.poll_interval = 1.5
         self.lanes = 1
         self._system = system
-        self._clock = ServerClock(system, time)
         self._tracker = ServerTracker(lambda: self.where, lambda: self._tell(Change.REPLACED))
         self._pools: LoopPools[C] = LoopPools(system, self._open_connection, self._say_goodbye, pool, self._is_current)
         self._timeouts = DEFAULT_TIMEOUTS
@@ -100,10 +100,6 @@ class ServerStore(SqlStore, Generic[C, X]):
         """True: it cannot be known without asking, and asking is as dear as claiming."""
         self._check_open()
         return True
-
-    def clock(self) -> int:
-        """The server's time as last measured, carried on by the monotonic clock."""
-        return self._clock.now()
 
     async def send(self, messages: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
         """Put messages into inboxes in one transaction; wake waiting runs and mark running ones."""

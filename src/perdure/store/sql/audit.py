@@ -7,18 +7,15 @@ with a higher. A reader that follows the trail has to look back a little.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
 
-from perdure.core.audit import NEXT, REPEATED, Audit, Event, EventFilter
+from perdure.core.audit import Event, EventFilter
 from perdure.core.model.outputs import OutputKind
 from perdure.core.model.run import NewRun, Run, Status
 from perdure.core.model.turn import Block, Finish, Park, RetryLater, Turn
-from perdure.store.contract import Change, NewEvent
-from perdure.store.server.clock import ServerClock
 from perdure.store.sql.dialect import Params, Transaction, placeholders
 from perdure.store.sql.rows import EVENT, to_event, to_json, values
 
@@ -94,6 +91,18 @@ def note_finish(tx: Transaction, run_id: str, outcome: Finish) -> None:
     tx.note(run_id, *finish_event(outcome))
 
 
+def note_claims(tx: Transaction, runs: Iterable[Run], now: int, going_on: Collection[str] = ()) -> None:
+    """Note claims made at that time, each as the start of an attempt or as its continuation.
+
+    The start time of the attempt tells which. `going_on`: ids of runs known to continue, for a clock that stands still.
+    """
+    if tx.notes:
+        for run in runs:
+            starts = run.started_at == now and run.id not in going_on
+            if tx.repeats or starts:
+                tx.note(run.id, *claim_event(run, starts=starts))
+
+
 def note_again(tx: Transaction, run_id: str, retry: RetryLater, attempt: int, wake_at: int) -> None:
     """Note the next attempt of a run, and its cause."""
     note_timeout(tx, run_id, retry.timeout)
@@ -105,107 +114,6 @@ def note_heartbeats(tx: Transaction, turn: Turn) -> None:
     for output in turn.outputs:
         if output.kind is OutputKind.HEARTBEAT:
             tx.note(turn.lease.run_id, *heartbeat_event(output.payload or "null"))
-
-
-_FULL, _OFF = Audit.FULL, Audit.OFF
-#: Kinds of events that are never written, and those that the lower levels do not write.
-_SPOKEN = frozenset({NEXT})
-_UNWRITTEN = REPEATED | _SPOKEN
-
-
-class TransactionLog(ABC):
-    """Audit events and changes that a transaction gathers; the half of a `Transaction` that needs no database."""
-
-    #: Runs that failed or were blocked without their code, each with its error. A class attribute: hardly ever set.
-    buried: tuple[tuple[str, str], ...] = ()
-
-    def __init__(self, actor: str, audit: Audit, *, has_observers: bool) -> None:
-        self.actor = actor
-        self.audit = audit
-        #: Whether any event is gathered.
-        self.notes = audit is not _OFF or has_observers
-        #: Whether repetitive events are gathered, too. Check it before making one: there may be many.
-        self.repeats = audit is _FULL
-        #: Events for observers, including those that are not written; None: there are no observers.
-        self.observed: list[NewEvent] | None = [] if has_observers else None
-        self._writes = audit is not _OFF
-        self._unwritten = _SPOKEN if self.repeats else _UNWRITTEN
-        #: All announced changes, as one integer: combining flags is slow.
-        self.announced = 0
-        self._lines: list[NewEvent] = []
-
-    @property
-    @abstractmethod
-    def now(self) -> int:
-        """The database's time when the transaction got its locks."""
-
-    @property
-    def has_observers(self) -> bool:
-        """True if observers are to be called with the events after the commit."""
-        return self.observed is not None
-
-    def note(self, run_id: str, kind: str, data: str = "{}") -> None:
-        """Add an audit event, if its level is written or observed."""
-        # Looked up once a transaction, and not asked of the level for every line.
-        if self._writes and kind not in self._unwritten:
-            self._lines.append((run_id, self.now, kind, self.actor, data))
-        if self.observed is not None:
-            self.observed.append((run_id, self.now, kind, self.actor, data))
-
-    def observe(self, run_id: str, kind: str, data: str = "{}") -> None:
-        """Pass an event to the observers that a statement writes by itself."""
-        if self.observed is not None:
-            self.observed.append((run_id, self.now, kind, self.actor, data))
-
-    def note_claims(self, runs: Iterable[Run], now: int, going_on: Collection[str] = ()) -> None:
-        """Note claims made at that time, each as the start of an attempt or as its continuation.
-
-        The start time of the attempt tells which. `going_on`: ids of runs known to continue, for a clock that stands
-        still.
-        """
-        if self.notes:
-            for run in runs:
-                starts = run.started_at == now and run.id not in going_on
-                if self.repeats or starts:
-                    self.note(run.id, *claim_event(run, starts=starts))
-
-    def notify(self, change: Change) -> None:
-        """Announce a change to waiting code after the commit."""
-        self.announced |= int(change)
-
-    def bury(self, run_id: str, error: str) -> None:
-        """Log a run that fails or is blocked without its code, after the commit."""
-        self.buried = (*self.buried, (run_id, error))
-
-    @property
-    def changes(self) -> Change:
-        """All announced changes."""
-        return Change(self.announced)
-
-    def _take_lines(self) -> list[NewEvent]:
-        """Take the gathered events, to write them."""
-        lines, self._lines = self._lines, []
-        return lines
-
-
-class ServerTransactionLog(TransactionLog):
-    """The log of a transaction whose time is the server's."""
-
-    def __init__(self, clock: ServerClock, actor: str, audit: Audit, *, has_observers: bool) -> None:
-        super().__init__(actor, audit, has_observers=has_observers)
-        self._clock = clock
-        self._now = 0
-
-    @property
-    def now(self) -> int:
-        """The server's time at the first look at it since rows were last locked."""
-        if self._now == 0:
-            self._now = self._clock.now()
-        return self._now
-
-    def locked(self) -> None:
-        """Rows were locked just now, so it is later than it was."""
-        self._now = 0
 
 
 _EVENT_COLUMNS = ", ".join("e." + column for column in EVENT.split(", "))

@@ -1,4 +1,4 @@
-"""Dialect of a database, and the transaction that shared SQL runs in.
+"""Dialects of the databases, and the transaction that shared SQL runs in.
 
 Verbs are written once, as coroutines over a `Transaction`, in SQL that every database understands: `:name` parameters,
 tables called `perdure_…`, and `{…}` where databases differ. Rendering fills those gaps and inserts the user's prefix.
@@ -8,11 +8,13 @@ On a database without an asynchronous driver a transaction never suspends its ve
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
+from perdure.core.audit import NEXT, REPEATED, Audit
 from perdure.errors import StoreError
 from perdure.store.contract import Change, NewEvent
 
@@ -83,6 +85,46 @@ class Dialect(Struct, frozen=True, kw_only=True):
         return found if f"{state} {column}" in self.only_in else f"{table}status = '{state}' AND {found}"
 
 
+SQLITE = Dialect(
+    name="sqlite",
+    or_ignore="ON CONFLICT DO NOTHING",
+    for_update="",
+    skip_locked="",
+    keep_gate="ON CONFLICT DO NOTHING",
+    use_index="",
+    table_exists="SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = :name",
+)
+
+POSTGRES = Dialect(
+    name="postgres",
+    or_ignore="ON CONFLICT DO NOTHING",
+    # Weaker than FOR UPDATE, so that inserts of users with foreign keys to our rows do not wait for us.
+    for_update="FOR NO KEY UPDATE",
+    skip_locked="FOR NO KEY UPDATE SKIP LOCKED",
+    keep_gate="ON CONFLICT DO NOTHING",
+    use_index="",
+    table_exists="SELECT 1 WHERE to_regclass(:name) IS NOT NULL",
+    # At the moment of evaluation, not at the start of the transaction.
+    time="(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
+)
+
+#: MySQL and MariaDB.
+MYSQL = Dialect(
+    name="mysql",
+    # Every way to ignore a duplicate hides other errors or counts as a change, so it is an error here.
+    or_ignore="",
+    for_update="FOR UPDATE",
+    skip_locked="FOR UPDATE SKIP LOCKED",
+    keep_gate="ON DUPLICATE KEY UPDATE name = name",
+    use_index="FORCE INDEX ({})",
+    # Generated columns, so that changes of a run in other states do not touch their indexes.
+    only_in={"pending queue": "ready_queue", "waiting wake_at": "waits_until"},
+    table_exists="SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = :name",
+    # At the start of the statement.
+    time="TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
+)
+
+
 class Transaction(Protocol):
     """One open transaction. It writes its audit events, and announces its changes once it has committed."""
 
@@ -129,8 +171,8 @@ class TransactionNotices(Protocol):
     """Announcements of a transaction after its commit."""
 
     @property
-    def changes(self) -> Change:
-        """All announced changes."""
+    def announced(self) -> int:
+        """All announced changes, as one integer."""
 
     @property
     def observed(self) -> Sequence[NewEvent] | None:
@@ -139,6 +181,70 @@ class TransactionNotices(Protocol):
     @property
     def buried(self) -> Sequence[tuple[str, str]]:
         """Runs that failed or were blocked without their code, each with its error."""
+
+
+_FULL, _OFF = Audit.FULL, Audit.OFF
+#: Kinds of events that are never written, and those that the lower levels do not write.
+_SPOKEN = frozenset({NEXT})
+_UNWRITTEN = REPEATED | _SPOKEN
+
+
+class TransactionLog(ABC):
+    """Audit events and changes that a transaction gathers; the half of a `Transaction` that needs no database."""
+
+    #: Runs that failed or were blocked without their code, each with its error. A class attribute: hardly ever set.
+    buried: tuple[tuple[str, str], ...] = ()
+
+    def __init__(self, actor: str, audit: Audit, *, has_observers: bool) -> None:
+        self.actor = actor
+        self.audit = audit
+        #: Whether any event is gathered.
+        self.notes = audit is not _OFF or has_observers
+        #: Whether repetitive events are gathered, too. Check it before making one: there may be many.
+        self.repeats = audit is _FULL
+        #: Events for observers, including those that are not written; None: there are no observers.
+        self.observed: list[NewEvent] | None = [] if has_observers else None
+        self._writes = audit is not _OFF
+        self._unwritten = _SPOKEN if self.repeats else _UNWRITTEN
+        #: All announced changes, as one integer: combining flags is slow.
+        self.announced = 0
+        self._lines: list[NewEvent] = []
+
+    @property
+    @abstractmethod
+    def now(self) -> int:
+        """The database's time when the transaction got its locks."""
+
+    @property
+    def has_observers(self) -> bool:
+        """True if observers are to be called with the events after the commit."""
+        return self.observed is not None
+
+    def note(self, run_id: str, kind: str, data: str = "{}") -> None:
+        """Add an audit event, if its level is written or observed."""
+        # Looked up once a transaction, and not asked of the level for every line.
+        if self._writes and kind not in self._unwritten:
+            self._lines.append((run_id, self.now, kind, self.actor, data))
+        if self.observed is not None:
+            self.observed.append((run_id, self.now, kind, self.actor, data))
+
+    def observe(self, run_id: str, kind: str, data: str = "{}") -> None:
+        """Pass an event to the observers that a statement writes by itself."""
+        if self.observed is not None:
+            self.observed.append((run_id, self.now, kind, self.actor, data))
+
+    def notify(self, change: Change) -> None:
+        """Announce a change to waiting code after the commit."""
+        self.announced |= int(change)
+
+    def bury(self, run_id: str, error: str) -> None:
+        """Log a run that fails or is blocked without its code, after the commit."""
+        self.buried = (*self.buried, (run_id, error))
+
+    def _take_lines(self) -> list[NewEvent]:
+        """Take the gathered events, to write them."""
+        lines, self._lines = self._lines, []
+        return lines
 
 
 #: What a verb does in a transaction.

@@ -33,8 +33,16 @@ from perdure.core.model.lock import LockGrant, LockInfo
 from perdure.core.model.orders import OrderOutcome, Pause, PauseKind, RunOrder
 from perdure.core.model.outputs import BroadcastResult, Output, OutputKind
 from perdure.core.model.record import Message, NewMessage, Record, SendOutcome
-from perdure.core.model.reopen import Fork, RetryRequest, RetryResult
-from perdure.core.model.run import CreatedRun, NewRun, Run, RunFilter, RunPage
+from perdure.core.model.run import (
+    CreatedRun,
+    Fork,
+    NewRun,
+    RetryRequest,
+    RetryResult,
+    Run,
+    RunFilter,
+    RunPage,
+)
 from perdure.core.model.turn import Lease, Turn, TurnOutcome
 from perdure.core.model.visibility import RunWaits
 from perdure.core.model.worker_info import SweepResult, WorkerInfo
@@ -87,10 +95,12 @@ class SqlStore(ABC):
     where: str
     _system: System
 
-    def __init__(self, dialect: Dialect, tables: str, *, migrate: bool, audit: Audit) -> None:
+    def __init__(self, dialect: Dialect, tables: str, clock: Callable[[], int], *, migrate: bool, audit: Audit) -> None:
         #: `tables` is how the names of the tables begin, with their schema if they have one.
         self._dialect = dialect
         self._tables = tables
+        #: The database's time as last measured, advanced by the monotonic clock. Never goes back. For durable times.
+        self.clock = clock
         self._may_migrate = migrate
         self.audit = audit
         self._listeners: list[Listener] = []
@@ -118,19 +128,15 @@ class SqlStore(ABC):
         """True if another connection may have written since the last call; all listeners are then called."""
 
     @abstractmethod
-    def clock(self) -> int:
-        """The database's time as last measured, advanced by the monotonic clock. Never goes back. For durable times."""
-
-    @abstractmethod
     async def now(self) -> int:
         """The database's time."""
 
     @abstractmethod
-    def claim(self, request: ClaimRequest) -> Answer[ClaimResult]:
+    async def claim(self, request: ClaimRequest) -> ClaimResult:
         """Wake runs that are due, then claim ready runs. Each claim is counted; a poison run is blocked."""
 
     @abstractmethod
-    def commit(self, turns: Sequence[Turn], actor: str) -> Answer[builtins.list[TurnOutcome]]:
+    async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
         """Commit turns in one transaction, each accepted or rejected on its own."""
 
     @abstractmethod
@@ -175,55 +181,59 @@ class SqlStore(ABC):
 
         return stop
 
-    def create(
+    async def create(
         self, runs: Sequence[NewRun], actor: str, *, all_or_none: bool = False
-    ) -> Answer[builtins.list[CreatedRun]]:
+    ) -> builtins.list[CreatedRun]:
         """Create runs in one transaction; a run whose id or idempotency key is taken yields the existing run."""
-        return self._write("create", actor, partial(create, runs=runs, all_or_none=all_or_none))
+        return await self._write("create", actor, partial(create, runs=runs, all_or_none=all_or_none))
 
-    def get(self, run_id: str) -> Answer[Run | None]:
+    async def get(self, run_id: str) -> Run | None:
         """One run."""
-        return self._read("get", partial(reads.get, run_id=run_id))
+        return await self._read("get", partial(reads.get, run_id=run_id))
 
-    def get_many(self, run_ids: Sequence[str]) -> Answer[builtins.list[Run]]:
+    async def get_many(self, run_ids: Sequence[str]) -> builtins.list[Run]:
         """The existing ones of these runs, in no particular order."""
-        return self._read("get_many", partial(reads.get_many, run_ids=run_ids))
+        return await self._read("get_many", partial(reads.get_many, run_ids=run_ids))
 
-    def list(self, filter: RunFilter, limit: int, cursor: str | None) -> Answer[RunPage]:
+    async def list(self, filter: RunFilter, limit: int, cursor: str | None) -> RunPage:
         """Runs, newest first. Raises `InvalidCursor`."""
-        return self._read("list", partial(reads.list_runs, filter=filter, limit=limit, cursor=cursor))
+        return await self._read("list", partial(reads.list_runs, filter=filter, limit=limit, cursor=cursor))
 
-    def history(self, run_id: str) -> Answer[builtins.list[Record]]:
+    async def history(self, run_id: str) -> builtins.list[Record]:
         """Every record of a run, in order."""
-        return self._read("history", partial(reads.history, run_id=run_id))
+        return await self._read("history", partial(reads.history, run_id=run_id))
 
-    def waits(self, run_id: str) -> Answer[RunWaits | None]:
+    async def waits(self, run_id: str) -> RunWaits | None:
         """Names of what a run waited for when it was last parked; None if it named nothing."""
-        return self._read("waits", partial(reads.waits, run_id=run_id))
+        return await self._read("waits", partial(reads.waits, run_id=run_id))
 
-    def inbox(self, run_id: str, after: int, limit: int = 0) -> Answer[builtins.list[Message]]:
+    async def inbox(self, run_id: str, after: int, limit: int = 0) -> builtins.list[Message]:
         """The unread inbox entries of a run past `after`, in order; at most `limit`, or all of them."""
-        return self._read("inbox", partial(reads.inbox, run_id=run_id, after=after, limit=limit))
+        return await self._read("inbox", partial(reads.inbox, run_id=run_id, after=after, limit=limit))
 
-    def events(self, run_id: str) -> Answer[builtins.list[Event]]:
+    async def events(self, run_id: str) -> builtins.list[Event]:
         """The audit trail of a run, in order."""
-        return self._read("events", partial(reads.events, run_id=run_id))
+        return await self._read("events", partial(reads.events, run_id=run_id))
 
-    def events_page(
+    async def events_page(
         self, filter: EventFilter, limit: int, *, before: int | None = None, after: int | None = None
-    ) -> Answer[builtins.list[Event]]:
+    ) -> builtins.list[Event]:
         """Audit events of all runs: before a number, newest first; or after one, oldest first."""
-        return self._read("events_page", partial(events_page, filter=filter, limit=limit, before=before, after=after))
+        return await self._read(
+            "events_page", partial(events_page, filter=filter, limit=limit, before=before, after=after)
+        )
 
-    def outputs(
+    async def outputs(
         self, run_id: str, kind: OutputKind, name: str | None, after: int, limit: int
-    ) -> Answer[builtins.list[Output]]:
+    ) -> builtins.list[Output]:
         """Outputs of a run past a position (-1: from the first)."""
-        return self._read("outputs", partial(outputs, run_id=run_id, kind=kind, name=name, after=after, limit=limit))
+        return await self._read(
+            "outputs", partial(outputs, run_id=run_id, kind=kind, name=name, after=after, limit=limit)
+        )
 
-    def send(self, messages: Sequence[NewMessage], actor: str) -> Answer[builtins.list[SendOutcome]]:
+    async def send(self, messages: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
         """Put messages into inboxes in one transaction; wake waiting runs and mark running ones."""
-        return self._write("send", actor, partial(send, messages=messages))
+        return await self._write("send", actor, partial(send, messages=messages))
 
     async def broadcast(
         self, topic: str, payload: str | None, key: str, after: str | None, limit: int, actor: str
@@ -235,9 +245,9 @@ class SqlStore(ABC):
 
         return await self._write("broadcast", actor, body)
 
-    def cancel(self, run_id: str, reason: str, key: str, actor: str) -> Answer[SendOutcome]:
+    async def cancel(self, run_id: str, reason: str, key: str, actor: str) -> SendOutcome:
         """Request a run's cancellation."""
-        return self._write("cancel", actor, partial(cancel, run_id=run_id, reason=reason, key=key))
+        return await self._write("cancel", actor, partial(cancel, run_id=run_id, reason=reason, key=key))
 
     async def terminate(self, run_id: str, reason: str, key: str, actor: str, *, undo: bool = False) -> OrderOutcome:
         """End a run as failed, in whatever status it is, without its code."""
@@ -257,73 +267,73 @@ class SqlStore(ABC):
         """The transaction that the caller has open on their own connection, for `create` and `send`."""
         return join_transaction(connection, self._home, actor, locking=locking)
 
-    def control(self, order: RunOrder, actor: str) -> Answer[OrderOutcome]:
+    async def control(self, order: RunOrder, actor: str) -> OrderOutcome:
         """Order a run to pause, to resume, to move to another worker, or to wake up at a time."""
-        return self._write("control", actor, partial(control, order=order))
+        return await self._write("control", actor, partial(control, order=order))
 
-    def pause(self, pause: Pause, actor: str) -> Answer[None]:
+    async def pause(self, pause: Pause, actor: str) -> None:
         """Stop workers from claiming runs of a type or a queue. An existing pause is left as it is."""
-        return self._write("pause", actor, partial(pauses.pause, pause=pause))
+        return await self._write("pause", actor, partial(pauses.pause, pause=pause))
 
-    def resume(self, kind: PauseKind, name: str, actor: str) -> Answer[None]:
+    async def resume(self, kind: PauseKind, name: str, actor: str) -> None:
         """End the pause of a type or a queue."""
-        return self._write("resume", actor, partial(pauses.resume, kind=kind, name=name))
+        return await self._write("resume", actor, partial(pauses.resume, kind=kind, name=name))
 
-    def pauses(self) -> Answer[builtins.list[Pause]]:
+    async def pauses(self) -> builtins.list[Pause]:
         """Every paused type and queue."""
-        return self._read("pauses", pauses.pauses)
+        return await self._read("pauses", pauses.pauses)
 
-    def unblock(self, types: Sequence[str], reasons: Sequence[str], actor: str) -> Answer[int]:
+    async def unblock(self, types: Sequence[str], reasons: Sequence[str], actor: str) -> int:
         """Make all runs of these types that are blocked for these reasons pending again, for new code; how many."""
-        return self._write("unblock", actor, partial(unblock, types=types, reasons=reasons))
+        return await self._write("unblock", actor, partial(unblock, types=types, reasons=reasons))
 
-    def retry(self, request: RetryRequest, actor: str) -> Answer[RetryResult]:
+    async def retry(self, request: RetryRequest, actor: str) -> RetryResult:
         """Let one run go again, as its state allows; see `RetryCause`. A repetition changes nothing."""
-        return self._write("retry", actor, partial(retry, request=request))
+        return await self._write("retry", actor, partial(retry, request=request))
 
-    def delete_events(self, upto: int, before: int, actor: str) -> Answer[None]:
+    async def delete_events(self, upto: int, before: int, actor: str) -> None:
         """Delete the events up to a number that are older than a time."""
-        return self._write("delete_events", actor, partial(delete_events, upto=upto, before=before))
+        return await self._write("delete_events", actor, partial(delete_events, upto=upto, before=before))
 
-    def fork(self, fork: Fork, actor: str) -> Answer[CreatedRun]:
+    async def fork(self, fork: Fork, actor: str) -> CreatedRun:
         """Create a run with a history, unless its id exists."""
-        return self._write("fork", actor, partial(fork_run, fork=fork))
+        return await self._write("fork", actor, partial(fork_run, fork=fork))
 
-    def schedule(self, schedule_id: str) -> Answer[Schedule | None]:
+    async def schedule(self, schedule_id: str) -> Schedule | None:
         """One schedule."""
-        return self._read("schedule", partial(schedules.schedule, schedule_id=schedule_id))
+        return await self._read("schedule", partial(schedules.schedule, schedule_id=schedule_id))
 
-    def schedules(self, after: str, limit: int) -> Answer[builtins.list[Schedule]]:
+    async def schedules(self, after: str, limit: int) -> builtins.list[Schedule]:
         """Schedules in the order of their ids, after one."""
-        return self._read("schedules", partial(schedules.schedules, after=after, limit=limit))
+        return await self._read("schedules", partial(schedules.schedules, after=after, limit=limit))
 
-    def save_schedule(
+    async def save_schedule(
         self, schedule: Schedule, version: int, write_id: str, event: str, actor: str
-    ) -> Answer[SaveOutcome]:
+    ) -> SaveOutcome:
         """Create a schedule (version 0), or change one that still has the given version."""
-        return self._write(
+        return await self._write(
             "save_schedule",
             actor,
             partial(schedules.save, schedule=schedule, version=version, write_id=write_id, event=event),
         )
 
-    def delete_schedule(self, schedule_id: str, actor: str) -> Answer[None]:
+    async def delete_schedule(self, schedule_id: str, actor: str) -> None:
         """Delete a schedule; its runs continue."""
-        return self._write("delete_schedule", actor, partial(schedules.delete, schedule_id=schedule_id))
+        return await self._write("delete_schedule", actor, partial(schedules.delete, schedule_id=schedule_id))
 
-    def trigger(
-        self, schedule_id: str, slots: Sequence[int], key: str, actor: str
-    ) -> Answer[builtins.list[str] | None]:
+    async def trigger(self, schedule_id: str, slots: Sequence[int], key: str, actor: str) -> builtins.list[str] | None:
         """Start the runs of some fire times, or, without any, one run under a key; returns their ids."""
-        return self._write("trigger", actor, partial(schedules.trigger, schedule_id=schedule_id, slots=slots, key=key))
+        return await self._write(
+            "trigger", actor, partial(schedules.trigger, schedule_id=schedule_id, slots=slots, key=key)
+        )
 
-    def fire(self, limit: int, actor: str) -> Answer[FiringResult]:
+    async def fire(self, limit: int, actor: str) -> FiringResult:
         """Start one run for each fire time that is due, of up to `limit` schedules."""
-        return self._write("fire", actor, partial(schedules.fire, limit=limit))
+        return await self._write("fire", actor, partial(schedules.fire, limit=limit))
 
-    def look(self, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool = False) -> Answer[AdmissionPreview]:
+    async def look(self, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool = False) -> AdmissionPreview:
         """Preview of admission: ready runs that need permits, and when the next waiting run may pass."""
-        return self._read("look", partial(waitlist.look, pairs=pairs, limit=limit, newest=newest))
+        return await self._read("look", partial(waitlist.look, pairs=pairs, limit=limit, newest=newest))
 
     async def admit(self, request: AdmissionRequest) -> AdmissionResult:
         """Grant permits to runs and claim them; put the others on waitlists."""
@@ -341,33 +351,33 @@ class SqlStore(ABC):
         if missing:
             await self._write("make_gates", "", partial(gates.make_gates, wanted=missing))
 
-    def standing(self, run_id: str) -> Answer[WaitlistPosition | None]:
+    async def standing(self, run_id: str) -> WaitlistPosition | None:
         """Position of a run on a waitlist; None if it is on none."""
-        return self._read("standing", partial(waitlist.standing, run_id=run_id))
+        return await self._read("standing", partial(waitlist.standing, run_id=run_id))
 
-    def lined(self, types: Sequence[str]) -> Answer[set[str]]:
+    async def lined(self, types: Sequence[str]) -> set[str]:
         """The types that have a run on a waitlist."""
-        return self._read("lined", partial(gates.lined, types=types))
+        return await self._read("lined", partial(gates.lined, types=types))
 
-    def recheck_gates(self, actor: str) -> Answer[None]:
+    async def recheck_gates(self, actor: str) -> None:
         """Re-examine every gate that waits for room, in case a holder died without releasing its permit."""
-        return self._write("recheck_gates", actor, gates.recheck_gates)
+        return await self._write("recheck_gates", actor, gates.recheck_gates)
 
-    def delete_idle_gates(self, limit: int, actor: str) -> Answer[int]:
+    async def delete_idle_gates(self, limit: int, actor: str) -> int:
         """Delete up to `limit` gates of unused keys; returns how many."""
-        return self._write("delete_idle_gates", actor, partial(gates.delete_idle_gates, limit=limit))
+        return await self._write("delete_idle_gates", actor, partial(gates.delete_idle_gates, limit=limit))
 
-    def set_bounds(self, gate: str, bounds: LimitBounds | None, actor: str) -> Answer[None]:
+    async def set_bounds(self, gate: str, bounds: LimitBounds | None, actor: str) -> None:
         """Override the limit declared in code, at once and for all workers; None removes the override."""
-        return self._write("set_bounds", actor, partial(gates.set_bounds, name=gate, bounds=bounds))
+        return await self._write("set_bounds", actor, partial(gates.set_bounds, name=gate, bounds=bounds))
 
-    def set_breaker(self, gate: str, circuit: Circuit | None, actor: str) -> Answer[None]:
+    async def set_breaker(self, gate: str, circuit: Circuit | None, actor: str) -> None:
         """Hold a breaker open or closed; None returns it to its rule with empty counters."""
-        return self._write("set_breaker", actor, partial(breakers.set_breaker, name=gate, circuit=circuit))
+        return await self._write("set_breaker", actor, partial(breakers.set_breaker, name=gate, circuit=circuit))
 
-    def gates(self, after: str, limit: int) -> Answer[builtins.list[LimitInfo]]:
+    async def gates(self, after: str, limit: int) -> builtins.list[LimitInfo]:
         """Gates in the order of their names, after one."""
-        return self._read("gates", partial(gates.gates, after=after, limit=limit))
+        return await self._read("gates", partial(gates.gates, after=after, limit=limit))
 
     async def acquire_lock(self, name: str, owner: str, nonce: str, ttl: int, actor: str) -> LockGrant:
         """Acquire a free lock for `ttl` microseconds; the nonce identifies the holder."""
@@ -381,61 +391,65 @@ class SqlStore(ABC):
         await self.now()
         return await self._write("extend_lock", actor, partial(locks.extend, name=name, nonce=nonce, ttl=ttl))
 
-    def release_lock(self, name: str, token: int, nonce: str | None, actor: str) -> Answer[bool]:
+    async def release_lock(self, name: str, token: int, nonce: str | None, actor: str) -> bool:
         """Release a lock held under that token and nonce."""
-        return self._write("release_lock", actor, partial(locks.release, name=name, token=token, nonce=nonce))
+        return await self._write("release_lock", actor, partial(locks.release, name=name, token=token, nonce=nonce))
 
-    def succeed(self, names: Sequence[str], actor: str) -> Answer[int]:
+    async def succeed(self, names: Sequence[str], actor: str) -> int:
         """Start the next run of each singleton whose current run has ended; returns how many."""
-        return self._write("succeed", actor, partial(singletons.succeed, names=names))
+        return await self._write("succeed", actor, partial(singletons.succeed, names=names))
 
-    def locks(self, after: str, limit: int, name: str | None = None) -> Answer[builtins.list[LockInfo]]:
+    async def locks(self, after: str, limit: int, name: str | None = None) -> builtins.list[LockInfo]:
         """Held locks in the order of their names, after one; or only the lock of a name."""
-        return self._read("locks", partial(locks.locks, after=after, limit=limit, name=name))
+        return await self._read("locks", partial(locks.locks, after=after, limit=limit, name=name))
 
-    def set_watermark(self, watermark: Watermark, actor: str) -> Answer[None]:
+    async def set_watermark(self, watermark: Watermark, actor: str) -> None:
         """Set the watermark of a queue or a type, replacing any earlier one."""
-        return self._write("set_watermark", actor, partial(watermarks.set_watermark, watermark=watermark))
+        return await self._write("set_watermark", actor, partial(watermarks.set_watermark, watermark=watermark))
 
-    def remove_watermark(self, kind: str, name: str, actor: str) -> Answer[None]:
+    async def remove_watermark(self, kind: str, name: str, actor: str) -> None:
         """Remove the watermark of a queue or a type."""
-        return self._write("remove_watermark", actor, partial(watermarks.remove_watermark, kind=kind, name=name))
+        return await self._write("remove_watermark", actor, partial(watermarks.remove_watermark, kind=kind, name=name))
 
-    def watermarks(self) -> Answer[builtins.list[Watermark]]:
+    async def watermarks(self) -> builtins.list[Watermark]:
         """Every watermark."""
-        return self._read("watermarks", watermarks.watermarks)
+        return await self._read("watermarks", watermarks.watermarks)
 
-    def depth(self, kind: str, name: str, limit: int) -> Answer[int]:
+    async def depth(self, kind: str, name: str, limit: int) -> int:
         """Number of ready runs that wait, in a queue or of a type, counted up to `limit`."""
-        return self._read("depth", partial(watermarks.depth, kind=kind, name=name, limit=limit))
+        return await self._read("depth", partial(watermarks.depth, kind=kind, name=name, limit=limit))
 
-    def dead(self, filter: DeadLetterFilter, limit: int, cursor: str | None) -> Answer[DeadLetterPage]:
+    async def dead(self, filter: DeadLetterFilter, limit: int, cursor: str | None) -> DeadLetterPage:
         """Dead letters, latest run first. Raises `InvalidCursor`."""
-        return self._read("dead", partial(dead_letters.dead, filter=filter, limit=limit, cursor=cursor))
+        return await self._read("dead", partial(dead_letters.dead, filter=filter, limit=limit, cursor=cursor))
 
-    def letter(self, run_id: str) -> Answer[DeadLetter | None]:
+    async def letter(self, run_id: str) -> DeadLetter | None:
         """One dead letter; None if the run does not exist or is not dead."""
-        return self._read("letter", partial(dead_letters.letter, run_id=run_id))
+        return await self._read("letter", partial(dead_letters.letter, run_id=run_id))
 
-    def delete(self, run_id: str, reason: str, actor: str, *, discard: bool = False) -> Answer[DeleteOutcome]:
+    async def delete(self, run_id: str, reason: str, actor: str, *, discard: bool = False) -> DeleteOutcome:
         """Hide a finished run from listings. With `discard`, only a dead letter; a blocked one is cancelled first."""
-        return self._write("delete", actor, partial(dead_letters.delete, run_id=run_id, reason=reason, discard=discard))
+        return await self._write(
+            "delete", actor, partial(dead_letters.delete, run_id=run_id, reason=reason, discard=discard)
+        )
 
-    def undelete(self, run_id: str, actor: str) -> Answer[DeleteOutcome]:
+    async def undelete(self, run_id: str, actor: str) -> DeleteOutcome:
         """Restore a deleted run."""
-        return self._write("undelete", actor, partial(dead_letters.undelete, run_id=run_id))
+        return await self._write("undelete", actor, partial(dead_letters.undelete, run_id=run_id))
 
-    def prune(self, what: PruneRequest, limit: int, cursor: str | None, actor: str) -> Answer[PruneResult]:
+    async def prune(self, what: PruneRequest, limit: int, cursor: str | None, actor: str) -> PruneResult:
         """Permanently delete finished runs and all their data, one batch that examines `limit` runs."""
-        return self._write("prune", actor, partial(prune, prune=what, limit=limit, cursor=cursor))
+        return await self._write("prune", actor, partial(prune, prune=what, limit=limit, cursor=cursor))
 
-    def take(self, request: ClaimByIdRequest) -> Answer[ClaimByIdResult]:
+    async def take(self, request: ClaimByIdRequest) -> ClaimByIdResult:
         """Claim one run by its id, if it is ready and free. Counts as a claim, and blocks a poison run."""
-        return self._write("take", request.worker, partial(claim_by_id, request=request, entropy=self._system.entropy))
+        return await self._write(
+            "take", request.worker, partial(claim_by_id, request=request, entropy=self._system.entropy)
+        )
 
-    def due(self, types: Sequence[str], queues: Sequence[str], limit: int) -> Answer[builtins.list[str]]:
+    async def due(self, types: Sequence[str], queues: Sequence[str], limit: int) -> builtins.list[str]:
         """Up to `limit` runs that could be worked on now, longest waiting first, without paused ones."""
-        return self._read("due", partial(due, types=types, queues=queues, limit=limit))
+        return await self._read("due", partial(due, types=types, queues=queues, limit=limit))
 
     async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
         """Register a worker, and record the types that it serves."""
@@ -446,49 +460,51 @@ class SqlStore(ABC):
 
         await self._write("register", worker.id, body)
 
-    def heartbeat(self, worker_id: str, running: str | None = None) -> Answer[bool]:
+    async def heartbeat(self, worker_id: str, running: str | None = None) -> bool:
         """Renew the worker's row. False: it was declared dead and holds no runs any more."""
-        return self._write("heartbeat", worker_id, partial(workers.heartbeat, worker_id=worker_id, running=running))
+        return await self._write(
+            "heartbeat", worker_id, partial(workers.heartbeat, worker_id=worker_id, running=running)
+        )
 
-    def report_health(self, worker_id: str, errors: int, problem: str) -> Answer[None]:
+    async def report_health(self, worker_id: str, errors: int, problem: str) -> None:
         """Store the error count and the latest error of the worker's background loops, for `workers`."""
-        return self._write(
+        return await self._write(
             "report_health",
             worker_id,
             partial(workers.report_health, worker_id=worker_id, errors=errors, problem=problem),
         )
 
-    def retire(self, worker_id: str) -> Answer[None]:
+    async def retire(self, worker_id: str) -> None:
         """End a worker's registration and release the runs that it still holds."""
-        return self._write("retire", worker_id, partial(workers.retire, worker_id=worker_id))
+        return await self._write("retire", worker_id, partial(workers.retire, worker_id=worker_id))
 
-    def sweep(self, limit: int) -> Answer[SweepResult]:
+    async def sweep(self, limit: int) -> SweepResult:
         """Declare overdue workers dead, release their runs (raising the tokens) and fail runs past their deadline."""
-        return self._write("sweep", "sweep", partial(workers.sweep, limit=limit))
+        return await self._write("sweep", "sweep", partial(workers.sweep, limit=limit))
 
-    def workers(self) -> Answer[builtins.list[WorkerInfo]]:
+    async def workers(self) -> builtins.list[WorkerInfo]:
         """Every worker that is alive or was recently."""
-        return self._read("workers", workers.workers)
+        return await self._read("workers", workers.workers)
 
-    def types(self) -> Answer[builtins.list[TypeInfo]]:
+    async def types(self) -> builtins.list[TypeInfo]:
         """Every registered type, and if it is enabled."""
-        return self._read("types", workers.types)
+        return await self._read("types", workers.types)
 
-    def holdings(self, worker_id: str) -> Answer[builtins.list[Lease]]:
+    async def holdings(self, worker_id: str) -> builtins.list[Lease]:
         """Leases that the database assigns to the worker."""
-        return self._read("holdings", partial(workers.holdings, worker_id=worker_id))
+        return await self._read("holdings", partial(workers.holdings, worker_id=worker_id))
 
-    def load(self, run_ids: Sequence[str]) -> Answer[builtins.list[LoadedRun]]:
+    async def load(self, run_ids: Sequence[str]) -> builtins.list[LoadedRun]:
         """Histories and unread inboxes of runs, in one read."""
-        return self._read("load", partial(reads.load, run_ids=run_ids, page=self.inbox_page))
+        return await self._read("load", partial(reads.load, run_ids=run_ids, page=self.inbox_page))
 
-    def unread(self, run_ids: Sequence[str]) -> Answer[builtins.list[Message]]:
+    async def unread(self, run_ids: Sequence[str]) -> builtins.list[Message]:
         """Unread inbox entries of these runs, in one read."""
-        return self._read("unread", partial(reads.unread, run_ids=run_ids, page=self.inbox_page))
+        return await self._read("unread", partial(reads.unread, run_ids=run_ids, page=self.inbox_page))
 
-    def marked(self, worker_id: str) -> Answer[builtins.list[Message]]:
+    async def marked(self, worker_id: str) -> builtins.list[Message]:
         """Unread inbox entries of the worker's running runs that were written to from outside."""
-        return self._read("marked", partial(reads.marked, worker_id=worker_id, page=self.inbox_page))
+        return await self._read("marked", partial(reads.marked, worker_id=worker_id, page=self.inbox_page))
 
     async def transact(self, step: TransactionStep) -> TurnOutcome:
         """Run a user's function and write the record of its result in one transaction: APPLIED or LOST."""
@@ -499,9 +515,9 @@ class SqlStore(ABC):
         """First statement of a transaction step: bounds it, so that it does not outlive its worker's lease."""
         return ""
 
-    def recorded(self, turn: Turn, actor: str) -> Answer[TurnOutcome]:
+    async def recorded(self, turn: Turn, actor: str) -> TurnOutcome:
         """Outcome of a turn with one record: APPLIED, LOST, or BUSY if it is missing and may be tried again."""
-        return self._write("recorded", actor, partial(recorded, turn=turn))
+        return await self._write("recorded", actor, partial(recorded, turn=turn))
 
     async def migrations(self) -> builtins.list[MigrationStatus]:
         """Each migration and when it was applied; works on a store that is not open, and does not open it."""
@@ -511,9 +527,11 @@ class SqlStore(ABC):
         finally:
             await self.close()
 
-    def remove(self) -> Answer[None]:
+    async def remove(self) -> None:
         """Drop the tables and views of this prefix, which must not be the usual one. For tools that made them."""
-        return self._write("remove", "", partial(migrations.drop_tables, dialect=self._dialect, tables=self._tables))
+        return await self._write(
+            "remove", "", partial(migrations.drop_tables, dialect=self._dialect, tables=self._tables)
+        )
 
     async def _migrate(self, tx: Transaction) -> None:
         await migrations.migrate(tx, self._dialect)
@@ -537,8 +555,8 @@ class SqlStore(ABC):
 
     def _done(self, tx: TransactionNotices) -> None:
         """A transaction has become durable: pass on what it gathered."""
-        if changes := tx.changes:
-            self._tell(changes)
+        if tx.announced:
+            self._tell(Change(tx.announced))
         if tx.observed:
             self._call(self._observers, tx.observed)
         for run_id, error in tx.buried:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from perdure.core.model.claim import SUSPECT_AFTER, ClaimedRun, ClaimRequest, ClaimResult
 from perdure.core.time.duration import FAR
+from perdure.store.sql.audit import note_claims
 from perdure.store.sql.dialect import Row
 from perdure.store.sql.limits.gates import limited
 from perdure.store.sql.pauses import unpaused
@@ -160,7 +161,7 @@ async def claim(tx: SqliteTransaction, request: ClaimRequest, entropy: Callable[
     answer = await _answer(tx, rows, suspects=selection.suspects and not request.alone, left_until=selection.left_until)
     if len(known) > len(alive):
         answer = replace(answer, limited=limited(known))
-    tx.note_claims((claimed.run for claimed in answer.runs), tx.now, going_on)
+    note_claims(tx, (claimed.run for claimed in answer.runs), tx.now, going_on)
     return answer
 
 

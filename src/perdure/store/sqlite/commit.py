@@ -97,7 +97,7 @@ _LAST = (Park, ContinueAsNew)
 async def commit(tx: SqliteTransaction, turns: Sequence[Turn]) -> list[TurnOutcome]:
     """Write the turns; return one outcome each."""
     outcomes = [TurnOutcome.APPLIED] * len(turns)
-    for batch in split_by_run(turns):
+    for batch in ([0],) if len(turns) == 1 else split_by_run(turns):
         await _commit_batch(tx, turns, batch, outcomes)
     return outcomes
 

@@ -1,8 +1,4 @@
-"""The file of an SQLite database: where it may be, and which process may checkpoint it.
-
-SQLite before 3.51.3 can corrupt a database when several processes checkpoint and write at the same instant. With such a
-version, only the process that holds the lock on a side file checkpoints.
-"""
+"""The file of an SQLite database: where it may be, and which versions of SQLite may use it."""
 
 from __future__ import annotations
 
@@ -13,9 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from perdure.errors import EngineClosed, StoreReadOnly, StoreUnavailable
-
-if sys.platform != "win32":
-    import fcntl
 
 #: The first version with STRICT tables.
 _OLDEST = (3, 37, 0)
@@ -145,7 +138,7 @@ def checkpoints_need_care() -> bool:
     return sqlite3.sqlite_version_info < _SAFE_CHECKPOINTS
 
 
-def _open_beside(path: str, name: str) -> int:
+def open_beside(path: str, name: str) -> int:
     """Open a file for writing; create it with the permissions of the file at `path`, as SQLite does with its own."""
     try:
         return os.open(name, os.O_RDWR)
@@ -155,32 +148,3 @@ def _open_beside(path: str, name: str) -> int:
         # The mask of the process does not apply.
         Path(name).chmod(Path(path).stat().st_mode & 0o666)
     return file
-
-
-class CheckpointLock:
-    """The right to checkpoint a file, held by one process at a time. It ends with the process."""
-
-    def __init__(self, path: str) -> None:
-        self._file = _open_beside(path, f"{path}-checkpoint")
-        self.held = False
-
-    def take(self) -> bool:
-        """Try to take the lock without waiting."""
-        if not self.held and sys.platform != "win32":
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-        self.held = True
-        return True
-
-    def give_up(self) -> None:
-        """Release the lock, so that another process can take it."""
-        if self.held and sys.platform != "win32":
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-        self.held = False
-
-    def close(self) -> None:
-        """Release the lock for good."""
-        os.close(self._file)
-        self.held = False

@@ -24,11 +24,11 @@ from perdure.core.model.turn import Turn, TurnOutcome
 from perdure.core.process_fork import never_finalize, watch_forks
 from perdure.core.system import System
 from perdure.store.contract import Change
-from perdure.store.sql.dialect import Row
+from perdure.store.sql.dialect import SQLITE, Row
 from perdure.store.sql.store import SqlStore, Trace
 from perdure.store.sqlite.claim import claim
 from perdure.store.sqlite.commit import commit
-from perdure.store.sqlite.connection import SQLITE, Body, SerialThread, SqliteClock, SqliteConnection
+from perdure.store.sqlite.connection import Body, SerialThread, SqliteClock, SqliteConnection
 from perdure.store.sqlite.files import note_inherited
 from perdure.store.url import SqliteUrl
 from perdure.store.user_connections.transaction import StoreDatabase
@@ -50,14 +50,14 @@ class SqliteStore(SqlStore):
     exclusive = True
 
     def __init__(self, url: SqliteUrl, system: System, *, migrate: bool = True, inline: bool = False) -> None:
-        super().__init__(SQLITE, url.prefix, migrate=migrate, audit=url.audit)
+        self._clock = SqliteClock(system)
+        super().__init__(SQLITE, url.prefix, self._clock.now, migrate=migrate, audit=url.audit)
         # No other process can write to a database in memory, so polling is of little use.
         self.poll_interval = 60.0 if url.path is None else 0.05
         # There is one writer, and it holds the interpreter while it works.
         self.lanes = 1
         self._url = url
         self._system = system
-        self._clock = SqliteClock(system)
         self._writer = SqliteConnection(url, system, self._clock, writes=True, inline=inline)
         self.where = self._writer.where
         self._readers = [self._writer]
@@ -81,25 +81,22 @@ class SqliteStore(SqlStore):
 
     async def changed(self) -> bool:
         """Tell whether another connection may have written since the last call."""
-        self._check_open()
+        if self._process != os.getpid():
+            self._check_open()
         return await self._writer.thread.run(self._check_changed)
-
-    def clock(self) -> int:
-        """Return the time of this machine, which is that of the database."""
-        return self._clock.now()
 
     async def now(self) -> int:
         """Return the database's time."""
         self._check_open()
         return self._clock.now()
 
-    def claim(self, request: ClaimRequest) -> Coroutine[Any, Any, ClaimResult]:
+    async def claim(self, request: ClaimRequest) -> ClaimResult:
         """Make due runs ready, then claim ready runs."""
-        return self._write("claim", request.worker, partial(claim, request=request, entropy=self._system.entropy))
+        return await self._write("claim", request.worker, partial(claim, request=request, entropy=self._system.entropy))
 
-    def commit(self, turns: Sequence[Turn], actor: str) -> Coroutine[Any, Any, builtins.list[TurnOutcome]]:
+    async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
         """Commit turns in one transaction."""
-        return self._write("commit", actor, partial(commit, turns=turns))
+        return await self._write("commit", actor, partial(commit, turns=turns))
 
     async def query(self, sql: str, params: Sequence[object] = ()) -> builtins.list[Row]:
         """Run a SELECT with `?` parameters over tables called `perdure_…`, whatever their prefix.
@@ -199,7 +196,7 @@ class SqliteStore(SqlStore):
 
     def _transact(self, connection: SqliteConnection, verb: str, actor: str, body: Body[T]) -> T:
         answer, tx = connection.transact(verb, actor, body, self.audit, has_observers=bool(self._observers))
-        if tx.announced or tx.observed:
+        if tx.announced or tx.observed or tx.buried:
             self._done(tx)
         return answer
 

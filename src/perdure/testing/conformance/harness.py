@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 from perdure.core.model.claim import ClaimRequest, ClaimResult
 from perdure.core.model.record import NewMessage, Record, RecordKind
-from perdure.core.model.reopen import RetryOutcome, RetryRequest
-from perdure.core.model.run import NewRun, Reason
+from perdure.core.model.run import NewRun, Reason, RetryOutcome, RetryRequest
 from perdure.core.model.turn import Lease, NextState, Park, Turn, TurnOutcome
 from perdure.core.model.worker_info import WorkerInfo
 from perdure.core.time.duration import FAR
@@ -41,6 +40,7 @@ class ManualSystem(Host):
         self.tick = 0
         #: Called with the name of every crash point; what it raises is raised there.
         self.on_crash_point: Callable[[str], None] = _nothing
+        self.crash_point = self._tell
 
     def now(self) -> int:
         """The time it was set to."""
@@ -64,8 +64,7 @@ class ManualSystem(Host):
         self.advance(seconds)
         await asyncio.sleep(0)
 
-    def crash_point(self, name: str) -> None:
-        """Tell the test."""
+    def _tell(self, name: str) -> None:
         self.on_crash_point(name)
 
     def advance(self, seconds: float) -> None:

@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from perdure.core.model.record import RecordKind
-from perdure.core.model.reopen import RetryOutcome
-from perdure.core.model.run import CreatedRun, NewRun, Reason, Status
+from perdure.core.model.run import CreatedRun, NewRun, Reason, RetryOutcome, Status
 from perdure.core.model.turn import Finish, TurnOutcome
 from perdure.core.policy.singleton import SingletonPolicy, StoredSingleton
 from perdure.errors import SingletonBusy

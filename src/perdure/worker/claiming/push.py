@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from perdure.core.background_loops import Alarm
 from perdure.core.codec.failure import Failure
 from perdure.core.limits.limit import WaitlistPosition
 from perdure.core.model.claim import ClaimByIdRequest, ClaimByIdResult, ClaimRefusal, ExecutionResult, ExecutionState
@@ -22,7 +23,6 @@ from perdure.core.system import System
 from perdure.core.time.duration import FAR
 from perdure.errors import StoreError
 from perdure.store.contract import Store
-from perdure.worker.alarm import Alarm
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -65,7 +65,7 @@ class PushExecutor:
         #: Runs that are being claimed or loaded.
         self._taking: set[str] = set()
         #: For each requested run that is held: done when the worker lets go of it.
-        self._executing: dict[str, asyncio.Future[None]] = {}
+        self.executing: dict[str, asyncio.Future[None]] = {}
         self._credentials: dict[str, Mapping[str, Any]] = {}
         #: Exists while a request waits to claim a suspect: nothing else is claimed meanwhile.
         self._alone: asyncio.Future[None] | None = None
@@ -78,13 +78,13 @@ class PushExecutor:
 
     def let_go(self, run_id: str) -> None:
         """Note that the worker has let go of a run."""
-        waiter = self._executing.pop(run_id, None)
+        waiter = self.executing.pop(run_id, None)
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     def let_go_of_all(self) -> None:
         """Note that the worker has let go of every run."""
-        for run_id in list(self._executing):
+        for run_id in list(self.executing):
             self.let_go(run_id)
 
     def credentials(self, run_id: str) -> Mapping[str, Any]:
@@ -262,7 +262,7 @@ class PushExecutor:
         """Execute a claimed run; True if the worker let go of it in time."""
         assert taken.claimed is not None
         run_id = taken.claimed.run.id
-        let_go = self._executing[run_id] = asyncio.get_running_loop().create_future()
+        let_go = self.executing[run_id] = asyncio.get_running_loop().create_future()
         timer = None
         try:
             await self._worker.take_up(taken.claimed)
@@ -279,7 +279,7 @@ class PushExecutor:
             self._worker.release(run_id)
             raise
         finally:
-            self._executing.pop(run_id, None)
+            self.executing.pop(run_id, None)
             if timer is not None:
                 timer.cancel()
         return until is None or self._system.monotonic() < until

@@ -33,7 +33,7 @@ from perdure.core.limits.breaker import Breaker, BreakerReport, count_outcomes
 from perdure.core.limits.call_limits import NO_CALL_LIMITS, CallLimit, call_limits_of, has_call_limits
 from perdure.core.limits.limit import Limit, PermitScope, RequiredGates, queue_gate, required_gates, type_gate
 from perdure.core.model.claim import ClaimedRun
-from perdure.core.model.run import Run
+from perdure.core.model.run import NO_OPTIONS, Run
 from perdure.core.model.turn import Finish, NextState
 from perdure.core.policy.retry import Retry
 from perdure.core.system import System
@@ -98,6 +98,8 @@ class Gatekeeper:
         self.types: tuple[str, ...] = ()
         self.queues: tuple[str, ...] = ()
         self._pairs: list[tuple[str, str]] = []
+        #: True if some of the runs that this worker serves have limits.
+        self.has_runs = False
         #: Runs that were admitted here: their tokens, and whether the permit lasts to the end of the run.
         self._admitted: dict[str, tuple[int, bool]] = {}
         self._released: list[tuple[str, int]] = []
@@ -116,11 +118,6 @@ class Gatekeeper:
         """True if steps ask for admission, here or, as far as is known, elsewhere."""
         return self._has_steps or "" in self._lined
 
-    @property
-    def has_runs(self) -> bool:
-        """True if some of the runs that this worker serves have limits."""
-        return any(type for _, type in self._pairs)
-
     async def refresh_waiting_types(self) -> None:
         """Find types that are in the waitlist although their code no longer declares a limit."""
         # Steps are in the waitlist without a type.
@@ -137,7 +134,7 @@ class Gatekeeper:
 
     def take_misclaimed(self, claimed: Sequence[ClaimedRun]) -> list[ClaimedRun]:
         """Return the claimed runs that have limits of their own; from now on their types are claimed here."""
-        away = [one for one in claimed if has_call_limits(one.run.options)]
+        away = [one for one in claimed if one.run.options != NO_OPTIONS and has_call_limits(one.run.options)]
         mixed = self._mixed | {one.run.type for one in away}
         if mixed != self._mixed:
             self._mixed = mixed
@@ -155,6 +152,7 @@ class Gatekeeper:
         ]
         if self.has_steps:
             self._pairs += _STEPS
+        self.has_runs = any(type for _, type in self._pairs)
 
     def ended(self, run_id: str, after: NextState | None) -> None:
         """Note that this worker no longer holds a run."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from perdure.core.background_loops import Wakeup
 from perdure.core.codec.failure import Failure
 from perdure.core.model.claim import ClaimedRun
 from perdure.core.model.orders import termination_message
@@ -28,7 +29,6 @@ from perdure.errors import ActivityTimeout, PerdureError, RunTerminated, StoreEr
 from perdure.replay.outcome import cancelled
 from perdure.store.contract import Store
 from perdure.store.sql.reads import interruptions_since_requeue
-from perdure.worker.alarm import Wakeup
 from perdure.worker.callbacks import ClockReading, guarded
 from perdure.worker.commit.attempt_log import ACTIVITY
 from perdure.worker.run.held_run import HeldRun, Stage

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any
 
+from perdure.core.background_loops import Wakeup
 from perdure.core.model.claim import ClaimedRun
 from perdure.core.model.outputs import STOPPED, Interruption, NewOutput, interruption_output
 from perdure.core.model.record import Message
 from perdure.core.model.run import Status
 from perdure.core.model.turn import Block, Finish, NextState, Release, RetryLater, Turn, TurnOutcome
 from perdure.errors import PerdureError
-from perdure.worker.alarm import Wakeup
 from perdure.worker.callbacks import ClockReading
 from perdure.worker.commit.attempt_log import RUN
 from perdure.worker.run.orders import RunOrders

@@ -16,8 +16,7 @@ from perdure.core.policy.retry import Retry
 from perdure.core.time.duration import FAR
 from perdure.errors import Diverged, Expired, Fatal
 from perdure.replay.execution import Execution
-from perdure.replay.operations import ChildOperation, OpenOperation, StepOperation, TimerOperation
-from perdure.replay.operations_api import RECEIVE_TIMEOUT
+from perdure.replay.operations import RECEIVE_TIMEOUT, ChildOperation, OpenOperation, StepOperation, TimerOperation
 from perdure.replay.outcome import RunOutcome, cancelled
 from perdure.worker.run.turn_draft import TurnDraft
 from perdure.worker.services import Services

@@ -34,8 +34,7 @@ from perdure.core.model.turn import (
 from perdure.core.time.duration import FAR
 from perdure.errors import ChildLimit, PerdureError
 from perdure.replay.execution import Execution
-from perdure.replay.operations import ChildOperation, OpenOperation, ScopeOperation, StepOperation
-from perdure.replay.operations_api import RunOrigin
+from perdure.replay.operations import ChildOperation, OpenOperation, RunOrigin, ScopeOperation, StepOperation
 from perdure.worker.callbacks import ClockReading, guarded
 from perdure.worker.limits.step_limits import StepLimits, is_limited
 from perdure.worker.run.commit_lock import CommitLock
@@ -639,7 +638,8 @@ class WorkflowRun(HeldRun):
         self._cancel_attempts()
         if self._step_limits is not None:
             self._step_limits.close(ended=False)
-        self._wakeup.disarm()
+        if self._wakeup.timer is not None:
+            self._wakeup.disarm()
         self._commit_lock = self._orders = None
         if self._draft.filled:
             self._draft.clear()

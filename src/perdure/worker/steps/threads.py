@@ -50,13 +50,10 @@ class StepThreads:
         self._idle = 0
         self._limit = limit
         self._abandoned = 0
+        #: True if too many threads are busy with abandoned steps.
+        self.clogged = limit <= 0
         #: For steps with `process=True`.
         self.processes = StepProcesses(processes)
-
-    @property
-    def clogged(self) -> bool:
-        """True if too many threads are busy with abandoned steps."""
-        return self._abandoned >= self._limit
 
     def submit(self, function: Callable[[], Any], done: Done) -> Job:
         """Run a function in a thread, in the caller's context; `done(result, error)` is called on the caller's loop."""
@@ -117,6 +114,7 @@ class StepThreads:
     def _count(self, change: int) -> None:
         before = self.clogged
         self._abandoned += change
+        self.clogged = self._abandoned >= self._limit
         if self.clogged and not before:
             logger.error(
                 "%d threads are busy with sync steps that were abandoned (a timeout, a cancellation); this worker "

@@ -15,8 +15,18 @@ from msgspec.structs import replace
 from perdure.core.model.dead_letter import RequeueRecord, dead_letter_reason
 from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import Record, RecordKind
-from perdure.core.model.reopen import Fork, RetryCause, RetryOutcome, RetryRequest, RetryResult, kept_seed
-from perdure.core.model.run import CreatedRun, Reason, Run, Status
+from perdure.core.model.run import (
+    CreatedRun,
+    Fork,
+    Reason,
+    RetryCause,
+    RetryOutcome,
+    RetryRequest,
+    RetryResult,
+    Run,
+    Status,
+    kept_seed,
+)
 from perdure.core.model.turn import Lease, Turn
 from perdure.core.time.duration import FAR
 from perdure.errors import RunCancelled

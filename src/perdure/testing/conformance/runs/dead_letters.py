@@ -6,8 +6,7 @@ import pytest
 
 from perdure.core.model.dead_letter import DeadLetterFilter, DeadLetterReason
 from perdure.core.model.record import RecordKind
-from perdure.core.model.reopen import RetryOutcome, RetryRequest
-from perdure.core.model.run import Reason, Status
+from perdure.core.model.run import Reason, RetryOutcome, RetryRequest, Status
 from perdure.core.model.turn import Block, Finish, RetryLater
 from perdure.errors import InvalidCursor
 from perdure.store import Store

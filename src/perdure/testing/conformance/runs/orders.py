@@ -9,8 +9,7 @@ import pytest
 
 from perdure.core.model.orders import OrderOutcome, Pause, PauseKind, RunOrder
 from perdure.core.model.record import RecordKind
-from perdure.core.model.reopen import RetryOutcome
-from perdure.core.model.run import ABANDONED, Reason, Status
+from perdure.core.model.run import ABANDONED, Reason, RetryOutcome, Status
 from perdure.core.model.turn import Block, Finish, Release, RetryLater, TurnOutcome
 from perdure.core.time.duration import FAR
 from perdure.store import Store

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from perdure.core.model.dead_letter import RequeueRecord
 from perdure.core.model.outputs import OutputKind
 from perdure.core.model.record import RecordKind, SendOutcome
-from perdure.core.model.reopen import Fork, RetryOutcome, random_source
-from perdure.core.model.run import Reason, Status
+from perdure.core.model.run import Fork, Reason, RetryOutcome, Status, random_source
 from perdure.core.model.turn import Block, Finish, NextState, RetryLater, TurnOutcome
 from perdure.core.time.duration import FAR
 from perdure.store import Store

@@ -8,8 +8,7 @@ import pytest
 
 from perdure.core.model.dead_letter import DeadLetterFilter, DeleteOutcome
 from perdure.core.model.record import SendOutcome
-from perdure.core.model.reopen import RetryOutcome
-from perdure.core.model.run import Reason, RunFilter, Status
+from perdure.core.model.run import Reason, RetryOutcome, RunFilter, Status
 from perdure.core.model.turn import Block, Finish, Park
 from perdure.core.policy.retention import PruneRequest, PruneResult
 from perdure.core.time.duration import FAR
