@@ -84,8 +84,8 @@ class DeterminismGuard(StrictGuard):
         if event != "c_call":
             return
         rule = _FORBIDDEN.get(called)
-        if rule is None and called.__name__ in _OF_DATES:
-            owner = called.__self__
+        if rule is None and getattr(called, "__name__", "") in _OF_DATES:
+            owner = getattr(called, "__self__", None)
             rule = _CLOCK if isinstance(owner, type) and issubclass(owner, datetime.date) else None
         if rule is not None and (place := place_of(frame)) is not None:
             self.saw(place, f"calls {_name_of(called)}(){through(place)}, which {rule[0]}", rule[1])
