@@ -1313,7 +1313,9 @@ async def main():
     async with Engine("sqlite://", [flow]) as engine, engine.worker():
         run = await engine.start(flow())
         await run.send("go", "many")
-        await run.result(timeout=20)
+        while "set aside" not in (why := await run.why()):
+            await asyncio.sleep(0.05)
+        print(why)
 
 asyncio.run(main())
 """,

@@ -69,7 +69,7 @@ SEES: dict[str, tuple[str, ...]] = {
     "a workflow that is given the context": ("was given a context", "leave it out"),
     "a workflow that is not called": ("not <workflow first.flow> itself", "call it: `flow(...)`"),
     "a workflow that is started with its arguments beside it": ("with the arguments inside it", "start(flow(...))"),
-    "a function as a child": ("with the arguments inside it", "ctx.call(mail(...))"),
+    "a function as a child": ("mail is a plain function", "use `ctx.step(mail, ...)`"),
     "a coroutine as a child": ("not the coroutine of mail(...)", "decorate mail with @workflow or @activity"),
     "a workflow instead of its call as a child": ("not <workflow first.child> itself", "call it: `child(...)`"),
     "an argument too many": ("too many positional arguments", "it takes (name: str)"),
@@ -85,7 +85,10 @@ SEES: dict[str, tuple[str, ...]] = {
     "a step that returns a generator": ("is a generator", "make a list of it: list(...)"),
     "a step that is an async generator": ("is an async generator", "[item async for item in ...]"),
     "a step that returns a class without its annotation": ("comes back as a dict", "annotate it with its class"),
-    "a message of a type that does not fit": ("message 'go'", "Expected `int`, got `str`"),
+    "a message of a type that does not fit": (
+        "1 message(s) that it could not decode",
+        "deliver them again or drop them",
+    ),
     # the engine
     "two workflows of one type": ("first_day.one and first_day.two", "give each its own"),
     "a workflow that the engine does not have": ("is not one of this engine's", "add it to Engine(url, [...])"),

@@ -104,4 +104,4 @@ def test_an_await_of_another_loop_says_to_use_a_step() -> None:
     run = Driver(flow)
     run.complete("a")
     assert run.ended.status is Status.FAILED
-    assert "Await it in a step" in str(run.error)
+    assert "wait it in a step" in str(run.error)

@@ -28,7 +28,7 @@ from perdure.core.codec.snapshot import snapshot
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice, Hooks
 from perdure.core.model.reports import DeployReport
 from perdure.core.model.run import NewRun
-from perdure.core.option_checks import check_flag, check_instance, check_list, check_whole
+from perdure.core.option_checks import check_flag, check_list, check_whole
 from perdure.core.policy.retention import Retention
 from perdure.core.policy.singleton import Singleton
 from perdure.core.policy.watermark import Watermark
@@ -96,7 +96,8 @@ class Engine(AsyncOnly):
         _check_options(payload_warn, payload_limit, migrate, errors)
         marks = check_list("watermarks", watermarks, "[Watermark(queue='mail', high=1000)]")
         for mark in marks:
-            check_instance("watermarks", mark, Watermark, "Watermark(queue='mail', high=1000)")
+            if not isinstance(mark, Watermark):
+                raise UsageError(f"watermarks has {brief(mark)}: give a Watermark(queue='mail', high=1000)")
         self.url = url
         self.workflows = _by_type(workflows)
         options = SessionOptions(

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from perdure.core.audit import Event
+from perdure.core.brief import brief
 from perdure.core.model.run import Run
 from perdure.errors import UsageError
 
@@ -62,7 +63,7 @@ class Hooks(Struct, frozen=True, kw_only=True):
         for name in self.__struct_fields__:
             hook = getattr(self, name)
             if hook is not None and not callable(hook):
-                raise UsageError(f"{name}={hook!r} is not a function; give one that takes the notice or event")
+                raise UsageError(f"{name}={brief(hook)} is not a function; give one that takes the notice or event")
 
     def __bool__(self) -> bool:
         return any(getattr(self, name) is not None for name in self.__struct_fields__)

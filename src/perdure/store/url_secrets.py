@@ -22,7 +22,7 @@ HIDDEN = "***"
 
 #: Schemes of servers, which `://` follows.
 _SERVERS = frozenset({"postgresql", "postgres", "mysql", "mariadb"})
-_SCHEME = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*")
+_SCHEME = re.compile(r"\s*[A-Za-z][A-Za-z0-9+._-]*")
 _HOSTS = re.compile(r"(?:[^:@\[\]]*|\[[^\]@]*\])(?::[0-9]*)?")
 _SENSITIVE = re.compile(r"pass|pwd|secret|token|credential|passfile|key", re.IGNORECASE)
 _OPTION = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")

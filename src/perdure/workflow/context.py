@@ -527,7 +527,7 @@ class Context:
         place; each iteration of a loop has its own.
         """
         check_name(name, "version name")
-        if not isinstance(latest, int) or isinstance(latest, bool) or latest < 1:
+        if not isinstance(latest, int) or isinstance(latest, bool) or not 1 <= latest < 2**31:
             raise UsageError(f"the latest version of {name!r} has to be a whole number from 1, not {brief(latest)}")
         return self._runtime.version(name, latest)
 

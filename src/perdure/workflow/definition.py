@@ -326,5 +326,10 @@ def call_hint(value: object) -> str:
 def misplaced_hint(where: str, target: object) -> str:
     """Text of the error about arguments beside a workflow instead of in its call."""
     name = target.type if isinstance(target, Call) else getattr(target, "__name__", "workflow")
+    if callable(target) and not isinstance(target, Definition):
+        instead = (
+            "decorate it with @workflow or @activity" if where == "engine.start" else f"use `ctx.step({name}, ...)`"
+        )
+        return f"{where} takes the call of a workflow or activity, and {name} is a plain function; {instead}"
     inside = "Call.named(type, ...)" if isinstance(target, Call | str) else f"{name}(...)"
     return f"{where} takes one call, with the arguments inside it: `{where}({inside})`, not `{where}({name}, ...)`"

@@ -20,6 +20,10 @@ from perdure.workflow.machine.state_machine import StateMachine
 Definable = Definition[Any, Any] | type[StateMachine[Any, Any]]
 
 
+#: Longest name of a package, in characters; the import system spends time on longer ones.
+_LONGEST_NAME = 1000
+
+
 def definition_of(value: Definable) -> Definition[Any, Any]:
     """The definition of a decorated function or of a state machine's class. Raises `UsageError`."""
     if isinstance(value, type) and issubclass(value, StateMachine):
@@ -67,6 +71,8 @@ def _modules(package: str | ModuleType) -> Iterator[ModuleType]:
 
 
 def _import(name: str) -> ModuleType:
+    if len(name) > _LONGEST_NAME:
+        raise UsageError(f"{brief(name)} is too long for the name of a package")
     try:
         return importlib.import_module(name)
     except Exception as error:

@@ -127,7 +127,10 @@ def _types_of(body: Callable[..., Any], kind: Any) -> tuple[Any, Any]:
         hints = type_hints(body)
     except BadArguments:
         hints = {}
-    parameters = [name for name in inspect.signature(body).parameters if name in hints]
+    try:
+        parameters = [name for name in inspect.signature(body).parameters if name in hints]
+    except (TypeError, ValueError):  # a callable that does not tell its parameters
+        parameters = []
     state = (
         hints[parameters[-1]]
         if parameters and getattr(hints[parameters[-1]], "__qualname__", "") != "Context"
