@@ -125,7 +125,7 @@ def everything_logged() -> Iterator[io.StringIO]:
 
 
 def with_password(url: str, password: str) -> str:
-    """The URL of a test's database, for a user whom the server does not know."""
+    """The URL of a test's database, for a user that the server does not know."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return parts._replace(netloc=f"joe:{quote(password, safe='')}@{host}").geturl()
