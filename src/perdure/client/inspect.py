@@ -101,10 +101,10 @@ async def _undecided(store: Store, run: Run) -> str:
     open_ = [one for one in await store.outputs(run.id, OutputKind.SET_ASIDE, "", -1, 1000) if one.failed]
     if not open_:
         return ""
-    name = set_aside_of(open_[0]).name
+    first = set_aside_of(open_[0])
     return (
-        f" It has set aside {len(open_)} message(s) that it could not decode, the first under {name!r}; deliver them "
-        "again or drop them (perdure messages)."
+        f" It has set aside {len(open_)} message(s) that it could not decode, the first under {first.name!r} "
+        f"({first.error.message}); deliver them again or drop them (perdure messages)."
     )
 
 
@@ -283,6 +283,7 @@ def _blocked(run: Run) -> str:
         Reason.POISON: (
             "It was set aside because its workers kept dying while they worked on it. Fix the cause, then retry it."
         ),
+        Reason.BROKEN: "Its code is broken. Deploy corrected code and restart a worker, or retry it.",
         Reason.UNDECODABLE: "Its stored data does not fit its code. Deploy matching code and restart a worker.",
     }
     known = advice.get(run.reason, "It needs a person.") if run.reason is not None else "It needs a person."

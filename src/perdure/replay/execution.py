@@ -27,6 +27,7 @@ from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import Message, NewMessage, Record, RecordKind
 from perdure.core.model.run import NewRun, OnClose, Status
 from perdure.core.model.set_aside import set_aside_output
+from perdure.core.policy.broken_code import is_broken_code, mark_recorded
 from perdure.errors import DecodeError, Diverged, LoopStuck, NotInWorkflow, RunTerminated, WorkflowError
 from perdure.replay.checkpoints import Checkpoints, checkpoint_payload, places_below
 from perdure.replay.divergence import RecordedArguments, diverged, position
@@ -41,7 +42,7 @@ from perdure.replay.operations import (
     StepOperation,
     TimerOperation,
 )
-from perdure.replay.outcome import OutcomeContext, RunOutcome, UndoPhase, failed, outcome_of
+from perdure.replay.outcome import BrokenCode, CodeHalted, OutcomeContext, RunOutcome, UndoPhase, failed, outcome_of
 from perdure.replay.run_loop import DrainContext, RunTask, end_code, end_tasks, new_operation_future
 from perdure.workflow.channels import question_key
 from perdure.workflow.context import Context
@@ -76,8 +77,8 @@ NOTHING_RECORDED = RecordIndex(())
 
 
 # Looking up an enum member through its class is slow; these are needed for every record.
-_ASIDE, _ATTEMPT, _CANCEL, _CHILD, _FORK, _MESSAGE, _SCOPE, _STEP, _WAKE = (
-    RecordKind.ASIDE, RecordKind.ATTEMPT, RecordKind.CANCEL, RecordKind.CHILD, RecordKind.FORK,
+_ASIDE, _ATTEMPT, _BROKEN, _CANCEL, _CHILD, _FORK, _MESSAGE, _SCOPE, _STEP, _WAKE = (
+    RecordKind.ASIDE, RecordKind.ATTEMPT, RecordKind.BROKEN, RecordKind.CANCEL, RecordKind.CHILD, RecordKind.FORK,
     RecordKind.MESSAGE, RecordKind.SCOPE, RecordKind.STEP, RecordKind.WAKE,
 )  # fmt: skip
 
@@ -97,6 +98,10 @@ class Execution(OperationsApi):
     _arguments: RecordedArguments | None = None
     _main: RunTask[Any] | None = None
     _undo_phase: UndoPhase | None = None
+    #: Number of records after which the replay ends, because the code was broken when the last of them was applied.
+    _live_from: int | None = None
+    #: Payload of the record that says so.
+    _broken_before: str | None = None
     #: By location, the record that led to an operation that was open at the end of the replay.
     asked: dict[str, int] | None = None
 
@@ -112,9 +117,13 @@ class Execution(OperationsApi):
         logger: logging.Logger,
         gives_up: Callable[[BaseException, int], bool] = lambda error, now: True,
         function: Callable[..., Any] | None = None,
+        block_on: tuple[type[Exception], ...] = (),
     ) -> None:
         earlier = [record for record in history if record.run_attempt < origin.attempt] if origin.attempt > 1 else ()
         current = history[len(earlier) :]
+        if current and current[-1].kind is _BROKEN:
+            self._broken_before = current[-1].payload
+        current = without_broken(current)
         super().__init__(origin, EarlierAttempts(earlier) if earlier else NOTHING, Checkpoints(earlier, current), codec)
         #: Whether earlier attempts have left results for `recall`.
         self.has_earlier = bool(earlier)
@@ -138,6 +147,10 @@ class Execution(OperationsApi):
         self._errors = errors
         #: Whether an error, at that time, is the end of the run.
         self._gives_up = gives_up
+        #: Classes of errors of the workflow's own code that block the run.
+        self._block_on = block_on
+        if self._broken_before is not None:
+            self._live_from = last_applied(current)
 
     # running
 
@@ -171,7 +184,9 @@ class Execution(OperationsApi):
                     raise self._diverged(history[self._applied])
                 self._applied += 1
                 record = history[self._applied - 1]
-                if self._applied == len(history) and self._was_committed_alone(record):
+                if self._applied == self._live_from or (
+                    self._applied == len(history) and self._was_committed_alone(record)
+                ):
                     self.end_replay()
                 before = len(self.fresh)
                 if record.kind is _MESSAGE and record.digest:
@@ -358,7 +373,18 @@ class Execution(OperationsApi):
 
     def restore(self, failure: str) -> Exception:
         """Decode a failure to an exception."""
-        return self._errors.restore(Failure.from_json(failure))
+        error = self._errors.restore(Failure.from_json(failure))
+        mark_recorded(error)
+        return error
+
+    def is_broken(self, error: BaseException) -> bool:
+        """True if an error says that the workflow's code is broken, and no step or child has raised it."""
+        return bool(self._block_on) and is_broken_code(error, self._block_on)
+
+    def halt(self, error: BaseException) -> asyncio.Future[None]:
+        """Block the run because its code is broken; returns a future that never resolves."""
+        self.loop.call_soon(_raise, CodeHalted(error))
+        return self.loop.create_future()
 
     def check_main(self, what: str) -> None:
         """Raise `WorkflowError` unless the main task of the workflow is the caller."""
@@ -513,6 +539,7 @@ class Execution(OperationsApi):
         if record.failed:
             failure = Failure.from_json(record.payload or "{}")
             error = self._errors.restore(failure)
+            mark_recorded(error)
             if record.attempts:
                 attach_attempts(error, AttemptSummary(record.attempts, failure.given_up))
             future.set_exception(error)
@@ -657,6 +684,9 @@ class Execution(OperationsApi):
         except LoopStuck as error:
             self._end(failed(error, self._codec))
             return
+        except CodeHalted as halted:
+            self._break(failed(halted.error, self._codec))
+            return
         if self.outcome is None and self._main is not None and self._main.done():
             self._main_ended(self._main)
 
@@ -670,6 +700,9 @@ class Execution(OperationsApi):
         if self._mailbox.unfit is not None and outcome.error is self._mailbox.unfit:
             # A message that was received before does not fit the code any more: that blocks the run.
             raise self._mailbox.unfit
+        if outcome.error is not None and outcome.status is Status.FAILED and self.is_broken(outcome.error):
+            self._break(outcome)
+            return
         if self.undos is None or outcome.error is None or not self.undos.needed:
             self._end(outcome)
         elif self._is_to_be_undone(outcome.error):
@@ -677,6 +710,29 @@ class Execution(OperationsApi):
             self._drain()
         else:
             self._end(replace(outcome, final=False))
+
+    def _break(self, outcome: RunOutcome) -> None:
+        """End the code, which is broken. The run goes on with other code, from the record that was applied last.
+
+        What the run has done so far is kept, and its children go on. Raises `BrokenCode` on replay, where nothing is
+        written.
+        """
+        if self.silent:
+            raise BrokenCode("the workflow's code is broken") from outcome.error
+        if not _is_same_failure(self._broken_before, outcome.payload):
+            self.unsaved.append(
+                Record(
+                    seq=self.next_seq, kind=_BROKEN, location="", payload=outcome.payload, failed=True, at=self.time,
+                    run_attempt=self._origin.attempt,
+                )
+            )  # fmt: skip
+            self.next_seq += 1
+        self.outcome = replace(outcome, broken=True)
+        for operation in self._open.values():
+            # A child that an earlier record led to has to be started with it.
+            operation.open = isinstance(operation, ChildOperation)
+        self._open.clear()
+        self._let_go()
 
     def _is_to_be_undone(self, error: BaseException) -> bool:
         # A recorded undo shows how this was decided, whatever the policy is by now.
@@ -748,6 +804,41 @@ class Execution(OperationsApi):
 
     def _on_stray_error(self, context: dict[str, Any]) -> None:
         self.log.warning("%s in run %s", context.get("message"), self.run_id, exc_info=context.get("exception"))
+
+
+def without_broken(records: Sequence[Record]) -> Sequence[Record]:
+    """Leave out the records that only say that the code was broken."""
+    if all(record.kind is not _BROKEN for record in records):
+        return records
+    return [record for record in records if record.kind is not _BROKEN]
+
+
+def last_applied(records: Sequence[Record]) -> int:
+    """Number of records up to the one that was applied last, or up to the first one of a batch of messages.
+
+    Versions and messages that were set aside were recorded while it was applied.
+    """
+    count = len(records)
+    while count and records[count - 1].kind in (RecordKind.VERSION, _ASIDE):
+        count -= 1
+    last = records[count - 1] if count else None
+    while last is not None and count > 1 and last.kind is _MESSAGE and last.digest:
+        before = records[count - 2]
+        if before.kind is not _MESSAGE or before.digest != last.digest:
+            break
+        count -= 1
+    return count
+
+
+def _is_same_failure(known: str | None, payload: str | None) -> bool:
+    if known is None or payload is None:
+        return False
+    one, other = Failure.from_json(known), Failure.from_json(payload)
+    return (one.type, one.message) == (other.type, other.message)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 class ReplayLog(logging.LoggerAdapter[logging.Logger]):

@@ -33,6 +33,20 @@ class RunOutcome(Struct, frozen=True):
     renewed: Call[Any] | None = None
     #: True: the run was undone, so no further attempt may follow. False: one has to follow, which goes on from there.
     final: bool | None = None
+    #: The code is broken: the run is blocked, and goes on from here with other code.
+    broken: bool = False
+
+
+class BrokenCode(Exception):
+    """The code raised an error that says that it is broken, while the history was replayed. The error is the cause."""
+
+
+class CodeHalted(BaseException):
+    """Ends a drain of the loop, because the code is broken."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class OutcomeContext(Struct, frozen=True):

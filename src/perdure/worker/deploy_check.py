@@ -16,8 +16,10 @@ from perdure.core.codec.failure import ErrorTypes
 from perdure.core.model.record import Record, RecordKind
 from perdure.core.model.reports import DeployFinding, DeployProblem
 from perdure.core.model.run import Run
+from perdure.core.policy.broken_code import BROKEN_CODE
 from perdure.errors import DecodeError, Diverged
 from perdure.replay.execution import Execution
+from perdure.replay.outcome import BrokenCode
 from perdure.worker.run.workflow_run import execution_of
 from perdure.workflow.definition import Workflow
 
@@ -40,9 +42,12 @@ class ReplayCheck:
     ) -> list[DeployFinding]:
         """Problems between a run and the code; `children`: locations of children whose outcome is outstanding."""
         try:
-            return list(self._replay(run, workflow, records, children))
+            block_on = BROKEN_CODE if workflow.block_on is None else workflow.block_on
+            return list(self._replay(run, workflow, records, children, block_on))
         except Diverged as error:
             return [_finding(run, DeployProblem.DIVERGED, error.expected, error.found, _fix(error, records))]
+        except BrokenCode as error:
+            return [_broken(run, error.__cause__)]
         except DecodeError as error:
             fix = f"let the code read what is stored: a default for what is new, a union for what changed; {_BESIDE}"
             return [_finding(run, DeployProblem.UNDECODABLE, "the data that the run has", str(error), fix)]
@@ -53,9 +58,10 @@ class ReplayCheck:
             pass
 
     def _replay(
-        self, run: Run, workflow: Workflow[Any, Any], records: Sequence[Record], children: Iterable[str]
-    ) -> Iterator[DeployFinding]:
-        execution = execution_of(run, workflow, tuple(records), self._codec, self._errors, _SILENT)
+        self, run: Run, workflow: Workflow[Any, Any], records: Sequence[Record], children: Iterable[str],
+        block_on: tuple[type[Exception], ...] = (),
+    ) -> Iterator[DeployFinding]:  # fmt: skip
+        execution = execution_of(run, workflow, tuple(records), self._codec, self._errors, _SILENT, block_on)
         if not run.started_at:
             return
         try:
@@ -64,9 +70,16 @@ class ReplayCheck:
             for warning in execution.warnings:
                 fix = "none, if the recorded result is still right; else guard the change with ctx.patched"
                 yield _finding(run, DeployProblem.ARGUMENTS, warning, "other arguments or times", fix)
+            if execution.outcome is not None and execution.outcome.broken:
+                yield _broken(run, execution.outcome.error)
             yield from _unknown_children(run, execution, children)
         finally:
             execution.evict()
+
+
+def _broken(run: Run, error: BaseException | None) -> DeployFinding:
+    found = f"{type(error).__name__}: {error}"
+    return _finding(run, DeployProblem.BROKEN, "code that follows the history", found, "correct the code")
 
 
 def _unknown_children(run: Run, execution: Execution, children: Iterable[str]) -> Iterator[DeployFinding]:

@@ -11,6 +11,7 @@ from perdure.core.brief import brief
 from perdure.core.ids import check_name
 from perdure.core.model.run import DEFAULT_QUEUE
 from perdure.core.option_checks import check_duration, check_flag, check_list, check_retry, check_time, check_whole
+from perdure.core.policy.broken_code import BROKEN_CODE, check_block_on
 from perdure.core.policy.retention import Retention
 from perdure.core.policy.retry import Retry
 from perdure.core.routing import check_patterns
@@ -51,6 +52,8 @@ class WorkerSettings(TypedDict, total=False):
     open_children: int
     #: Processes for steps with `process=True`; None: one for each processor.
     processes: int | None
+    #: Classes of errors of a workflow's own code that block its run, for workflows that do not say; `()`: none.
+    block_on: Sequence[type[Exception]]
     #: How long the worker waits at its start for a database server that cannot be reached.
     wait_for_database: Duration
     #: Whether I/O in workflow code is warned of.
@@ -77,6 +80,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     watch_io: bool = True
     #: Watches workflow code in place of the guard that warns.
     guard: IoGuard | None = None
+    block_on: tuple[type[Exception], ...] = BROKEN_CODE
     #: Waits shorter than this keep their slot instead of being written to the database.
     linger: float = 0.1
     #: How long other workers leave a run that has just become ready to the worker that had it last.
@@ -139,5 +143,6 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "open_children": _whole("open_children", 1),
     "processes": lambda value: None if value is None else check_whole("processes", value, 1),
     "watch_io": lambda value: check_flag("watch_io", value),
+    "block_on": check_block_on,
     "wait_for_database": lambda value: check_duration("wait_for_database", value),
 }

@@ -65,6 +65,8 @@ LONGEST_AWAY = 600.0
 #: Attempts that have been under way for this many microseconds are reported with the heartbeat.
 LONG = 1_000_000
 
+#: Reasons for which a run is blocked that another version of its code may remove.
+_CURED_BY_CODE = (Reason.DIVERGED, Reason.UNDECODABLE, Reason.BROKEN)
 #: States with a time at which the run is due again. Building the tuple at each check would be slower than the check.
 _COMES_BACK = (RetryLater, Park)
 
@@ -165,7 +167,7 @@ class Worker:
         self._sweeper.start()
         # A deploy may have brought the code that these runs need; those that still do not fit are blocked again.
         try:
-            await self._store.unblock(tuple(self._workflows), (Reason.DIVERGED, Reason.UNDECODABLE), self.id)
+            await self._store.unblock(tuple(self._workflows), _CURED_BY_CODE, self.id)
         except BaseException:
             # A worker that did not start is never stopped, and its heartbeat would make others believe that it works.
             await self._sweeper.stop()

@@ -22,6 +22,7 @@ from perdure.core.limits.breaker import Breaker, check_breaker
 from perdure.core.limits.call_limits import make_call_breaker, make_call_fair, make_call_limits
 from perdure.core.limits.limit import Fair, Limit, check_limits
 from perdure.core.option_checks import check_instance, check_retry
+from perdure.core.policy.broken_code import check_block_on
 from perdure.core.policy.retry import Retry
 from perdure.core.policy.singleton import Singleton
 from perdure.errors import BadArguments, EncodeError, UsageError
@@ -105,12 +106,15 @@ class Workflow(Definition[P, R]):
         limits: tuple[Limit, ...] = (),
         fair: Fair | None = None,
         singleton: Singleton | None = None,
+        block_on: tuple[type[Exception], ...] | None = None,
         local_names: Mapping[str, Any] | None = None,
     ) -> None:
         _check_function(type, function)
         signature = Signature(function, local_names)
         _check_context(type, function, signature)
         super().__init__(type, function, signature, "workflow", retry=check_retry(retry), limits=limits, fair=fair)
+        #: Classes of errors of its own code that block a run; None: as the worker says.
+        self.block_on = block_on
         if singleton is not None:
             self.settings = make_settings({"singleton": singleton})
 
@@ -164,6 +168,7 @@ def workflow(
     limit: Limit | Sequence[Limit] | None = None,
     fair: Fair | None = None,
     singleton: Singleton | None = None,
+    block_on: Sequence[type[Exception]] | None = None,
 ) -> Callable[[Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]], Workflow[P, R]]: ...
 
 
@@ -174,6 +179,7 @@ def workflow(
     limit: Limit | Sequence[Limit] | None = None,
     fair: Fair | None = None,
     singleton: Singleton | None = None,
+    block_on: Sequence[type[Exception]] | None = None,
 ) -> Any:
     """Make an async function a workflow of the given type, such as `"shop.checkout.v1"`.
 
@@ -185,9 +191,12 @@ def workflow(
     `limit`: bound on how many of its runs go on at once, or begin per time, over all processes.
     `fair`: key by which waiting runs take turns.
     `singleton`: at most one unfinished run of a key.
+    `block_on`: classes of errors of the workflow's own code that block a run until corrected code is deployed, instead
+    of failing it; by default `NameError`, `AttributeError`, `ImportError`, `TypeError`, `SyntaxError` and
+    `RecursionError`, or as the worker says. Empty: none.
     """
     local_names = names_at_decorator()
-    limits, policy = check_limits(limit), check_retry(retry)
+    limits, policy, blocking = check_limits(limit), check_retry(retry), check_block_on(block_on)
     bare = None if type is None or isinstance(type, str) or not callable(type) else type
     given = None if type is None or bare is not None else check_name(type, "workflow type")
     check_instance("fair", fair, Fair, "Fair(lambda tenant: tenant)")
@@ -196,8 +205,9 @@ def workflow(
     def decorate(function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]) -> Workflow[P, R]:
         name = default_type(function) if given is None else given
         return Workflow(
-            name, function, retry=policy, limits=limits, fair=fair, singleton=singleton, local_names=local_names
-        )
+            name, function, retry=policy, limits=limits, fair=fair, singleton=singleton, block_on=blocking,
+            local_names=local_names,
+        )  # fmt: skip
 
     return decorate if bare is None else decorate(bare)
 

@@ -189,6 +189,12 @@ class Runtime(Protocol):
     def subscribe(self, subscription: Subscription) -> None:
         """Subscribe to broadcasts of a topic; does nothing if already subscribed."""
 
+    def is_broken(self, error: BaseException) -> bool:
+        """Tell whether an error says that the workflow's code is broken."""
+
+    def halt(self, error: BaseException) -> asyncio.Future[None]:
+        """Block the run because of such an error; never resolves."""
+
     def has_arrived(self, name: str) -> bool:
         """Tell whether a message of that name can be received now."""
 

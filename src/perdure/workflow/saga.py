@@ -215,6 +215,9 @@ class Saga:
         if isinstance(error, Evicted | GeneratorExit):
             # The run is evicted, perhaps by the garbage collector in the middle of another run.
             return
+        if error is not None and undos.needed and self._runtime.is_broken(error):
+            # A bug is no reason to undo anything: the run is blocked here, and goes on with corrected code.
+            await self._runtime.halt(error)
         _current.set(undos.outer)
         interrupted: asyncio.CancelledError | None = None
         if error is not None and not isinstance(error, ContinueAsNewSignal) and undos.needed:

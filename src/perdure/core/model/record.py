@@ -28,6 +28,8 @@ class RecordKind(StrEnum):
     WAKE = "wake"
     #: A message that had arrived was set aside, because it could not be decoded; the payload is the error.
     ASIDE = "aside"
+    #: The code was broken here: it raised the error that is the payload, and the run was blocked.
+    BROKEN = "broken"
     #: Only in inboxes: orders to the worker that holds the run, which the workflow never sees.
     PAUSE = "pause"
     RESUME = "resume"

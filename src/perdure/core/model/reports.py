@@ -112,6 +112,8 @@ class DeployProblem(StrEnum):
 
     #: The code does not make the calls that the history has.
     DIVERGED = "diverged"
+    #: The code raises an error that says that it is broken, such as a `NameError`.
+    BROKEN = "broken"
     #: The input, or a result in the history, does not fit the types of the code.
     UNDECODABLE = "undecodable"
     #: No workflow of the run's type is registered.

@@ -57,6 +57,8 @@ class Reason(StrEnum):
     DIVERGED = "diverged"
     POISON = "poison"
     UNDECODABLE = "undecodable"
+    #: The workflow's code raised an error that says that it is broken, such as a `NameError`.
+    BROKEN = "broken"
 
 
 class NewRun(Struct, frozen=True, kw_only=True, gc=False):

@@ -17,7 +17,7 @@ from perdure.core.time.duration import FAR
 from perdure.errors import Diverged, Expired, Fatal
 from perdure.replay.execution import Execution
 from perdure.replay.operations import RECEIVE_TIMEOUT, ChildOperation, OpenOperation, StepOperation, TimerOperation
-from perdure.replay.outcome import RunOutcome, cancelled
+from perdure.replay.outcome import BrokenCode, RunOutcome, cancelled
 from perdure.worker.run.turn_draft import TurnDraft
 from perdure.worker.services import Services
 from perdure.worker.steps.attempt import is_misuse
@@ -110,6 +110,8 @@ def state_after_outcome(
     That is another attempt, the next generation, or the end. At the end, children that are bound to the run are
     stopped.
     """
+    if outcome.broken:
+        return Block(Reason.BROKEN, outcome.payload or "{}")
     if outcome.final is False or (
         outcome.status is Status.FAILED and not execution.cancel_requested and not outcome.final
     ):
@@ -177,6 +179,8 @@ def _wait_for(operation: OpenOperation) -> Wait | None:
 
 def block_for(error: Exception, services: Services) -> Block:
     """Make the state of a run whose code does not follow its history, or whose data cannot be decoded."""
+    if isinstance(error, BrokenCode):
+        return Block(Reason.BROKEN, Failure.of(error.__cause__ or error, services.codec).to_json())
     reason = Reason.DIVERGED if isinstance(error, Diverged) else Reason.UNDECODABLE
     return Block(reason, Failure.of(error, services.codec).to_json())
 

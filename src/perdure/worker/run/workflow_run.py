@@ -19,7 +19,7 @@ from perdure.core.codec.failure import ErrorTypes, Failure
 from perdure.core.model.claim import ClaimedRun
 from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record, RecordKind
-from perdure.core.model.run import Run
+from perdure.core.model.run import Reason, Run
 from perdure.core.model.turn import (
     Block,
     ContinueAsNew,
@@ -529,6 +529,11 @@ class WorkflowRun(HeldRun):
             self._services.owner.unread(self)
         elif verdict is _AWAKE or after is None:
             self.settle(reading)
+        elif isinstance(after, Block) and after.reason is Reason.BROKEN and self._execution is not None:
+            outcome = self._execution.outcome
+            error = None if outcome is None else outcome.error
+            logger.error("run %s is blocked: its code is broken: %s", self.run.id, error, exc_info=error)
+            self._let_go(after)
         elif isinstance(after, Park):
             self.stage = Stage.PARKED
             self._services.owner.parked(self, after)
@@ -746,7 +751,8 @@ def make_execution(
     run: Run, workflow: Workflow[Any, Any], records: tuple[Record, ...], services: Services
 ) -> Execution:
     """Make the execution of a run, not yet begun. Raises `DecodeError` if the input does not fit the workflow."""
-    execution = execution_of(run, workflow, records, services.codec, services.errors, services.logger)
+    block_on = services.options.block_on if workflow.block_on is None else workflow.block_on
+    execution = execution_of(run, workflow, records, services.codec, services.errors, services.logger, block_on)
     if services.guard is not None:
         services.guard.watch(execution.loop, run.id)
     return execution
@@ -759,6 +765,7 @@ def execution_of(
     codec: Codec,
     errors: ErrorTypes,
     logger: logging.Logger,
+    block_on: tuple[type[Exception], ...] = (),
 ) -> Execution:
     """Make the execution of a run without a worker, as the deploy check does."""
     signature = workflow.signature
@@ -788,4 +795,5 @@ def execution_of(
         logger=logger,
         gives_up=gives_up,
         function=workflow.function,
+        block_on=block_on,
     )
