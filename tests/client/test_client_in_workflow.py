@@ -44,7 +44,6 @@ ARGUMENTS: dict[str, Any] = {
     "failure": Failure.of(ValueError("no"), Codec()),
     "body": b"{}",
     "on_lost": print,
-    "number": 0,
 }
 
 #: Parameters with a default that have to be given, by verb.

@@ -270,6 +270,21 @@ async def stopped(ctx: Context, ledger: str) -> str:
         await ctx.step(effect, ledger, "clean up")
 
 
+@workflow("faults.stubborn.v1")
+async def stubborn(ctx: Context, ledger: str) -> str:
+    await ctx.step(effect, ledger, "before")
+    while True:
+        try:
+            return await ctx.receive("never", str)
+        except asyncio.CancelledError:
+            continue
+
+
+@workflow("faults.mailed.v1")
+async def mailed(ctx: Context) -> int:
+    return await ctx.receive("number", int)
+
+
 @workflow("faults.slow.v1")
 async def slow(ctx: Context, ledger: str) -> list[str]:
     return [await ctx.step(effect, ledger, "before"), await ctx.step(lingers, ledger)]
@@ -282,5 +297,5 @@ async def hopeless(ctx: Context) -> None:
 
 ACTIVITIES: list[Activity[Any, Any]] = [errand, never_begun]
 WORKFLOWS: list[Definable] = [
-    everything, child, idle_child, again, broken, stuck, stopped, slow, hopeless, Round, *ACTIVITIES,
+    everything, child, idle_child, again, broken, stuck, stopped, stubborn, mailed, slow, hopeless, Round, *ACTIVITIES,
 ]  # fmt: skip

@@ -40,6 +40,8 @@ OUTCOMES = {
     "stuck": ("completed",),
     "fork": ("completed",),
     "stopped": ("cancelled",),
+    "ended": ("failed",),
+    "mailed": ("completed",),
     "slow": ("completed",),
     "odd": ("blocked", "pending"),
 }

@@ -123,6 +123,8 @@ class Client:
             "broken": app.broken(self._ledger),
             "stuck": app.stuck(self._ledger),
             "stopped": app.stopped(self._ledger),
+            "ended": app.stubborn(self._ledger),
+            "mailed": app.mailed(),
         }
         runs = {id: await self.start(call, id) for id, call in calls.items()}
         await self.send(runs["main"], "go")
@@ -136,6 +138,8 @@ class Client:
         runs = await self.start_all()
         await asyncio.gather(
             self.stop_one(runs["stopped"]),
+            self.end_one(runs["ended"]),
+            self.mend_mail(runs["mailed"]),
             self.nudge(runs["main"]),
             self.steer(runs["again"]),
             self.give_second_chances(runs["broken"], runs["stuck"]),
@@ -154,6 +158,25 @@ class Client:
         await until(lambda: self._is(handle, Status.WAITING, *FINISHED))
         await handle.cancel("enough")
         await until(lambda: self._is(handle, *FINISHED))
+
+    async def end_one(self, handle: Handle[Any]) -> None:
+        """Terminate a run that ignores its cancellation."""
+        await until(lambda: self._is(handle, Status.WAITING, *FINISHED))
+        await handle.terminate("enough")
+
+    async def mend_mail(self, handle: Handle[Any]) -> None:
+        """Correct a message that the workflow cannot decode."""
+
+        async def is_set_aside() -> bool:
+            return bool(await handle.set_aside()) or (await handle.status()).finished
+
+        with suppress(RunFinished):
+            await handle.send("number", "seven", key="number")
+        await until(is_set_aside)
+        # Another process may have done it.
+        with suppress(UsageError, RunFinished):
+            await handle.deliver_again(0, 7)
+        await handle.result()
 
     async def steer(self, handle: Handle[Any]) -> None:
         await self._engine.queues.pause(queue="elsewhere")

@@ -16,6 +16,7 @@ from tests.stage import Stage, until, until_recorded
 
 pytestmark = pytest.mark.usefixtures("_reset")
 
+_NOTHING: dict[str, str] = {}
 #: What steps did, and whether the code is corrected by now.
 done: list[str] = []
 corrected: list[bool] = []
@@ -246,7 +247,7 @@ async def test_the_classes_are_set_by_the_workflow_or_by_the_worker(stage: Stage
 
     @workflow("broken.lookup.v1", block_on=[LookupError, KeyError])
     async def lookup(ctx: Context) -> None:
-        {}["missing"]
+        ctx.log.info("%s", _NOTHING["missing"])
 
     engine = stage.engine(never, lookup, order)
     async with engine.worker(block_on=[]):
