@@ -20,7 +20,7 @@ from perdure.core.model.claim import ClaimedRun
 from perdure.core.model.orders import termination_message
 from perdure.core.model.outputs import Interruption, NewOutput, OutputKind
 from perdure.core.model.record import Message, Record, RecordKind
-from perdure.core.model.run import Reason, Status
+from perdure.core.model.run import Reason, Run, Status
 from perdure.core.model.turn import Finish, NextState, Park, Release, RetryLater, Turn, TurnOutcome
 from perdure.core.policy.retry import Retry
 from perdure.core.system import System
@@ -67,7 +67,7 @@ class ActivityRun(HeldRun):
         self._seq = records[-1].seq + 1 if records else 0
         #: Start of the first attempt, and the earliest time of the next one: others may have woken the run before that.
         self._begun_at = records[0].started_at if records else claimed.run.started_at
-        self._not_before = records[-1].retry_at if records else 0
+        self._not_before = _next_attempt_at(claimed.run, records[-1]) if records else 0
         self._last_failed = records[-1] if records else None
         #: Interrupted attempts. They count in an attempt's number, but not for the retry policy.
         self._interrupted = 0
@@ -430,6 +430,17 @@ class ActivityRun(HeldRun):
         if attempt is not None:
             attempt.cancel()
             self._take_details(attempt)
+
+
+def _next_attempt_at(run: Run, failed: Record) -> int:
+    """Earliest time of the next attempt after a failed one; 0: at once, because the run was retried by hand since.
+
+    A retry by hand counts attempts anew and starts anew. Otherwise the failure led to this attempt, or to a wait within
+    it.
+    """
+    led_here = failed.run_attempt == run.attempt - 1
+    within = failed.run_attempt == run.attempt and run.started_at <= failed.at
+    return failed.retry_at if led_here or within else 0
 
 
 async def read_earlier_attempts(held: ActivityRun, store: Store, system: System) -> None:

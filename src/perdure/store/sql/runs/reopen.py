@@ -132,7 +132,7 @@ HAVING MAX(CASE WHEN kind = 'step' THEN 1 ELSE 0 END) = 0
 
 _ANEW = """
 UPDATE perdure_history
-SET attempts = CASE WHEN digest = '' AND location = :type THEN attempts ELSE 0 END, retry_at = 0
+SET attempts = 0, retry_at = 0
 WHERE run_id = :run_id AND seq = :seq
 """
 
@@ -182,7 +182,7 @@ async def retry(tx: Transaction, request: RetryRequest) -> RetryResult:
     if await tx.fetch(_KNOWN, {"run_id": run.id, **keys}):
         return RetryResult(RetryOutcome.OPEN if _is_as_wanted(run, request) else RetryOutcome.OTHERWISE, run.generation)
     begins_anew = await _begins_anew(tx, run, request)
-    failing = [] if run.status.finished and not begins_anew else await _failing(tx, run)
+    failing = [] if run.status.finished else await _failing(tx, run)
     cause = _cause(run, failing=bool(failing))
     refused = await _refusal(tx, run, request, cause, begins_anew=begins_anew)
     if cause is None or refused is not None:
@@ -191,7 +191,8 @@ async def retry(tx: Transaction, request: RetryRequest) -> RetryResult:
     if ended:
         await absorb_inbox(tx, run)
     await _record(tx, run, cause, keys["ended" if ended else "unfinished"])
-    await tx.execute_many(_ANEW, [{"run_id": run.id, "seq": seq, "type": run.type} for seq in failing])
+    if not begins_anew:
+        await tx.execute_many(_ANEW, [{"run_id": run.id, "seq": seq} for seq in failing])
     await tx.execute(_GO_ON, {**_as_it_goes_on(run, request, ended=ended, anew=begins_anew), "now": tx.now})
     if request.input is not None:
         await tx.execute(_FORGET_HEARTBEAT, {"run_id": run.id})

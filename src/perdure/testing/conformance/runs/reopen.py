@@ -265,17 +265,10 @@ class Recovering:
         failed = a_record(0, TYPE, kind=RecordKind.ATTEMPT, failed=True, attempts=1, retry_at=START + 900 * SECOND)
         await commit(store, await held(store), failed, next=RetryLater(START + 900 * SECOND, "{}"))
         assert await retry(store, is_activity=True) is RetryOutcome.OPEN
-        assert [(record.attempts, record.retry_at) for record in await store.history("r1")] == [(1, 0)]
+        # Its history stays as it is.
+        assert await store.history("r1") == [failed]
         [claimed] = (await claim(store, "w2")).runs
         assert (claimed.run.attempt, claimed.run.generation) == (1, 1)
-
-    async def test_an_activity_that_was_cancelled_between_attempts_begins_anew_at_once(self, store: Store) -> None:
-        failed = a_record(0, TYPE, kind=RecordKind.ATTEMPT, failed=True, attempts=1, retry_at=START + 900 * SECOND)
-        await commit(store, await held(store), failed, next=RetryLater(START + 900 * SECOND, "{}"))
-        await store.cancel("r1", "", "c1", ACTOR)
-        await commit(store, await lease_of(store, nonce="second"), next=CANCELLED)
-        assert await retry(store, is_activity=True) is RetryOutcome.OPEN
-        assert (await store.history("r1"))[0].retry_at == 0
 
     async def test_a_blocked_run_is_claimed_again_and_keeps_its_error_among_its_outputs(self, store: Store) -> None:
         lease = await held(store)
