@@ -24,7 +24,7 @@ from perdure.errors import InvalidSignature, StoreError, UsageError
 from perdure.push.handler import QueueHandler
 from perdure.push.message import MessageOutcome, MessageResult, QueueMessage
 from perdure.push.signature import SigningKeys, signing_keys
-from perdure.store.url_secrets import masked, secrets_of, shown
+from perdure.store.url_secrets import shown
 
 logger = logging.getLogger("perdure.push")
 
@@ -142,13 +142,15 @@ class RedisQueue:
             ) from missing
         try:
             client: Any = Redis.from_url(url)
-            return cls(client, name=name, group=group, idle=idle, keys=keys, max_age=max_age)
-        except UsageError:
-            raise
-        except ValueError as error:
-            problem = masked(str(error), secrets_of(url))
-        # Raised here, so that the original error, which may tell the password, is not its context.
-        raise UsageError(f"{shown(url)!r} is not the URL of a Redis server: {problem}")
+        except ValueError:
+            client = None
+        if client is None:
+            # Raised here: the original error may tell the password, and shall not be the context.
+            raise UsageError(
+                f"{shown(url)!r} is not the URL of a Redis server; write redis://user:password@host:6379/0, or rediss:// "
+                "for an encrypted connection"
+            )
+        return cls(client, name=name, group=group, idle=idle, keys=keys, max_age=max_age)
 
     async def close(self) -> None:
         """Disconnect from the server."""
