@@ -307,9 +307,9 @@ def _error(run: Run) -> str:
 
 
 def _summary(payload: str) -> str:
-    failure = Failure.from_json(payload)
+    failure = Failure.read(payload)
     name = failure.type.rpartition(".")[2]
-    return f"{name}: {failure.message}" if failure.message else name
+    return ": ".join(part for part in (name, failure.message) if part) or str(failure)
 
 
 _OPERATIONS = (RecordKind.STEP, RecordKind.ATTEMPT, RecordKind.CHILD, RecordKind.TIMER)
@@ -395,7 +395,7 @@ def _interruptions_of(
 
 
 def _mishap(record: Record) -> FailedAttempt:
-    failure = Failure.from_json(record.payload or "{}")
+    failure = Failure.read(record.payload)
     return FailedAttempt(
         at=record.at, location=record.location, attempt=record.attempts, error=failure.type, message=failure.message,
         retry_at=record.retry_at,
@@ -420,7 +420,7 @@ def _of_run(run: Run, events: Sequence[Event]) -> list[FailedAttempt]:
             )  # fmt: skip
         attempt += retried
     if not errors and run.error is not None and run.status in (Status.FAILED, Status.CANCELLED, Status.BLOCKED):
-        failure = Failure.from_json(run.error)
+        failure = Failure.read(run.error)
         at = run.finished_at
         errors.append(
             FailedAttempt(at=at, location="", attempt=run.attempt, error=failure.type, message=failure.message)

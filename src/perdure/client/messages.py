@@ -173,7 +173,7 @@ async def ask(
             f"run {run_id!r} did not answer {name!r}",
         )
     if answer.failed:
-        raise session.errors.restore(Failure.from_json(answer.payload), run_id=run_id)
+        raise session.errors.restore(Failure.read(answer.payload), run_id=run_id)
     return session.codec.decode(answer.payload, kind, f"answer of run {run_id!r} to {name!r}")
 
 

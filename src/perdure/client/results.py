@@ -87,7 +87,7 @@ class Results:
         """Return the result of a finished run, or raise `RunFailed` or `RunCancelled`."""
         if run.status is Status.COMPLETED:
             return self._session.codec.decode(run.output or "null", returns, f"result of run {run.id!r} ({run.type})")
-        failure = Failure.from_json(run.error or "{}")
+        failure = Failure.read(run.error)
         if run.status is Status.CANCELLED:
             raise RunCancelled(failure.message, run_id=run.id)
         name = failure.type.rpartition(".")[2]

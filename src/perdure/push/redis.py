@@ -147,8 +147,8 @@ class RedisQueue:
         if client is None:
             # Raised here: the original error may tell the password, and shall not be the context.
             raise UsageError(
-                f"{shown(url)!r} is not the URL of a Redis server; write redis://user:password@host:6379/0, or rediss:// "
-                "for an encrypted connection"
+                f"{shown(url)!r} is not the URL of a Redis server; write redis://user:password@host:6379/0, or "
+                "rediss:// for an encrypted connection"
             )
         return cls(client, name=name, group=group, idle=idle, keys=keys, max_age=max_age)
 

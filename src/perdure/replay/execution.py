@@ -373,7 +373,7 @@ class Execution(OperationsApi):
 
     def restore(self, failure: str) -> Exception:
         """Decode a failure to an exception."""
-        error = self._errors.restore(Failure.from_json(failure))
+        error = self._errors.restore(Failure.read(failure))
         mark_recorded(error)
         return error
 
@@ -537,7 +537,7 @@ class Execution(OperationsApi):
             return
         future.note_waiters()
         if record.failed:
-            failure = Failure.from_json(record.payload or "{}")
+            failure = Failure.read(record.payload)
             error = self._errors.restore(failure)
             mark_recorded(error)
             if record.attempts:

@@ -8,7 +8,6 @@ from perdure.cli.console.document import Document, failure, moment
 from perdure.core.codec.failure import Failure
 from perdure.core.model.record import Message, Record
 from perdure.core.model.run import Run, Status
-from perdure.errors import DecodeError
 
 _STYLES = {
     Status.RUNNING: "cyan",
@@ -58,10 +57,7 @@ def error(text: str | None) -> str:
 
 def traceback(text: str) -> str:
     """Describe a stored error as Python prints one; empty if it is not in Perdure's format, or has no more to say."""
-    try:
-        stored = Failure.from_json(text)
-    except DecodeError:
-        return ""
+    stored = Failure.read(text)
     more = stored.traceback or stored.notes or stored.cause or stored.members or stored.not_undone
     return stored.format() if more else ""
 

@@ -19,7 +19,6 @@ from perdure.core.model.run import Run
 from perdure.core.model.visibility import RunningStep, RunWaits
 from perdure.core.time.duration import FAR
 from perdure.core.time.schedule import Schedule
-from perdure.errors import DecodeError
 
 Document = dict[str, Any]
 
@@ -48,10 +47,7 @@ def failure(text: str | None) -> Document | None:
     """Convert a stored error, also one that is not in Perdure's format."""
     if text is None:
         return None
-    try:
-        return _failure(Failure.from_json(text))
-    except DecodeError:
-        return _failure(Failure(type="", message=text))
+    return _failure(Failure.read(text))
 
 
 def _failure(error: Failure) -> Document:

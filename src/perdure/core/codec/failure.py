@@ -26,6 +26,8 @@ _MESSAGE_CHARACTERS = 4_000
 _TRACEBACK_CHARACTERS = 8_000
 _NOTES_CHARACTERS = 8_000
 _PLAIN_CHARACTERS = 4_000
+#: Levels of causes and members from which a stored failure is read in part only.
+_DEEPEST = 64
 #: Most errors in one failure: causes, members of groups, and their causes.
 _ERRORS = 16
 
@@ -77,8 +79,20 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
         except Exception as error:
             raise DecodeError(f"cannot decode a stored error: {error}") from error
 
+    @classmethod
+    def read(cls, payload: str | bytes | None) -> Failure:
+        """Decode from the database as far as possible. Never raises, whatever is stored.
+
+        Fields of a wrong type are left out. Text that is no JSON object is the message of an error of no known type.
+        """
+        try:
+            failure = _failure_decoder.decode(payload or "{}")
+        except Exception:
+            return _Reader().read(payload or "")
+        return failure if _is_shallow(failure) else _Reader().read(payload or "")
+
     def __str__(self) -> str:
-        return f"{self.type}: {self.message}" if self.message else self.type
+        return ": ".join(part for part in (self.type, self.message) if part) or "an error that says nothing"
 
     def format(self) -> str:
         """Text as Python prints a traceback, with cause, notes, members of a group and failed undos."""
@@ -103,6 +117,72 @@ def _indented(text: str) -> str:
 
 
 _failure_decoder = decoder_for(Failure)
+
+
+class _Reader:
+    """Reads errors that are damaged, or that other languages have written in their own way, within a budget."""
+
+    def __init__(self) -> None:
+        self._left = _ERRORS
+
+    def read(self, payload: str | bytes) -> Failure:
+        text = payload if isinstance(payload, str) else payload.decode(errors="backslashreplace")
+        try:
+            return self._failure(_plain.decode(text))
+        except Exception:
+            return Failure(type="", message=_clip(_clean(text), _MESSAGE_CHARACTERS))
+
+    def _failure(self, value: object) -> Failure:
+        self._left -= 1
+        if not isinstance(value, dict):
+            return Failure(type="", message=_text(value))
+        undone = value.get("not_undone")
+        return Failure(
+            type=_text(value.get("type") or "Exception"),
+            message=_text(value.get("message")),
+            args=_json(value.get("args"), list),
+            state=_json(value.get("state"), dict),
+            notes=tuple(_text(note) for note in _elements(value.get("notes"))),
+            cause=None if value.get("cause") is None or self._left <= 0 else self._failure(value["cause"]),
+            members=tuple(self._failure(one) for one in _elements(value.get("members")) if self._left > 0),
+            traceback=_text(value.get("traceback")),
+            not_undone={name: self._failure(one) for name, one in undone.items() if self._left > 0}
+            if isinstance(undone, dict)
+            else {},
+            given_up=_text(value.get("given_up")),
+        )
+
+
+def _is_shallow(failure: Failure) -> bool:
+    """Return whether code may descend into the causes and members of a failure."""
+    level = [failure]
+    for _ in range(_DEEPEST):
+        level = [
+            one
+            for parent in level
+            for one in (parent.cause, *parent.members, *parent.not_undone.values())
+            if one is not None
+        ]
+        if not level:
+            return True
+    return False
+
+
+def _text(value: object) -> str:
+    """A value where text should be."""
+    text = "" if value is None else value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return _clip(_clean(text), _MESSAGE_CHARACTERS)
+
+
+def _json(value: object, kind: type[Any]) -> str | None:
+    """JSON where it should be, also if it was not encoded once more."""
+    if isinstance(value, kind):
+        return msgspec.json.encode(value).decode()
+    return value if isinstance(value, str) else None
+
+
+def _elements(value: object) -> list[Any]:
+    return value[:_ERRORS] if isinstance(value, list) else [] if value is None else [value]
 
 
 class _Describer:
@@ -169,15 +249,22 @@ class ErrorTypes:
         self._learn(allowed)
 
     def restore(self, failure: Failure, *, run_id: str = "") -> Exception:
-        """Make the exception that a failure describes: of its own class if that is known, else a `StepFailed`."""
-        return self._restore(failure, run_id, _ERRORS)
+        """Make the exception that a failure describes: of its own class if that is known, else a `StepFailed`.
+
+        Never raises: a class whose constructor or attributes do not cope with what is stored leads to a `StepFailed`.
+        """
+        try:
+            return self._restore(failure, run_id, _ERRORS)
+        except Exception as problem:
+            error = _unknown(failure, run_id)
+            error.add_note(f"An exception of its class could not be made: {type(problem).__name__}")
+            return error
 
     def _restore(self, failure: Failure, run_id: str, levels: int) -> Exception:
         members = [self._restore(member, run_id, levels - 1) for member in failure.members] if levels else []
         error = self._group(failure, members) if members else self._instance(failure)
         if error is None:
-            origin = f"Run {run_id}: " if run_id else ""
-            error = StepFailed(f"{origin}{failure}", failure=failure)
+            error = _unknown(failure, run_id)
         if failure.cause is not None and levels:
             error.__cause__ = self._restore(failure.cause, run_id, levels - 1)
         for note in failure.notes:
@@ -224,6 +311,10 @@ class ErrorTypes:
         if _message(error) != failure.message:
             error.add_note(f"Its message was: {failure.message}")
         return error
+
+
+def _unknown(failure: Failure, run_id: str) -> StepFailed:
+    return StepFailed(f"{f'Run {run_id}: ' if run_id else ''}{failure}", failure=failure)
 
 
 def _construct(known: type[Exception], arguments: list[Any] | None, message: str) -> Exception | None:

@@ -118,14 +118,6 @@ class RequeueRecord(Struct, frozen=True, kw_only=True):
 _requeue_decoder = decoder_for(RequeueRecord)
 
 
-def readable_failure(error: str | None) -> Failure:
-    """Decode a stored error; one that cannot be decoded becomes the message."""
-    try:
-        return Failure.from_json(error or "{}")
-    except DecodeError:
-        return Failure(type="", message=error or "")
-
-
 def dead_letter_reason(status: Status, reason: Reason | None) -> DeadLetterReason | None:
     """Reason why a run of that status is a dead letter; None if it is not."""
     if status is Status.FAILED:

@@ -560,7 +560,7 @@ class SqlStore(ABC):
         if tx.observed:
             self._call(self._observers, tx.observed)
         for run_id, error in tx.buried:
-            _log.error("run %s is a dead letter: %s", run_id, Failure.from_json(error), extra={"run_id": run_id})
+            _log.error("run %s is a dead letter: %s", run_id, Failure.read(error), extra={"run_id": run_id})
 
     def _tell(self, change: Change) -> None:
         self._call(self._listeners, change)

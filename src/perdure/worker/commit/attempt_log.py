@@ -48,7 +48,7 @@ class AttemptEnd(Struct, frozen=True, kw_only=True):
     @property
     def failure(self) -> Failure:
         """The failure of the attempt."""
-        return Failure.from_json(self.payload or "{}")
+        return Failure.read(self.payload)
 
 
 def has_failures(turn: Turn) -> bool:

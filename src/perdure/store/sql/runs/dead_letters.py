@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from perdure.core.brief import brief
+from perdure.core.codec.failure import Failure
 from perdure.core.model.dead_letter import (
     DeadLetter,
     DeadLetterFilter,
@@ -22,7 +23,6 @@ from perdure.core.model.dead_letter import (
     Fault,
     RequeueRecord,
     dead_letter_reason,
-    readable_failure,
 )
 from perdure.core.model.run import Run, Status
 from perdure.core.routing import ANY
@@ -128,7 +128,7 @@ async def _letters(tx: Transaction, runs: Sequence[Run]) -> list[DeadLetter]:
         _FAULTS.replace("{chosen}", chosen), params
     ):
         attempt = attempts if kind in ("step", "attempt") else run_attempt
-        fault = Fault(at=at, started_at=started_at, location=location, attempt=attempt, error=readable_failure(payload))
+        fault = Fault(at=at, started_at=started_at, location=location, attempt=attempt, error=Failure.read(payload))
         faults.setdefault(run_id, []).append(fault)
     chances: dict[str, list[RequeueRecord]] = {}
     for run_id, payload in await tx.fetch(_CHANCES.replace("{chosen}", chosen), params):
@@ -139,9 +139,9 @@ async def _letters(tx: Transaction, runs: Sequence[Run]) -> list[DeadLetter]:
 def _letter(run: Run, faults: Iterable[Fault], chances: Sequence[RequeueRecord]) -> DeadLetter:
     reason = dead_letter_reason(run.status, run.reason)
     assert reason is not None
-    dead_since, error = run.finished_at or run.wake_at, readable_failure(run.error)
+    dead_since, error = run.finished_at or run.wake_at, Failure.read(run.error)
     ends = [
-        Fault(at=one.dead_since, location="", attempt=one.attempt, error=readable_failure(one.error))
+        Fault(at=one.dead_since, location="", attempt=one.attempt, error=Failure.read(one.error))
         for one in chances
         if one.error != "{}"
     ]
@@ -197,7 +197,7 @@ def _is_meant(run: Run, filter: DeadLetterFilter) -> bool:
         return False
     if filter.dead_before is not None and since >= filter.dead_before:
         return False
-    name = readable_failure(run.error).type
+    name = Failure.read(run.error).type
     return filter.error is None or filter.error in (name, name.rpartition(".")[2])
 
 
