@@ -36,6 +36,10 @@ class Stage(Enum):
 
 logger = logging.getLogger("perdure.worker")
 
+# Looked up once: every run that ends passes here.
+_COMPLETED = Status.COMPLETED
+_FAILURES = (RetryLater, Block)
+
 
 class HeldRun(ABC):
     """Base class of runs that a worker holds a lease on."""
@@ -163,9 +167,7 @@ class HeldRun(ABC):
 
     def _expect_failure(self, after: NextState | None) -> None:
         """Announce a state that the log reports as a failure."""
-        if isinstance(after, RetryLater | Block) or (
-            isinstance(after, Finish) and after.status is not Status.COMPLETED
-        ):
+        if after.status is not _COMPLETED if type(after) is Finish else type(after) in _FAILURES:
             self._services.journal.attempt_log.expect(self.run.id)
 
     def _let_go(self, after: NextState | None = None) -> None:
