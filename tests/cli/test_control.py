@@ -101,3 +101,13 @@ def test_a_run_for_later_is_woken(perdure: Perdure) -> None:
     refused = perdure("runs", "wake", URL, "a")
     assert refused.code == 1
     assert "not asleep" in refused.err
+
+
+def test_a_misspelt_name_of_a_message_is_told_by_send(perdure: Perdure) -> None:
+    perdure("start", "shop:engine", "approval", "--id", "a")
+    perdure("send", URL, "a", "approval", '"maybe"')
+    asyncio.run(work_until_set_aside("a", 1))
+    sent = perdure("send", URL, "a", "aproval", "true")
+    assert sent.out == "Sent aproval to a.\n"
+    assert "a waits for approval, not for aproval" in sent.err
+    assert perdure("send", URL, "a", "approval", "true").err == ""

@@ -15,6 +15,7 @@ from perdure.cli.console.params import JsonParam, with_output, with_target
 from perdure.cli.console.target import with_engine
 from perdure.client.engine import Engine
 from perdure.core.model.set_aside import SetAsideMessage
+from perdure.core.model.visibility import WaitKind
 
 
 @click.command("send", cls=Command, example="perdure send sqlite:///shop.db order-42 approval true")
@@ -26,8 +27,18 @@ from perdure.core.model.set_aside import SetAsideMessage
 @with_output
 def send(target: str, run: str, name: str, value: Any, key: str | None, output: Printer) -> None:
     """Send a message to a run, which is stored until the run receives it."""
-    with_engine(target, lambda engine: engine.send(run, name, value, key=key))
+
+    async def act(engine: Engine) -> list[str]:
+        # Before the message wakes the run.
+        waits = (await (await engine.get(run)).report()).waits
+        await engine.send(run, name, value, key=key)
+        return [] if waits is None else [wait.name for wait in waits.waits if wait.kind is WaitKind.MESSAGE]
+
+    awaited = with_engine(target, act)
     output.result({"id": run, "name": name, "sent": True}, f"Sent {name} to {run}.")
+    if awaited and name not in awaited and not output.json:
+        waited = ", ".join(awaited)
+        output.hint(f"{run} waits for {waited}, not for {name}: it is kept until the workflow asks for it.")
 
 
 @click.command("ask", cls=Command, example="perdure ask sqlite:///shop.db order-42 quote 3")

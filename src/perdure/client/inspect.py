@@ -7,6 +7,7 @@ long as that is kept and was not pruned.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 
 import msgspec
 from msgspec import Struct
@@ -73,7 +74,7 @@ async def explain(store: Store, run: Run) -> str:
         waits=await current_waits(store, run),
     )
     if run.reason is not Reason.CHILD:
-        return _explained(run, facts) + await _undecided(store, run)
+        return _explained(run, facts) + _unread(facts.waits) + await _undecided(store, run)
     page = await store.list(RunFilter(parent_id=run.id, status=_OPEN), 1000, None)
     if not page.runs:
         return _explained(run, facts)
@@ -92,6 +93,17 @@ async def current_waits(store: Store, run: Run) -> RunWaits | None:
     found = await store.waits(run.id)
     # A run that waits for another attempt, or to be admitted, was parked under an earlier lease, if ever.
     return found if found is not None and found.token == run.token else None
+
+
+def _unread(found: RunWaits | None) -> str:
+    """Sentence about messages that have arrived under names that the code has not asked for."""
+    if found is None or not found.unread:
+        return ""
+    names = ", ".join(f"{name!r} ({count})" if count > 1 else repr(name) for name, count in found.unread.items())
+    awaited = [wait.name for wait in found.waits if wait.kind is WaitKind.MESSAGE]
+    close = {name: get_close_matches(name, awaited, 1) for name in found.unread}
+    meant = "".join(f" Was {near[0]!r} meant by {name!r}?" for name, near in close.items() if near)
+    return f" Messages are unread that its code has not asked for so far: {names}.{meant}"
 
 
 async def _undecided(store: Store, run: Run) -> str:

@@ -5,8 +5,10 @@ Nothing but inspection reads them. Both are bounded, and a cell that cannot be r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from itertools import islice
+from types import MappingProxyType
 
 import msgspec
 from msgspec import Struct
@@ -54,6 +56,8 @@ class RunWaits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     waits: tuple[Wait, ...] = ()
     #: Number of waits that are not named.
     more: int = 0
+    #: By name, the number of messages that have arrived and that the code has not asked for.
+    unread: dict[str, int] = {}
 
 
 class RunningStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -82,18 +86,21 @@ class RunningSteps(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 NO_STEPS = RunningSteps()
 
+_NONE: Mapping[str, int] = MappingProxyType({})
+
 _waits_decoder = decoder_for(RunWaits)
 _steps_decoder = decoder_for(RunningSteps)
 
 
-def waits_to_json(token: int, waits: Sequence[Wait], total: int) -> str:
-    """Encode the first waits of `total`, as many as there is room for."""
-    named = tuple(waits[:NAMED_WAITS])
+def waits_to_json(token: int, waits: Sequence[Wait], total: int, unread: Mapping[str, int] = _NONE) -> str:
+    """Encode the first waits of `total` and the unread messages by name, as many of each as there is room for."""
+    named, letters = tuple(waits[:NAMED_WAITS]), dict(islice(unread.items(), NAMED_WAITS))
     while True:
-        text = msgspec.json.encode(RunWaits(token=token, waits=named, more=total - len(named))).decode()
-        if len(text) <= _WAITS_CHARACTERS or not named:
+        cell = RunWaits(token=token, waits=named, more=total - len(named), unread=letters)
+        text = msgspec.json.encode(cell).decode()
+        if len(text) <= _WAITS_CHARACTERS or not (named or letters):
             return text
-        named = named[: len(named) // 2]
+        named, letters = named[: len(named) // 2], dict(islice(letters.items(), len(letters) // 2))
 
 
 def waits_from_json(text: str | None) -> RunWaits | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
@@ -148,7 +149,8 @@ def park(execution: Execution, held_back: Mapping[str, Wait], token: int, wake_a
             break
         if (wait := held_back.get(operation.location) or _wait_for(operation)) is not None:
             waits.append(wait)
-    named = waits_to_json(token, waits, len(messages) + len(operations) - bounds)
+    unread = Counter([name for name, _, _ in execution.unreceived()])
+    named = waits_to_json(token, waits, len(messages) + len(operations) - bounds, unread)
     return Park(wake_at, _reason_to_wait(messages, operations, held_back), seen, named)
 
 
