@@ -28,8 +28,9 @@ LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 #: it.
 RUNNER = """
 import ast, asyncio, inspect, logging, pathlib, sys, types
-# Some runs fail on purpose.
-logging.getLogger("perdure.execution").setLevel("CRITICAL")
+# Some runs fail or expire on purpose.
+for name in ("perdure.execution", "perdure.store"):
+    logging.getLogger(name).setLevel("CRITICAL")
 page = types.ModuleType("page")
 sys.modules["page"] = page
 with asyncio.Runner() as runner:
