@@ -833,7 +833,7 @@ def last_applied(records: Sequence[Record]) -> int:
 def _is_same_failure(known: str | None, payload: str | None) -> bool:
     if known is None or payload is None:
         return False
-    one, other = Failure.from_json(known), Failure.from_json(payload)
+    one, other = Failure.read(known), Failure.read(payload)
     return (one.type, one.message) == (other.type, other.message)
 
 
