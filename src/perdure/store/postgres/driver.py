@@ -160,25 +160,25 @@ class _LentSession(_NamedSession):
         self.is_reset = ends
         return status
 
-    async def add_listener(self, *args: Any) -> None:
+    async def add_listener(self, channel: str, callback: Any) -> None:
         """Listen to a channel; the session is not used again."""
         self.is_altered = True
-        await super().add_listener(*args)
+        await super().add_listener(channel, callback)
 
-    def add_log_listener(self, *args: Any) -> None:
+    def add_log_listener(self, callback: Any) -> None:
         """Call back for messages of the server; the session is not used again."""
         self.is_altered = True
-        super().add_log_listener(*args)
+        super().add_log_listener(callback)
 
-    def add_query_logger(self, *args: Any) -> None:
+    def add_query_logger(self, callback: Any) -> None:
         """Call back for statements; the session is not used again."""
         self.is_altered = True
-        super().add_query_logger(*args)
+        super().add_query_logger(callback)
 
-    def add_termination_listener(self, *args: Any) -> None:
+    def add_termination_listener(self, callback: Any) -> None:
         """Call back when the session is closed; the session is not used again."""
         self.is_altered = True
-        super().add_termination_listener(*args)
+        super().add_termination_listener(callback)
 
     async def set_type_codec(self, *args: Any, **options: Any) -> None:
         """Encode and decode a type differently; the session is not used again."""
