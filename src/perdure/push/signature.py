@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Iterable, Mapping
+from typing import cast
 
 from perdure.core.system import System
 from perdure.core.time.duration import Duration, seconds
@@ -120,7 +121,7 @@ def signing_keys(keys: SigningKeys | str | Iterable[str] | None) -> SigningKeys 
 
 def _read(headers: Headers) -> dict[str, bytes]:
     """Read the headers of a signature; each must be there once. Raises `InvalidSignature`."""
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    pairs = cast("Iterable[tuple[Text, Text]]", headers.items() if isinstance(headers, Mapping) else headers)
     found: dict[str, bytes] = {}
     for name, value in pairs:
         known = (name if isinstance(name, str) else name.decode("latin-1")).lower()
