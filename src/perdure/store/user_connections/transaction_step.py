@@ -160,6 +160,9 @@ _WAITED = (
 class _NoLoop:
     """Stand-in for the event loop that refuses every use."""
 
+    #: No guard watches the I/O of a transaction's function, which is a step.
+    guard: Any = None
+
     def __getattr__(self, name: str) -> Any:
         raise UsageError(_WAITED)
 
