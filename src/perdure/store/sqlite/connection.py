@@ -478,10 +478,15 @@ class SqliteConnection:
         self._retry_while_busy(lambda: raw.execute(self._begin))
         return raw
 
-    def clean(self) -> None:
+    def temporary_items(self) -> frozenset[tuple[str, str]]:
+        """Temporary tables, views and triggers of the connection, by kind and name."""
+        return frozenset(self._open().execute(_TEMPORARY).fetchall())
+
+    def clean(self, before: frozenset[tuple[str, str]]) -> None:
         """Remove what a function of the user has left on the connection to a database in memory.
 
-        Settings are read first, because setting one makes SQLite prepare every statement anew.
+        `before` are the temporary items that were there when it was lent. Settings are read first, because setting one
+        makes SQLite prepare every statement anew.
         """
         raw = self._open()
         raw.isolation_level = None
@@ -493,7 +498,7 @@ class SqliteConnection:
         for _, name, _ in raw.execute("PRAGMA database_list").fetchall():
             if name == "temp":
                 # A table takes its indexes and triggers along.
-                for kind, item in raw.execute(_TEMPORARY).fetchall():
+                for kind, item in self.temporary_items() - before:
                     raw.execute(f"DROP {kind} IF EXISTS temp.{_quoted(item)}")
             elif name != "main":
                 raw.execute(f"DETACH {_quoted(name)}")

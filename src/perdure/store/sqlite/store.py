@@ -114,10 +114,11 @@ class SqliteStore(SqlStore):
         """Lend a connection that may write: a new one to a file, or the only one to a database in memory."""
         if self._url.path is None:
             with self._writer.thread.held():
+                before = self._writer.temporary_items()
                 try:
                     yield self._writer.begin()
                 finally:
-                    self._writer.clean()
+                    self._writer.clean(before)
             return
         own = msgspec.structs.replace(self._url, quick_check="off")
         connection = SqliteConnection(own, self._system, self._clock, writes=True)
