@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.cli.console.output import dump
-from perdure.core.printable import harmless
+from perdure.core.printed_text import harmless
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))
 

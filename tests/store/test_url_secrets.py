@@ -20,8 +20,7 @@ from perdure import Engine, StoreUnavailable, UsageError
 from perdure.cli.app import run
 from perdure.errors import StoreRefused
 from perdure.push import RedisQueue
-from perdure.store.url import is_in_memory, parse
-from perdure.store.url_secrets import connecting, masked, secrets_of, shown
+from perdure.store.url import connecting, is_in_memory, masked, parse, secrets_of, shown
 from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
 

@@ -21,9 +21,9 @@ from perdure.cli.console.commands import CommandGroup
 from perdure.cli.console.logs import configure
 from perdure.cli.console.output import dump
 from perdure.cli.console.params import ENVIRONMENT
-from perdure.core.printable import harmless, harmless_lines
+from perdure.core.printed_text import harmless, harmless_lines
 from perdure.errors import PerdureError
-from perdure.store.url_secrets import masked, secrets_of
+from perdure.store.url import masked, secrets_of
 
 #: Commands by section of the help text, most needed first.
 COMMANDS = MappingProxyType(

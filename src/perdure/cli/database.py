@@ -17,7 +17,7 @@ from perdure.host import Host
 from perdure.store import MigrationStatus, migration_script, migration_status
 from perdure.store.plain_sql import NAMES, statement
 from perdure.store.sql.dialect import DEFAULT_PREFIX, MYSQL, POSTGRES, SQLITE
-from perdure.store.url_secrets import shown
+from perdure.store.url import shown
 
 
 @click.command("migrate", cls=Command, example="perdure migrate postgresql://localhost/shop --status")

@@ -32,7 +32,7 @@ from perdure.core.model.record import Message, Record
 from perdure.core.model.reports import RunReport, original_records
 from perdure.core.model.run import Run, RunPage, Status
 from perdure.core.model.set_aside import SetAsideMessage
-from perdure.core.printable import harmless_lines
+from perdure.core.printed_text import harmless_lines
 
 group = CommandGroup(
     "runs",

@@ -24,10 +24,10 @@ from perdure.cli.console.output import Printer
 from perdure.cli.console.params import with_output, with_target
 from perdure.cli.console.target import is_url, load_engine, with_engine
 from perdure.client.engine import Engine
-from perdure.client.phrases import seconds_ago, silence
+from perdure.client.inspect import seconds_ago, silence
 from perdure.core.audit import Audit
 from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
-from perdure.store.url_secrets import shown
+from perdure.store.url import shown
 
 group = CommandGroup(
     "workers",

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from perdure.client.reopen import RetryOptions, retry, standing
 from perdure.client.runs import PruneReport, prune
 from perdure.client.session import Session
-from perdure.core.brief import brief
 from perdure.core.ids import check_id
 from perdure.core.model.dead_letter import (
     DeadLetter,
@@ -26,6 +25,7 @@ from perdure.core.model.dead_letter import (
 from perdure.core.model.run import Run, Status
 from perdure.core.option_checks import check_flag, check_list, check_page, check_text
 from perdure.core.policy.retention import PruneRequest
+from perdure.core.printed_text import brief
 from perdure.core.routing import check_patterns
 from perdure.core.time.duration import FAR, Duration, instant, microseconds
 from perdure.errors import RunFinished, RunNotFound, UsageError

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Never, TypeVar, Unpack, overload
 
 from perdure.client import deploy, messages
-from perdure.client.async_only import AsyncOnly
 from perdure.client.audit import AuditTrail
 from perdure.client.dead_letters import DeadLetters
 from perdure.client.handle import Handle, get_handle
@@ -17,12 +16,11 @@ from perdure.client.limits import Breakers, Limits
 from perdure.client.locks import HeldLock, Locks
 from perdure.client.runs import Runs
 from perdure.client.schedules import Schedules
-from perdure.client.session import DATABASE_TIMEOUT, Session, SessionOptions, require_workflows
+from perdure.client.session import DATABASE_TIMEOUT, AsyncOnly, Session, SessionOptions, require_workflows
 from perdure.client.start import ConnectionReader, Moment, StartOptions, create_all, create_on
 from perdure.client.watermarks import Watermarks
 from perdure.client.workers import EngineWorker, Queues, Workers
 from perdure.core.audit import Event
-from perdure.core.brief import brief
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.snapshot import snapshot
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice, Hooks
@@ -32,13 +30,14 @@ from perdure.core.option_checks import check_flag, check_list, check_whole
 from perdure.core.policy.retention import Retention
 from perdure.core.policy.singleton import Singleton
 from perdure.core.policy.watermark import Watermark
+from perdure.core.printed_text import brief
 from perdure.core.routing import select_types
 from perdure.core.system import System
 from perdure.core.time.duration import Duration
 from perdure.errors import BadArguments, UsageError
 from perdure.host import Host
 from perdure.store.contract import Store
-from perdure.store.url_secrets import shown
+from perdure.store.url import shown
 from perdure.worker import WorkerOptions, WorkerSettings
 from perdure.workflow.channels import Channel
 from perdure.workflow.definition import Call, Definition, misplaced_hint

@@ -6,6 +6,7 @@ long as that is kept and was not pruned.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
@@ -13,10 +14,6 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perdure.client.phrases import ago as _ago
-from perdure.client.phrases import at as _moment
-from perdure.client.phrases import running, running_of, silence, waits
-from perdure.client.phrases import span as _span
 from perdure.core.audit import Event
 from perdure.core.codec.failure import Failure
 from perdure.core.limits.breaker import PREFIX, BreakerInfo, Circuit
@@ -27,7 +24,7 @@ from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.reports import FailedAttempt, RunReport, StepReport, original_records
 from perdure.core.model.run import Reason, Run, RunFilter, Status
 from perdure.core.model.set_aside import set_aside_of
-from perdure.core.model.visibility import RunWaits, WaitKind
+from perdure.core.model.visibility import RunningStep, RunWaits, Wait, WaitKind
 from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
 from perdure.core.policy.singleton import stored_singleton_of
 from perdure.core.routing import PYTHON, TypeInfo
@@ -137,11 +134,11 @@ def _explained(run: Run, facts: Facts) -> str:
         case Status.BLOCKED:
             return _blocked(run)
         case Status.COMPLETED:
-            return f"It completed {_ago(run.finished_at, now)}."
+            return f"It completed {ago(run.finished_at, now)}."
         case Status.CANCELLED:
-            return f"It was cancelled {_ago(run.finished_at, now)}{_error(run)}."
+            return f"It was cancelled {ago(run.finished_at, now)}{_error(run)}."
         case Status.FAILED:
-            return f"It failed {_ago(run.finished_at, now)}{_error(run)}."
+            return f"It failed {ago(run.finished_at, now)}{_error(run)}."
 
 
 def served_elsewhere(types: Iterable[TypeInfo]) -> dict[str, str]:
@@ -170,16 +167,14 @@ def _pending(run: Run, facts: Facts) -> str:
     for pause in facts.pauses:
         if pause.name == (run.type if pause.kind is PauseKind.TYPE else run.queue):
             because = f": {pause.reason}" if pause.reason else ""
-            return f"It is ready, but the {pause.kind} {pause.name!r} was paused {_ago(pause.paused_at, now)}{because}."
+            return f"It is ready, but the {pause.kind} {pause.name!r} was paused {ago(pause.paused_at, now)}{because}."
     alive = _living(facts.workers, now)
     serving = _serving(run, alive)
     if serving:
-        return (
-            f"It has been ready for {_span(now - run.wake_at)} and waits for a free slot of {len(serving)} worker(s)."
-        )
+        return f"It has been ready for {span(now - run.wake_at)} and waits for a free slot of {len(serving)} worker(s)."
     if run.type in facts.elsewhere:
         return (
-            f"It has been ready for {_span(now - run.wake_at)} and waits for a worker in {facts.elsewhere[run.type]!r}."
+            f"It has been ready for {span(now - run.wake_at)} and waits for a worker in {facts.elsewhere[run.type]!r}."
         )
     if not alive:
         return (
@@ -196,7 +191,7 @@ def _paused(inbox: Sequence[Message], now: int) -> str:
     if last is None:
         return "It is paused."
     reason = pausing_of(last.payload).reason
-    return f"It was paused {_ago(last.sent_at, now)}{f': {reason}' if reason else ''}; it goes on when it is resumed."
+    return f"It was paused {ago(last.sent_at, now)}{f': {reason}' if reason else ''}; it goes on when it is resumed."
 
 
 def _limited(standing: WaitlistPosition, now: int) -> str:
@@ -204,7 +199,7 @@ def _limited(standing: WaitlistPosition, now: int) -> str:
     if gate.problem:
         kind = "breaker" if gate.name.startswith(PREFIX) else "limit"
         return (
-            f"It has waited for {_span(now - standing.since)}: the {kind} {gate.name.removeprefix(PREFIX)!r} "
+            f"It has waited for {span(now - standing.since)}: the {kind} {gate.name.removeprefix(PREFIX)!r} "
             "is set aside and lets "
             f"nothing pass, because {gate.problem}. Set or clear the limit anew, or reset the breaker."
         )
@@ -212,20 +207,20 @@ def _limited(standing: WaitlistPosition, now: int) -> str:
         return _broken(gate.breaker, standing, now)
     held = f", {gate.held} of which are under way" if gate.bounds.concurrency else ""
     return (
-        f"It has waited for {_span(now - standing.since)} to pass the limit {gate.name!r} ({gate.bounds}{held}); "
+        f"It has waited for {span(now - standing.since)} to pass the limit {gate.name!r} ({gate.bounds}{held}); "
         f"{'at least ' * (standing.ahead >= 1000)}{standing.ahead} of its type are before it, {gate.waiting} "
         "wait there in all."
     )
 
 
 def _broken(breaker: BreakerInfo, standing: WaitlistPosition, now: int) -> str:
-    waited = f"It has waited for {_span(now - standing.since)}: the breaker {breaker.name!r}"
-    since = _ago(breaker.since, now)
+    waited = f"It has waited for {span(now - standing.since)}: the breaker {breaker.name!r}"
+    since = ago(breaker.since, now)
     if breaker.circuit is Circuit.OPEN and breaker.by_hand:
         return f"{waited} was opened by hand {since} and stays open until it is closed or reset."
     if breaker.circuit is Circuit.OPEN:
         return (
-            f"{waited} opened {since} because too much failed; the next call is tried in {_span(breaker.until - now)}."
+            f"{waited} opened {since} because too much failed; the next call is tried in {span(breaker.until - now)}."
         )
     if breaker.circuit is Circuit.HALF_OPEN:
         needed = breaker.rule.successes - breaker.successes
@@ -238,7 +233,7 @@ def _broken(breaker: BreakerInfo, standing: WaitlistPosition, now: int) -> str:
 
 def _waiting(run: Run, facts: Facts) -> str:
     now, history = facts.now, facts.history
-    until = f" until {_moment(run.wake_at)} (in {_span(run.wake_at - now)})" if run.wake_at < FAR else ""
+    until = f" until {at(run.wake_at)} (in {span(run.wake_at - now)})" if run.wake_at < FAR else ""
     named = facts.waits
     match run.reason:
         case Reason.MESSAGE if named is not None and named.waits:
@@ -279,14 +274,14 @@ def _count(run: Run) -> str:
 
 
 def _start_by(run: Run, now: int) -> str:
-    return f" It fails if no worker begins it within {_span(run.deadline - now)}." if run.close_by else ""
+    return f" It fails if no worker begins it within {span(run.deadline - now)}." if run.close_by else ""
 
 
 def _signs(facts: Facts) -> str:
     if facts.beat is None:
         return ""
     said = facts.beat.payload if len(facts.beat.payload) <= _SHOWN else f"{facts.beat.payload[:_SHOWN]}…"
-    return f" Its last sign of life, {_ago(facts.beat.at, facts.now)}, said {said}."
+    return f" Its last sign of life, {ago(facts.beat.at, facts.now)}, said {said}."
 
 
 def _blocked(run: Run) -> str:
@@ -305,7 +300,7 @@ def _blocked(run: Run) -> str:
 def _alive(run: Run, workers: Sequence[WorkerInfo], now: int) -> str:
     if run.lease_until:
         left = run.lease_until - now
-        when = f"in {_span(left)}" if left > 0 else "at the next sweep"
+        when = f"in {span(left)}" if left > 0 else "at the next sweep"
         return f", which is not one of Python's; unless it is heard of, others get the run {when}"
     info = next((worker for worker in workers if worker.id == run.worker), None)
     if info is None:
@@ -438,3 +433,93 @@ def _of_run(run: Run, events: Sequence[Event]) -> list[FailedAttempt]:
             FailedAttempt(at=at, location="", attempt=run.attempt, error=failure.type, message=failure.message)
         )
     return errors
+
+
+#: Waits and steps that one sentence names.
+NAMED = 8
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+def ago(moment: int, now: int) -> str:
+    """Time that has passed since a moment."""
+    return f"{span(now - moment)} ago"
+
+
+def span(duration: int) -> str:
+    """A length of time, to the second."""
+    return str(datetime.timedelta(seconds=max(0, round(duration / 1e6))))
+
+
+def at(moment: int) -> str:
+    """A time in ISO 8601."""
+    return (_EPOCH + datetime.timedelta(microseconds=moment)).isoformat()
+
+
+def day(moment: int) -> str:
+    """A time to the second, with the day of the week."""
+    return f"{_EPOCH + datetime.timedelta(microseconds=moment):%A %Y-%m-%d %H:%M:%S} UTC"
+
+
+def waits(found: RunWaits, now: int) -> str:
+    """Everything that a run waits for, named up to a bound."""
+    phrases = [_wait(one, now) for one in found.waits[:NAMED]]
+    more = len(found.waits) - len(phrases) + found.more
+    return "; ".join([*phrases, *([f"{more} more"] if more else [])])
+
+
+def _wait(wait: Wait, now: int) -> str:
+    since = f" since {day(wait.since)}" if wait.since else ""
+    until = f" until {day(wait.until)} (in {span(wait.until - now)})" if wait.until else ""
+    match wait.kind:
+        case WaitKind.MESSAGE:
+            return f"message {wait.name!r}{since}{', at most' if until else ''}{until}"
+        case WaitKind.CHILD:
+            return f"child {wait.name!r} ({wait.detail}){since}"
+        case WaitKind.RETRY:
+            return f"the next attempt at step {wait.name!r}{until}"
+        case WaitKind.LIMIT | WaitKind.BREAKER:
+            return f"{wait.kind} {wait.name!r}, which holds back step {wait.detail!r}{since}"
+        case WaitKind.TIMER:
+            return f"timer {wait.name!r}{until}"
+
+
+def running_of(run: Run, workers: Sequence[WorkerInfo]) -> tuple[RunningStep, ...]:
+    """Steps of a run that its worker had under way at its last heartbeat."""
+    return tuple(
+        step
+        for worker in workers
+        if worker.id == run.worker
+        for step in worker.running.steps
+        if step.run_id == run.id and step.token == run.token
+    )
+
+
+def running(steps: Sequence[RunningStep], now: int) -> str:
+    """Sentence about steps that are under way; empty if there are none."""
+    if not steps:
+        return ""
+    named = ", ".join(_running_step(step, now) for step in steps[:NAMED])
+    more = f" and {len(steps) - NAMED} more" if len(steps) > NAMED else ""
+    return f" Under way at its last heartbeat: {named}{more}."
+
+
+def _running_step(step: RunningStep, now: int) -> str:
+    attempt = f", attempt {step.attempt}" if step.attempt > 1 else ""
+    heard = f", last heartbeat {ago(step.heartbeat_at, now)}" if step.heartbeat_at else ""
+    return f"{step.location!r} for {span(now - step.since)}{attempt}{heard}"
+
+
+def silence(worker: WorkerInfo, now: int) -> str:
+    """Say when a worker that is late was last heard of, and when others take over; empty if it is not late."""
+    late = now - worker.heartbeat_at
+    if worker.status is WorkerStatus.ALIVE and not worker.is_late(now):
+        return ""
+    left = worker.lease - late
+    when = f"in {left / 1e6:.0f} s" if left > 0 and worker.status is WorkerStatus.ALIVE else "at the next sweep"
+    return f"last heard of {seconds_ago(late)}, taken over {when}"
+
+
+def seconds_ago(late: int) -> str:
+    """Time that has passed, in seconds up to two minutes."""
+    return f"{max(0, late) / 1e6:.0f} s ago" if late < 120_000_000 else f"{span(late)} ago"

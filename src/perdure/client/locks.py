@@ -17,14 +17,13 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
-from perdure.client.async_only import AsyncOnly
 from perdure.client.results import within
-from perdure.client.session import Session, refuse_in_workflow
+from perdure.client.session import AsyncOnly, Session, refuse_in_workflow
 from perdure.core.background_loops import LoopGuard, LoopHealth
-from perdure.core.brief import brief
 from perdure.core.ids import check_key
 from perdure.core.model.lock import LockInfo
 from perdure.core.option_checks import check_page, check_text
+from perdure.core.printed_text import brief
 from perdure.core.time.duration import Duration, microseconds, moment_of, seconds
 from perdure.errors import EngineClosed, Locked, LockLost, StoreError, UsageError
 from perdure.store.contract import Change

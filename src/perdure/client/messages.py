@@ -10,7 +10,6 @@ from typing import Any
 
 from perdure.client.results import OutputWatch
 from perdure.client.session import Session
-from perdure.core.brief import brief
 from perdure.core.codec.failure import Failure
 from perdure.core.ids import ID_BYTES, check_id, check_name
 from perdure.core.model.orders import OrderOutcome
@@ -19,6 +18,7 @@ from perdure.core.model.record import NewMessage, SendOutcome
 from perdure.core.model.run import Status
 from perdure.core.model.set_aside import SetAsideMessage, set_aside_of
 from perdure.core.option_checks import check_text, check_whole
+from perdure.core.printed_text import brief
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import RunFinished, RunNotFound, UsageError
 from perdure.store.contract import Store

@@ -21,7 +21,7 @@ from perdure.core.policy.retry import Retry
 from perdure.core.process_fork import never_finalize, watch_forks
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import RunNotFound, UnknownWorkflow, UsageError
-from perdure.store.url_secrets import shown
+from perdure.store.url import shown
 from perdure.worker import UnknownRun, UnservedType, Worker, WorkerOptions
 
 #: Runs of dead workers given back, and schedules fired, in one transaction.

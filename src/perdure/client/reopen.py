@@ -16,7 +16,6 @@ from perdure.client.deploy import aside
 from perdure.client.inspect import explain
 from perdure.client.session import Session
 from perdure.client.start import Moment, StartOptions, new_run
-from perdure.core.brief import brief
 from perdure.core.ids import check_name
 from perdure.core.model.dead_letter import dead_letter_reason
 from perdure.core.model.record import Record, RecordKind
@@ -24,6 +23,7 @@ from perdure.core.model.run import Fork, NewRun, RetryOutcome, RetryRequest, Run
 from perdure.core.option_checks import check_text
 from perdure.core.policy.retry import Retry
 from perdure.core.policy.singleton import with_stored_singleton
+from perdure.core.printed_text import brief
 from perdure.core.time.duration import FAR, Duration, instant
 from perdure.errors import Diverged, RunExists, RunFinished, RunNotFound, UsageError
 from perdure.worker import ReplayCheck

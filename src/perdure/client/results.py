@@ -17,11 +17,11 @@ from msgspec import Struct
 
 from perdure.client.inspect import explain
 from perdure.core.background_loops import LoopGuard, LoopHealth
-from perdure.core.brief import brief
 from perdure.core.codec.failure import Failure
 from perdure.core.ids import check_name
 from perdure.core.model.outputs import Output, OutputKind
 from perdure.core.model.run import Reason, Run, Status
+from perdure.core.printed_text import brief
 from perdure.core.system import System
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import (

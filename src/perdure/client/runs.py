@@ -14,7 +14,6 @@ from perdure.client.inspect import explain, is_unserved, served_elsewhere
 from perdure.client.reopen import RetryOptions, standing
 from perdure.client.session import Session
 from perdure.client.start import Moment
-from perdure.core.brief import brief
 from perdure.core.ids import check_id
 from perdure.core.model.dead_letter import DeleteOutcome, dead_letter_reason
 from perdure.core.model.orders import OrderOutcome, RunOrder
@@ -23,6 +22,7 @@ from perdure.core.model.run import Run, RunFilter, RunPage, Status
 from perdure.core.option_checks import check_flag, check_list, check_page, check_text
 from perdure.core.policy.retention import PruneRequest
 from perdure.core.policy.singleton import stored_singleton_of
+from perdure.core.printed_text import brief
 from perdure.core.routing import check_patterns
 from perdure.core.time.duration import FAR, Duration, instant, microseconds
 from perdure.errors import RunFinished, RunNotFound, StoreError, UsageError

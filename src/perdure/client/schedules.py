@@ -19,9 +19,9 @@ from perdure.client.handle import Handle, get_handle
 from perdure.client.session import Session
 from perdure.client.start import StartOptions, new_run
 from perdure.core.audit import Event
-from perdure.core.brief import brief
 from perdure.core.ids import check_name
 from perdure.core.option_checks import check_flag, check_page, check_text, check_time, check_whole
+from perdure.core.printed_text import brief
 from perdure.core.time.cron import At, Cron, Every, Timing, fire_times, next_fire_time, to_stored, zone_of
 from perdure.core.time.duration import FAR, Duration, instant, microseconds, moment_of
 from perdure.core.time.firing import when_due

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from msgspec import Struct
 
@@ -30,13 +30,13 @@ from perdure.core.time.duration import Duration
 from perdure.errors import EngineClosed, NotInWorkflow, RunNotFound, UnknownWorkflow, UsageError
 from perdure.store import Retrying, open_store
 from perdure.store.contract import Store
-from perdure.store.url import is_in_memory
-from perdure.store.url_secrets import shown
+from perdure.store.url import is_in_memory, shown
 from perdure.worker import HookCaller, Worker, WorkerOptions, in_workflow
 from perdure.workflow.definition import Call, Definition, call_hint
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine
+
 
 #: Seconds for which a client repeats a call while the server cannot be reached. Longer than any statement may take.
 DATABASE_TIMEOUT = 15.0
@@ -241,3 +241,22 @@ def require_workflows(workflows: Iterable[str]) -> None:
 
 def _checked_timeout(timeout: Duration) -> float:
     return check_time("database_timeout", timeout) or DATABASE_TIMEOUT
+
+
+class AsyncOnly:
+    """Base of async context managers. A `with` or an `await` is refused with an error that says what to write."""
+
+    #: Advice for code that is not async.
+    _instead: ClassVar[str] = "in code that is not async, use perdure.blocking.Engine"
+
+    if not TYPE_CHECKING:  # type checkers report these mistakes by themselves
+
+        def __enter__(self) -> NoReturn:
+            refuse_in_workflow()
+            raise UsageError(f"{self!r} is entered by `async with`, not by `with`; {self._instead}")
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def __await__(self) -> NoReturn:
+            refuse_in_workflow()
+            raise UsageError(f"{self!r} is not awaited; enter it: `async with`")

@@ -13,13 +13,13 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, Protocol, TypedDict
 
-from perdure.core.brief import brief
 from perdure.core.codec.codec import Codec
 from perdure.core.ids import check_id, check_name, uuid7
 from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, CreatedRun, NewRun, Run, root_generation
 from perdure.core.option_checks import check_priority
 from perdure.core.policy.singleton import Debounce, Singleton
 from perdure.core.policy.watermark import WAIT, Watermark
+from perdure.core.printed_text import brief
 from perdure.core.system import System
 from perdure.core.time.duration import FAR, Duration, instant
 from perdure.errors import BadArguments, DecodeError, Overloaded, RunExists, StoreUnavailable, UsageError

@@ -7,8 +7,7 @@ import logging
 import os
 from collections.abc import Mapping
 
-from perdure.client.async_only import AsyncOnly
-from perdure.client.session import Session, refuse_in_workflow
+from perdure.client.session import AsyncOnly, Session, refuse_in_workflow
 from perdure.core.ids import check_name
 from perdure.core.model.orders import Pause, PauseKind
 from perdure.core.model.worker_info import WorkerInfo

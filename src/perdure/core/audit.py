@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from perdure.core.brief import brief
+from perdure.core.printed_text import brief
 from perdure.errors import UsageError
 
 #: Kinds of events that repeat for one run without changing its story.

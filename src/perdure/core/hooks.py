@@ -12,8 +12,8 @@ from typing import Any
 from msgspec import Struct
 
 from perdure.core.audit import Event
-from perdure.core.brief import brief
 from perdure.core.model.run import Run
+from perdure.core.printed_text import brief
 from perdure.errors import UsageError
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 
-from perdure.core.brief import brief
+from perdure.core.printed_text import brief
 from perdure.errors import InvalidId, InvalidName, UsageError
 
 ID_BYTES = 255

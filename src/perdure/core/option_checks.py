@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from perdure.core.brief import brief
 from perdure.core.policy.retry import Retry
+from perdure.core.printed_text import brief
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import BadArguments, InvalidCursor, InvalidDuration, UsageError
 

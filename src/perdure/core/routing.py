@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from perdure.core.brief import brief
 from perdure.core.ids import check_name
 from perdure.core.option_checks import check_list
+from perdure.core.printed_text import brief
 from perdure.errors import InvalidName, UsageError
 
 T = TypeVar("T")

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from perdure.lint.cancellation import swallows_cancellation
-from perdure.lint.findings import Finding, is_allowed, shown_path
-from perdure.lint.forgotten import is_forgotten
 from perdure.lint.project import FunctionInfo, Module
 from perdure.lint.reach import Reached, label, workflow_nodes
 from perdure.lint.rules import (
@@ -26,18 +23,23 @@ from perdure.lint.rules import (
     MUTABLE,
     MUTATORS,
     NETWORK,
+    OPERATIONS,
     ORDER,
+    ORDERED,
     PATH_METHODS,
     RANDOM,
     SEEDED,
     STEP_METHODS,
     THREADS,
+    UNORDERED,
     UUID,
     WAIT,
+    Finding,
     Rule,
+    is_allowed,
     rule_of,
+    shown_path,
 )
-from perdure.lint.set_order import depends_on_order
 from perdure.lint.values import ACTIVITY, CONTEXT, STEP, WORKFLOW, Value, Values, held
 
 #: Keywords that get a function to be called later, by a class or a sort.
@@ -323,3 +325,236 @@ def _is_function(value: ast.expr, function: FunctionInfo) -> bool:
     return isinstance(value, ast.Lambda | ast.Call | ast.Subscript | ast.Attribute) or (
         isinstance(value, ast.Name) and is_known(value.id)
     )
+
+
+_CANCELLED = frozenset(("asyncio.CancelledError", "asyncio.exceptions.CancelledError"))
+_ALL = frozenset(("BaseException",))
+_SUPPRESS = "contextlib.suppress"
+
+NameOf = Callable[[ast.expr], str]
+
+
+def swallows_cancellation(
+    node: ast.Try | ast.With | ast.AsyncWith, function: FunctionInfo, name_of: NameOf
+) -> Iterator[ast.AST]:
+    """Return handlers, or calls of `suppress`, that catch a cancellation and go on."""
+    if not _has_await(node.body) or _awaits_cancelled_task(node.body, function):
+        return
+    if isinstance(node, ast.Try):
+        for handler in node.handlers:
+            names = _caught(handler.type, name_of)
+            if names & _CANCELLED:
+                if not _leaves(handler.body, (ast.Raise, ast.Return, ast.Break)):
+                    yield handler
+                return
+            if (handler.type is None or names & _ALL) and not _leaves(handler.body, (ast.Raise,)):
+                yield handler
+        return
+    for item in node.items:
+        call = item.context_expr
+        if isinstance(call, ast.Call) and name_of(call.func) == _SUPPRESS:
+            names = {name_of(argument) for argument in call.args}
+            if names & (_ALL | _CANCELLED):
+                yield call
+
+
+def _caught(node: ast.expr | None, name_of: NameOf) -> set[str]:
+    if node is None:
+        return set()
+    return {name_of(each) for each in (node.elts if isinstance(node, ast.Tuple) else [node])}
+
+
+def _walk(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Nodes of statements, without those of functions inside them."""
+    pending = list(body)
+    while pending:
+        node = pending.pop()
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            pending += ast.iter_child_nodes(node)
+
+
+def _has_await(body: list[ast.stmt]) -> bool:
+    return any(isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith) for node in _walk(body))
+
+
+def _leaves(body: list[ast.stmt], ways: tuple[type[ast.stmt], ...]) -> bool:
+    """True if a handler raises again, leaves on purpose, or takes the cancellation back."""
+    return any(
+        isinstance(node, ways) or (isinstance(node, ast.Attribute) and node.attr == "uncancel") for node in _walk(body)
+    )
+
+
+def _awaits_cancelled_task(body: list[ast.stmt], function: FunctionInfo) -> bool:
+    """True if all that is awaited are variables whose `cancel` the function calls."""
+    cancelled = {
+        ast.unparse(node.func.value)
+        for node in ast.walk(function.node)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cancel"
+    }
+    awaited = [node.value for node in _walk(body) if isinstance(node, ast.Await)]
+    return bool(awaited) and all(ast.unparse(each) in cancelled for each in awaited)
+
+
+#: Attributes of a future; other attributes belong to its result.
+_OF_FUTURES = frozenset(
+    (
+        "cancel", "cancelled", "done", "result", "exception", "add_done_callback", "remove_done_callback", "get_loop",
+        "set_name", "get_name", "get_coro", "__await__",
+    )
+)  # fmt: skip
+
+#: Coroutine functions of asyncio that do nothing unless they are awaited.
+_OF_ASYNCIO = frozenset(("asyncio.sleep", "asyncio.wait", "asyncio.wait_for", "asyncio.gather", "asyncio.shield"))
+
+
+def is_forgotten(node: ast.Call, function: FunctionInfo, values: Values) -> bool:
+    """True if a call makes an operation or a coroutine that is not awaited where its result is needed."""
+    module = function.module
+    parent = module.parents.get(node)
+    called = values.of(node.func, function, module)
+    made = values.of(node, function, module)
+    is_operation = made is not None and made.kind == "operation"
+    if not is_operation:
+        if not isinstance(parent, ast.Expr) or called is None:
+            return False
+        if called.kind == "name":
+            return called.name in _OF_ASYNCIO
+        own = called.function if called.kind == "function" else None
+        return own is not None and own.is_async and not values.roles(own) & (WORKFLOW | ACTIVITY | STEP)
+    if isinstance(parent, ast.Lambda):
+        return False
+    return _is_misused(node, parent, function) or _is_unused(parent, function)
+
+
+def _is_misused(node: ast.expr, parent: ast.AST | None, function: FunctionInfo) -> bool:
+    """True where a result is needed: a condition, a comparison, arithmetic, an attribute, the end of the workflow."""
+    if isinstance(parent, ast.Expr):
+        # A lambda's body is its result.
+        return not isinstance(function.node, ast.Lambda)
+    if isinstance(parent, ast.If | ast.While | ast.IfExp | ast.Assert):
+        return parent.test is node
+    if isinstance(parent, ast.Attribute):
+        return parent.attr not in _OF_FUTURES
+    if isinstance(parent, ast.Subscript):
+        return parent.value is node
+    return isinstance(
+        parent, ast.Compare | ast.BinOp | ast.BoolOp | ast.UnaryOp | ast.FormattedValue | ast.For | ast.comprehension
+    )
+
+
+def _is_unused(parent: ast.AST | None, function: FunctionInfo) -> bool:
+    """True if an operation is assigned to a variable that is never awaited or passed on."""
+    if not isinstance(parent, ast.Assign) or len(parent.targets) != 1 or not isinstance(parent.targets[0], ast.Name):
+        return False
+    name = parent.targets[0].id
+    if name in function.globals or len(function.assigned.get(name, ())) != 1:
+        return False
+    parents = function.module.parents
+    for node in ast.walk(function.node):
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
+            above = parents.get(node)
+            is_future = isinstance(above, ast.Attribute) and above.attr in _OF_FUTURES
+            if is_future or not _is_misused(node, above, function):
+                return False
+    return True
+
+
+#: Elements whose order in a set is the same in every process.
+_STABLE = frozenset(("number", "task", "operation"))
+
+#: Methods whose calls are ordered: those that append to something, and those of a context.
+_ORDERED_CALLS = OPERATIONS | frozenset(
+    (
+        "append", "extend", "insert", "appendleft", "write", "put", "put_nowait", "setdefault", "send", "publish",
+        "emit", "spawn", "start",
+    )
+)  # fmt: skip
+
+
+def depends_on_order(node: ast.AST, function: FunctionInfo, values: Values) -> str | None:
+    """Describe a use of a set's order; None if there is none."""
+    check = _SetUse(function, values)
+    if isinstance(node, ast.For | ast.AsyncFor):
+        return "this loop" if check.is_set(node.iter) and _is_ordered_body(node) else None
+    if isinstance(node, ast.ListComp | ast.GeneratorExp | ast.DictComp):
+        return "this comprehension" if check.is_set(node.generators[0].iter) and check.is_seen(node) else None
+    if isinstance(node, ast.Starred):
+        return "this unpacking" if check.is_set(node.value) and check.is_unpacked_in_order(node) else None
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple | ast.List):
+        # `(only,) = names` has one element and no order.
+        return "this unpacking" if len(node.targets[0].elts) > 1 and check.is_set(node.value) else None
+    return check.of_call(node) if isinstance(node, ast.Call) else None
+
+
+class _SetUse:
+    def __init__(self, function: FunctionInfo, values: Values) -> None:
+        self._function = function
+        self._values = values
+
+    def is_set(self, node: ast.expr) -> bool:
+        """True if an expression is a set whose order may differ."""
+        value = held(self._values.of(node, self._function, self._function.module))
+        return value is not None and value.kind == "set" and (value.inner is None or value.inner.kind not in _STABLE)
+
+    def is_seen(self, node: ast.ListComp | ast.GeneratorExp | ast.DictComp) -> bool:
+        """True if the order of a comprehension reaches something that depends on it."""
+        if isinstance(node, ast.DictComp):
+            return any(isinstance(each, ast.Await) or _is_operation(each) for each in ast.walk(node))
+        if any(isinstance(each, ast.Await) or _is_operation(each) for each in ast.walk(node.elt)):
+            return True
+        parent = self._function.module.parents.get(node)
+        return not (isinstance(parent, ast.Call) and self._is_unordered(parent))
+
+    def is_unpacked_in_order(self, node: ast.Starred) -> bool:
+        """True unless a set is unpacked into another set, or into a call that looks at no order."""
+        parent = self._function.module.parents.get(node)
+        return not (isinstance(parent, ast.Set) or (isinstance(parent, ast.Call) and self._is_unordered(parent)))
+
+    def _is_unordered(self, node: ast.Call) -> bool:
+        name = self._values.full_name(node.func, self._function, self._function.module)
+        ties = name in ("min", "max") and any(keyword.arg == "key" for keyword in node.keywords)
+        if name in UNORDERED and not ties:
+            return True
+        return isinstance(node.func, ast.Attribute) and node.func.attr in (
+            "update", "union", "difference", "intersection", "issubset", "issuperset", "isdisjoint",
+        )  # fmt: skip
+
+    def of_call(self, node: ast.Call) -> str | None:
+        """Describe a call that uses the order of a set."""
+        if isinstance(node.func, ast.Attribute):
+            if node.func.attr == "pop" and not node.args and self.is_set(node.func.value):
+                return f"{ast.unparse(node.func)}()"
+            takes = node.func.attr in ("join", "extend", "fromkeys", "map", "writelines")
+            of_sets = [each for each in node.args if self.is_set(each)]
+            name = self._values.full_name(node.func, self._function, self._function.module)
+            if of_sets and (takes or name in ORDERED):
+                return f"{ast.unparse(node.func)}()"
+            return None
+        name = self._values.full_name(node.func, self._function, self._function.module)
+        ties = name in ("min", "max") and any(keyword.arg == "key" for keyword in node.keywords)
+        if (name in ORDERED or ties) and any(self.is_set(each) for each in node.args):
+            parent = self._function.module.parents.get(node)
+            if not (isinstance(parent, ast.Call) and self._is_unordered(parent)):
+                return f"{name}() of a set"
+        return None
+
+
+def _is_operation(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in OPERATIONS
+
+
+def _is_ordered_body(node: ast.For | ast.AsyncFor) -> bool:
+    """True if the iterations of a loop depend on their order: they wait, leave, or collect."""
+    for each in (inner for statement in node.body for inner in ast.walk(statement)):
+        if isinstance(each, ast.Await | ast.Yield | ast.YieldFrom | ast.Break | ast.AsyncWith | ast.AsyncFor):
+            return True
+        if isinstance(each, ast.Return) and not (each.value is None or isinstance(each.value, ast.Constant)):
+            return True
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr in _ORDERED_CALLS:
+            return True
+        if isinstance(each, ast.Assign | ast.AugAssign):
+            targets = each.targets if isinstance(each, ast.Assign) else [each.target]
+            if any(isinstance(target, ast.Subscript) for target in targets):
+                return True
+    return False

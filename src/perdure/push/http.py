@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from perdure.client.session import session_of
-from perdure.core.printable import harmless
+from perdure.core.printed_text import harmless
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import EngineClosed, InvalidSignature, StoreError, UsageError
 from perdure.push.handler import QueueHandler

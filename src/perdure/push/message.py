@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from perdure.core.codec.decoders import decoder_for
 from perdure.core.ids import check_id
 from perdure.core.model.run import Status
-from perdure.core.printable import harmless
+from perdure.core.printed_text import harmless
 from perdure.errors import DecodeError, UsageError
 
 #: Size from which a message is refused before it is parsed, in bytes.

@@ -24,7 +24,7 @@ from perdure.errors import InvalidSignature, StoreError, UsageError
 from perdure.push.handler import QueueHandler
 from perdure.push.message import MessageOutcome, MessageResult, QueueMessage
 from perdure.push.signature import SigningKeys, signing_keys
-from perdure.store.url_secrets import shown
+from perdure.store.url import shown
 
 logger = logging.getLogger("perdure.push")
 

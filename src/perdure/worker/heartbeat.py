@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 
 from perdure.core.background_loops import LoopGuard, LoopHealth
-from perdure.core.log_trace import log_with_trace
+from perdure.core.printed_text import log_with_trace
 from perdure.core.system import Background, System
 from perdure.errors import StoreError
 from perdure.store.contract import Store

@@ -21,7 +21,7 @@ from typing import Any, cast
 from msgspec import Struct
 
 from perdure import errors
-from perdure.core.log_trace import log_with_trace
+from perdure.core.printed_text import log_with_trace
 from perdure.core.system import Background, System
 from perdure.replay.execution import Execution
 from perdure.worker.steps.attempt import Attempt

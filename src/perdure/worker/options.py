@@ -7,13 +7,13 @@ from typing import Any, TypedDict, Unpack
 
 from msgspec import Struct
 
-from perdure.core.brief import brief
 from perdure.core.ids import check_name
 from perdure.core.model.run import DEFAULT_QUEUE
 from perdure.core.option_checks import check_duration, check_flag, check_list, check_retry, check_time, check_whole
 from perdure.core.policy.broken_code import BROKEN_CODE, check_block_on
 from perdure.core.policy.retention import Retention
 from perdure.core.policy.retry import Retry
+from perdure.core.printed_text import brief
 from perdure.core.routing import check_patterns
 from perdure.core.time.duration import Duration
 from perdure.errors import BadArguments, UsageError

@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
-from perdure.core.brief import brief
 from perdure.core.ids import check_name
 from perdure.core.limits.breaker import Breaker, check_breaker
 from perdure.core.limits.limit import Fair, Limit, check_limits
 from perdure.core.option_checks import check_flag, check_instance
+from perdure.core.printed_text import brief
 from perdure.errors import BadArguments
-from perdure.workflow.definition import Definition
+from perdure.workflow.definition import Definition, default_type
 from perdure.workflow.run_settings import ActivityOptions, RunSettings, make_settings
 from perdure.workflow.signature import Signature, names_at_decorator
 from perdure.workflow.step import NO_STEP_SETTINGS, StepSpec, check_for_process, is_async
-from perdure.workflow.type_name import default_type
 
 P = ParamSpec("P")
 R = TypeVar("R")

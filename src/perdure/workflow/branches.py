@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from msgspec import Struct
 
-from perdure.core.brief import brief
 from perdure.core.codec.snapshot import snapshot
 from perdure.core.ids import check_name
 from perdure.core.option_checks import check_whole
+from perdure.core.printed_text import brief
 from perdure.errors import BadArguments, JoinError, RaceError, WorkflowError
 from perdure.workflow.runtime import Checkpoint, Runtime
 from perdure.workflow.saga import restore_undo_errors, undo_losers

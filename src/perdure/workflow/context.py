@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, Never, NoReturn, Pa
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from perdure.core.brief import brief
 from perdure.core.ids import check_id, check_name
 from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import NewMessage, RecordKind
 from perdure.core.model.run import OnClose
 from perdure.core.option_checks import check_priority, check_whole
+from perdure.core.printed_text import brief
 from perdure.core.time.duration import FAR, Duration, Moment, instant, microseconds, moment_of
 from perdure.errors import BadArguments, InvalidName, UsageError
 from perdure.workflow.branches import Branch, RaceResult, each, join, race

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import builtins
 import inspect
+import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, Unpack, overload
 
 from msgspec import structs
 
-from perdure.core.brief import brief
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.snapshot import all_fixed, snapshot, snapshot_all
 from perdure.core.ids import check_name
@@ -25,11 +26,11 @@ from perdure.core.option_checks import check_instance, check_retry
 from perdure.core.policy.broken_code import check_block_on
 from perdure.core.policy.retry import Retry
 from perdure.core.policy.singleton import Singleton
+from perdure.core.printed_text import brief
 from perdure.errors import BadArguments, EncodeError, UsageError
 from perdure.workflow.context import Context
 from perdure.workflow.run_settings import NO_SETTINGS, ActivityOptions, Placement, RunSettings, make_settings, place
 from perdure.workflow.signature import Signature, describe, names_at_decorator
-from perdure.workflow.type_name import default_type
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -343,3 +344,26 @@ def misplaced_hint(where: str, target: object) -> str:
         return f"{where} takes the call of a workflow or activity, and {name} is a plain function; {instead}"
     inside = "Call.named(type, ...)" if isinstance(target, Call | str) else f"{name}(...)"
     return f"{where} takes one call, with the arguments inside it: `{where}({inside})`, not `{where}({name}, ...)`"
+
+
+#: Names of the module that a program begins with; the second one in processes that `multiprocessing` spawns.
+_MAIN = ("__main__", "__mp_main__")
+
+
+def default_type(function: Callable[..., Any]) -> str:
+    """The module and name of a function, such as `shop.orders.checkout`.
+
+    A program that is run as a script has the name of its file, so that `python shop.py` and `import shop` agree.
+    """
+    module: str = getattr(function, "__module__", None) or _MAIN[0]
+    name: str = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return f"{_main_name() if module in _MAIN else module}.{name.replace('.<locals>', '')}"
+
+
+def _main_name() -> str:
+    main = sys.modules.get(_MAIN[0])
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return str(spec.name)
+    file = getattr(main, "__file__", None)
+    return _MAIN[0] if file is None else PurePath(file).stem

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from perdure.core.brief import brief
+from perdure.core.printed_text import brief
 from perdure.errors import UsageError
 from perdure.workflow.definition import Definition
 from perdure.workflow.machine.state_machine import StateMachine

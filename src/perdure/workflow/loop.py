@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec import Struct
 
-from perdure.core.brief import brief
 from perdure.core.codec.snapshot import snapshot
 from perdure.core.option_checks import check_whole
+from perdure.core.printed_text import brief
 from perdure.errors import BadArguments, WorkflowError
 from perdure.workflow.runtime import Checkpoint, Runtime
 from perdure.workflow.saga import current_undos

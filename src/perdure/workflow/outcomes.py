@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
 from msgspec import Struct
 
-from perdure.core.brief import brief
 from perdure.core.codec.failure import attempts_of
 from perdure.core.option_checks import check_list
+from perdure.core.printed_text import brief
 from perdure.errors import BadArguments, Fatal, Rollback
 from perdure.workflow.runtime import Runtime
 from perdure.workflow.scopes import current_scope

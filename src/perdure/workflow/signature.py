@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from perdure.core.brief import brief
 from perdure.core.codec.codec import AnyDecoder, Codec, decoder_of
 from perdure.core.codec.decoders import decoder_for
+from perdure.core.printed_text import brief
 from perdure.errors import BadArguments, DecodeError
 
 #: Types whose values survive JSON unchanged under any annotation.

@@ -11,12 +11,12 @@ from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overloa
 
 from msgspec import UNSET, Struct, UnsetType
 
-from perdure.core.brief import brief
 from perdure.core.ids import check_name
 from perdure.core.limits.breaker import Breaker, check_breaker
 from perdure.core.limits.limit import Limit, check_limits
 from perdure.core.option_checks import check_flag, check_known, check_retry, check_time
 from perdure.core.policy.retry import Retry
+from perdure.core.printed_text import brief
 from perdure.core.time.duration import Duration
 from perdure.errors import BadArguments, UsageError
 from perdure.workflow.signature import describe, type_hints

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from perdure.core.printable import harmless
+from perdure.core.printed_text import harmless
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,10 +13,10 @@ from enum import StrEnum
 import msgspec
 from msgspec import Struct
 
-from perdure.core.brief import brief
 from perdure.core.codec.decoders import decoder_for
 from perdure.core.ids import check_name
 from perdure.core.policy.retry import Retry
+from perdure.core.printed_text import brief
 from perdure.core.time.duration import FAR, Duration, microseconds
 from perdure.errors import RetryAfter, StepTimeout, UsageError
 

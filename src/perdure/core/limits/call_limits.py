@@ -11,7 +11,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from perdure.core.brief import brief
 from perdure.core.codec.decoders import decoder_for
 from perdure.core.ids import check_id
 from perdure.core.limits.breaker import Breaker, BreakerRule
@@ -29,6 +28,7 @@ from perdure.core.limits.limit import (
     keyed_gate,
     required_gates,
 )
+from perdure.core.printed_text import brief
 from perdure.errors import UsageError
 
 #: Keys in the JSON of a run's options, to find them without decoding it.

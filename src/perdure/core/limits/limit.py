@@ -19,10 +19,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from perdure.core.brief import brief
 from perdure.core.codec.decoders import decoder_for
 from perdure.core.ids import ID_BYTES, check_id, check_name
 from perdure.core.limits.breaker import Breaker, BreakerInfo, BreakerRule
+from perdure.core.printed_text import brief
 from perdure.errors import InvalidId, UsageError
 
 SECOND = 1_000_000

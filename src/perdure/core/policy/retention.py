@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from perdure.core.brief import brief
 from perdure.core.model.run import Status
+from perdure.core.printed_text import brief
 from perdure.core.time.duration import Duration, microseconds
 from perdure.errors import UsageError
 

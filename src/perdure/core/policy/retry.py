@@ -14,8 +14,8 @@ from typing import cast
 
 from msgspec import Struct
 
-from perdure.core.brief import brief
 from perdure.core.policy.classify import classify
+from perdure.core.printed_text import brief
 from perdure.core.time.duration import Duration, microseconds, seconds
 from perdure.errors import Fatal, InvalidDuration, RetryAfter, StepTimeout, UsageError
 

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from perdure.core.brief import brief
 from perdure.core.codec.decoders import decoder_for
 from perdure.core.ids import check_key
 from perdure.core.limits.limit import key_from
+from perdure.core.printed_text import brief
 from perdure.core.time.duration import Duration, microseconds
 from perdure.errors import UsageError
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from perdure.core.brief import brief
 from perdure.core.ids import check_name
 from perdure.core.option_checks import check_whole
+from perdure.core.printed_text import brief
 from perdure.errors import UsageError
 
 REFUSE = "refuse"

@@ -22,7 +22,7 @@ from cronsim import CronSim, CronSimError
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from perdure.core.brief import brief
+from perdure.core.printed_text import brief
 from perdure.core.time.duration import FAR, Duration, instant, microseconds, moment_of
 from perdure.errors import InvalidDuration, InvalidSchedule
 

@@ -12,7 +12,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
-from perdure.core.brief import brief
+from perdure.core.printed_text import brief
 from perdure.errors import InvalidDuration
 
 Duration = str | int | float | timedelta

@@ -12,9 +12,9 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from perdure.core.brief import brief
 from perdure.core.ids import check_id
 from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE
+from perdure.core.printed_text import brief
 from perdure.core.time.cron import Timing, from_stored
 from perdure.core.time.duration import FAR, Duration, microseconds, moment_of
 from perdure.errors import InvalidSchedule

@@ -18,8 +18,7 @@ from msgspec import Struct
 from perdure.errors import UsageError
 from perdure.store.server.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from perdure.store.sql.dialect import Row
-from perdure.store.url import MysqlUrl
-from perdure.store.url_secrets import connecting, secrets_in
+from perdure.store.url import MysqlUrl, connecting, secrets_in
 
 #: Errors of the server and of the driver, with a number, and the error for a key that is taken.
 DriverError: type[Exception] = asyncmy.errors.MySQLError

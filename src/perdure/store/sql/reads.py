@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from perdure.core.audit import Event
-from perdure.core.brief import brief
 from perdure.core.model.claim import LoadedRun
 from perdure.core.model.outputs import Interruption, Output, OutputKind, interruption_of
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.run import Run, RunFilter, RunPage, Status
 from perdure.core.model.visibility import RunWaits, waits_from_json
+from perdure.core.printed_text import brief
 from perdure.errors import InvalidCursor, StoreCorrupt
 from perdure.store.contract import Store
 from perdure.store.sql.dialect import Params, Transaction, placeholders

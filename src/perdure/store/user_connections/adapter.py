@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
-from perdure.core.brief import brief
+from perdure.core.printed_text import brief
 from perdure.errors import UsageError
 from perdure.store.sql.dialect import Row
 from perdure.store.user_connections.drivers import (

@@ -15,10 +15,10 @@ from typing import Protocol
 from msgspec import Struct
 
 from perdure.core.codec.failure import Failure
-from perdure.core.log_trace import log_with_trace
 from perdure.core.model.record import Record, RecordKind
 from perdure.core.model.run import Run, Status
 from perdure.core.model.turn import Block, Finish, RetryLater, Turn, TurnOutcome
+from perdure.core.printed_text import log_with_trace
 
 # Looking up an enum member through its class is slow; these are needed for every turn.
 _STEP, _ATTEMPT, _COMPLETED, _CANCELLED = RecordKind.STEP, RecordKind.ATTEMPT, Status.COMPLETED, Status.CANCELLED

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from perdure.core.brief import brief
 from perdure.core.codec.failure import Failure
 from perdure.core.model.dead_letter import (
     DeadLetter,
@@ -25,6 +24,7 @@ from perdure.core.model.dead_letter import (
     dead_letter_reason,
 )
 from perdure.core.model.run import Run, Status
+from perdure.core.printed_text import brief
 from perdure.core.routing import ANY
 from perdure.errors import InvalidCursor
 from perdure.store.sql.dialect import Params, Transaction, placeholders
