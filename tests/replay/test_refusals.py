@@ -105,8 +105,9 @@ def test_another_event_loop_is_refused(runner: Callable[[Any], Any]) -> None:
             coroutine.close()
 
     run = Driver(flow)
-    assert isinstance(run.error, RuntimeError)
-    assert "running event loop" in str(run.error)
+    assert isinstance(run.error, NotInWorkflow)
+    assert "a workflow runs in an event loop already" in str(run.error)
+    assert run.error.__traceback__ is not None
 
 
 def test_every_method_of_an_event_loop_is_either_ours_or_refused() -> None:
@@ -214,3 +215,16 @@ def test_a_context_is_of_no_use_outside_of_its_workflow(use: Callable[[Context],
     run.complete("a")
     run.complete("b", "undisturbed")
     assert run.settled().result[0] == "undisturbed"
+
+
+@pytest.mark.parametrize(
+    "text", ["asyncio.run() cannot be called from a running event loop", "attached to a different loop"]
+)
+def test_an_error_of_an_event_loop_in_a_step_stays_the_error_of_the_step(text: str) -> None:
+    async def flow(ctx: Context) -> None:
+        await named(ctx, "a")
+
+    run = Driver(flow)
+    run.fail("a", RuntimeError(text))
+    assert type(run.error) is RuntimeError
+    assert str(run.error) == text

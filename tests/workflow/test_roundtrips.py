@@ -105,7 +105,7 @@ async def test_a_result_without_an_annotation_has_to_be_plain(stage: Stage) -> N
     engine = stage.engine(loading)
     async with engine.worker():
         run = await engine.start(loading())
-        with pytest.raises(Exception, match=r"by\[0\] is a Card and comes back as a dict; annotate it with its class"):
+        with pytest.raises(Exception, match=r"by\[0\] is a Card and comes back as a dict; declare the return type"):
             await run.result("20s")
 
 

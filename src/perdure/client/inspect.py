@@ -112,8 +112,9 @@ async def _undecided(store: Store, run: Run) -> str:
         return ""
     first = set_aside_of(open_[0])
     return (
-        f" It has set aside {len(open_)} message(s) that it could not decode, the first under {first.name!r} "
-        f"({first.error.message}); deliver them again or drop them (perdure messages)."
+        f" It has set aside {len(open_)} message(s) that do not fit its code, the first under {first.name!r} "
+        f"({first.error.message}); send one that fits, or change the code and deliver it again: "
+        f"`perdure messages list URL {run.id}`."
     )
 
 
@@ -178,12 +179,16 @@ def _pending(run: Run, facts: Facts) -> str:
         )
     if not alive:
         return (
-            "It is ready, but no worker is alive; start one: `async with engine.worker():`, or `perdure worker "
-            "module:engine` in a terminal."
+            "It is ready, but no worker is alive; start one: `async with engine.worker():`, or, unless the database is "
+            "in memory, `perdure worker module:engine` in a terminal; its engine needs the workflow "
+            f"{run.type!r}: `Engine(url, [...])`."
         )
     if any(run.type in w.types for w in alive):
         return f"It is ready, but no live worker takes the queue {run.queue!r}; add it to a worker's queues."
-    return f"It is ready, but none of the {len(alive)} live worker(s) serves the type {run.type!r}; deploy its code."
+    return (
+        f"It is ready, but none of the {len(alive)} live worker(s) serves the type {run.type!r}; add it to a worker's "
+        "engine, `Engine(url, [...])`, or deploy the code that has it."
+    )
 
 
 def _paused(inbox: Sequence[Message], now: int) -> str:

@@ -20,7 +20,7 @@ from perdure.core.ids import check_name
 from perdure.core.model.dead_letter import dead_letter_reason
 from perdure.core.model.record import Record, RecordKind
 from perdure.core.model.run import Fork, NewRun, RetryOutcome, RetryRequest, Run, kept_seed
-from perdure.core.option_checks import check_text
+from perdure.core.option_checks import check_text, no_option
 from perdure.core.policy.retry import Retry
 from perdure.core.policy.singleton import with_stored_singleton
 from perdure.core.printed_text import brief
@@ -72,8 +72,7 @@ class RetryOptions(TypedDict, total=False):
 async def retry(session: Session, run_id: str, changes: RetryOptions) -> int:
     """Let a run go again, as its state allows; its generation."""
     if unknown := changes.keys() - RetryOptions.__annotations__.keys():
-        known = ", ".join(RetryOptions.__annotations__)
-        raise UsageError(f"retry has no option {min(unknown)!r}; it has {known}")
+        raise UsageError(no_option("retry", unknown, RetryOptions.__annotations__))
     run = await session.find(run_id)
     store = await session.opened()
     result = await store.retry(_retry_request(session, run, changes, store.clock()), session.actor)

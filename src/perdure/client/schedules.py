@@ -20,7 +20,7 @@ from perdure.client.session import Session
 from perdure.client.start import StartOptions, new_run
 from perdure.core.audit import Event
 from perdure.core.ids import check_name
-from perdure.core.option_checks import check_flag, check_page, check_text, check_time, check_whole
+from perdure.core.option_checks import check_flag, check_page, check_text, check_time, check_whole, no_option
 from perdure.core.printed_text import brief
 from perdure.core.time.cron import At, Cron, Every, Timing, fire_times, next_fire_time, to_stored, zone_of
 from perdure.core.time.duration import FAR, Duration, instant, microseconds, moment_of
@@ -229,7 +229,8 @@ class Schedules:
 
     def _called(self, one: Schedule, call: Call[Any], options: ScheduleOptions) -> Schedule:
         """Make a schedule run another call."""
-        new = self._session.new_run(call, {"queue": options.get("queue"), "priority": options.get("priority")})
+        place: StartOptions = {"queue": options.get("queue"), "priority": options.get("priority")}
+        new = self._session.new_run(call, place, "schedules.create")
         # Limits as durations: a run that is ready at 0 has to be begun and finished by these times.
         limits = self._session.known(call).place(0, None, None, one.deadline or FAR)
         return structs.replace(
@@ -249,8 +250,7 @@ class Schedules:
     ) -> Schedule:
         """Apply a call, a timing and options to a schedule."""
         if unknown := options.keys() - ScheduleOptions.__annotations__.keys():
-            known = ", ".join(ScheduleOptions.__annotations__)
-            raise InvalidSchedule(f"a schedule has no option {min(unknown)!r}; it has {known}")
+            raise InvalidSchedule(no_option("a schedule", unknown, ScheduleOptions.__annotations__))
         changed = _with_policies(one, options)
         if call is not None:
             changed = self._called(changed, call, options)

@@ -206,10 +206,13 @@ class Session:
             raise RunNotFound(f"there is no run {run_id!r} in {shown(self.url)}")
         return run
 
-    def new_run(self, call: Call[Any], options: StartOptions) -> NewRun:
-        """Make the row of a run from a call, or raise `UsageError` and the like; nothing is written."""
+    def new_run(self, call: Call[Any], options: StartOptions, where: str = "start") -> NewRun:
+        """Make the row of a run from a call, or raise `UsageError` and the like; nothing is written.
+
+        `where`: name of the method that was called, for errors.
+        """
         if not isinstance(call, Call):
-            raise UsageError(f"start takes a call such as `checkout(order)`, not {call_hint(call)}")
+            raise UsageError(f"{where} takes a call such as `checkout(order)`, not {call_hint(call)}")
         if call.definition is not None and self.workflows and call.type not in self.workflows:
             raise UnknownWorkflow(
                 f"workflow {call.type!r} is not one of this engine's ({', '.join(sorted(self.workflows))}); add it to "
@@ -248,6 +251,8 @@ class AsyncOnly:
 
     #: Advice for code that is not async.
     _instead: ClassVar[str] = "in code that is not async, use perdure.blocking.Engine"
+    #: Advice for code that awaits it.
+    _awaited: ClassVar[str] = "{} cannot be awaited; enter it: `async with`"
 
     if not TYPE_CHECKING:  # type checkers report these mistakes by themselves
 
@@ -259,4 +264,4 @@ class AsyncOnly:
 
         def __await__(self) -> NoReturn:
             refuse_in_workflow()
-            raise UsageError(f"{self!r} is not awaited; enter it: `async with`")
+            raise UsageError(self._awaited.format(repr(self)))

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypedDict
 from perdure.core.codec.codec import Codec
 from perdure.core.ids import check_id, check_name, uuid7
 from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, CreatedRun, NewRun, Run, root_generation
-from perdure.core.option_checks import check_priority
+from perdure.core.option_checks import check_priority, no_option
 from perdure.core.policy.singleton import Debounce, Singleton
 from perdure.core.policy.watermark import WAIT, Watermark
 from perdure.core.printed_text import brief
@@ -78,7 +78,7 @@ def new_run(call: Call[Any], encoded_input: str, options: StartOptions, system: 
     deadline = options.get("deadline")
     priority = options.get("priority")
     if unknown := options.keys() - StartOptions.__annotations__.keys():
-        raise BadArguments(f"start has no option {min(unknown)!r}; it has {', '.join(StartOptions.__annotations__)}")
+        raise BadArguments(no_option("start", unknown, StartOptions.__annotations__))
     call = _single(call, options)
     wake_at = 0 if at is None else instant(at, now)
     placed = call.place(

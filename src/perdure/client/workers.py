@@ -38,6 +38,8 @@ class Workers:
 class EngineWorker(AsyncOnly):
     """A worker of an engine, to be entered or run."""
 
+    _awaited = "a worker cannot be awaited; write `async with engine.worker():`, or `await engine.worker().run()`"
+
     def __repr__(self) -> str:
         return f"<worker {self.id or 'not started'}>"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from perdure.core.policy.retry import Retry
@@ -14,7 +15,27 @@ from perdure.errors import BadArguments, InvalidCursor, InvalidDuration, UsageEr
 def check_known(options: Mapping[str, object], declared: type, what: str) -> None:
     """Raise `BadArguments` for an option that is no key of the `TypedDict` that declares the options of `what`."""
     if unknown := options.keys() - declared.__annotations__.keys():
-        raise BadArguments(f"{what} has no option {min(unknown)!r}; it has {', '.join(declared.__annotations__)}")
+        raise BadArguments(no_option(what, unknown, declared.__annotations__))
+
+
+#: Options of other tools and older habits, by the name of the option that means the same here.
+_MEANT = {
+    "id": ("run_id", "workflow_id", "task_id", "job_id"),
+    "at": ("delay", "eta", "start_at", "run_at"),
+    "retry": ("max_retries", "attempts", "max_attempts", "retry_policy"),
+    "timeout": ("time_limit", "start_to_close"),
+    "slots": ("concurrency", "max_workers", "workers", "threads", "max_concurrency", "parallelism"),
+    "queues": ("task_queue", "queue_name"),
+}
+_MEANINGS = {"slots": "slots, the number of runs at once"}
+
+
+def no_option(what: str, unknown: Iterable[str], known: Iterable[str]) -> str:
+    """Message about options that `what` does not have; it suggests the one that was probably meant."""
+    name, names = min(unknown), list(known)
+    near = [one for one in names if name in _MEANT.get(one, ())] or get_close_matches(name, names, 1)
+    meant = f"did you mean {_MEANINGS.get(near[0], near[0])}? " if near else ""
+    return f"{what} has no option {name!r}; {meant}it has {', '.join(names)}"
 
 
 def check_retry(retry: object, name: str = "retry") -> Retry | None:

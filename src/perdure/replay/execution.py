@@ -28,10 +28,11 @@ from perdure.core.model.record import Message, NewMessage, Record, RecordKind
 from perdure.core.model.run import NewRun, OnClose, Status
 from perdure.core.model.set_aside import set_aside_output
 from perdure.core.policy.broken_code import is_broken_code, mark_recorded
-from perdure.errors import DecodeError, Diverged, LoopStuck, NotInWorkflow, RunTerminated, WorkflowError
+from perdure.errors import DecodeError, Diverged, LoopStuck, RunTerminated, WorkflowError
 from perdure.replay.checkpoints import Checkpoints, checkpoint_payload, places_below
 from perdure.replay.divergence import RecordedArguments, diverged, position
 from perdure.replay.earlier_attempts import NOTHING, EarlierAttempts
+from perdure.replay.event_loop_errors import refusal_of
 from perdure.replay.operations import (
     ChildOperation,
     OpenOperation,
@@ -165,13 +166,11 @@ class Execution(OperationsApi):
         try:
             return await self._start(Context(self))
         except RuntimeError as error:
-            if "attached to a different loop" not in str(error):
+            refusal = refusal_of(error)
+            if refusal is None:
                 raise
-            raise NotInWorkflow(
-                "workflow code awaited something of another event loop, such as a future, a lock or a connection that "
-                "was made outside; replay could not wait for it again; await it in a step: "
-                "`await ctx.step(function, ...)`"
-            ) from error
+            # The frames are those of the workflow code; the cause says no more.
+            raise refusal.with_traceback(error.__traceback__) from None
 
     def replay(self, budget: Callable[[], bool]) -> bool:
         """Apply recorded completions; True if all are applied, False if `budget()` ended a part. Raises `Diverged`."""
@@ -645,8 +644,8 @@ class Execution(OperationsApi):
                 )
                 self.effects.append(reply)
             self.log.warning(
-                "message %r to run %s is set aside: %s; `perdure messages` shows it, and delivers it again or drops it",
-                one.name, self.run_id, one.error,
+                "message %r to run %s is set aside: %s; send one that fits, or change the code and deliver it again: "
+                "`perdure messages list URL %s`", one.name, self.run_id, one.error, self.run_id,
             )  # fmt: skip
 
     def _needs_no_operation(self, record: Record, operation: OpenOperation | None) -> bool:

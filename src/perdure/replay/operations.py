@@ -10,6 +10,7 @@ import asyncio
 import heapq
 import math
 from abc import ABC, abstractmethod
+from asyncio.events import _get_running_loop
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ from perdure.workflow.runtime import (
 )
 from perdure.workflow.saga import UndoLog
 from perdure.workflow.scopes import Scope, WorkflowRandom, current_scope
+from perdure.workflow.step_info import current_step
 
 
 class OpenOperation:
@@ -559,10 +561,26 @@ class OperationsApi(ABC):
 
     def _check_inside(self) -> None:
         if not self.loop.is_current:
-            raise WorkflowError(
-                f"the context of run {self.run_id!r} was used outside of its workflow, in a step or in another thread, "
-                "where replay would not see it; a step calls other functions directly, and gets values as arguments"
+            raise WorkflowError(f"the context of run {self.run_id!r} {self._use_outside()}")
+
+    def _use_outside(self) -> str:
+        """Say where a context is used that is not its workflow, and what to do there."""
+        step = current_step.get(None)
+        if step is not None:
+            return (
+                f"was used in the step {step.location!r}, where replay would not see it; a step calls other functions "
+                "directly, and gets values as arguments"
             )
+        if self.loop.closed:
+            return (
+                "was used after its workflow function had ended; use a context only inside that function, and "
+                "asyncio.sleep and the like elsewhere"
+            )
+        where = "in another thread, " if _get_running_loop() is None else ""
+        return (
+            f"was used {where}outside of its workflow, where replay would not see it; use it only in the workflow's "
+            "own code, with `await ctx.step(function, ...)` for work in a thread and asyncio.gather for several at once"
+        )
 
     # timers of asyncio
 

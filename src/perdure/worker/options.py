@@ -9,7 +9,15 @@ from msgspec import Struct
 
 from perdure.core.ids import check_name
 from perdure.core.model.run import DEFAULT_QUEUE
-from perdure.core.option_checks import check_duration, check_flag, check_list, check_retry, check_time, check_whole
+from perdure.core.option_checks import (
+    check_duration,
+    check_flag,
+    check_list,
+    check_retry,
+    check_time,
+    check_whole,
+    no_option,
+)
 from perdure.core.policy.broken_code import BROKEN_CODE, check_block_on
 from perdure.core.policy.retention import Retention
 from perdure.core.policy.retry import Retry
@@ -98,7 +106,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     ) -> WorkerOptions:
         """Check the settings of a user. Raises `UsageError`, which names the option."""
         if unknown := settings.keys() - _CHECKS.keys():
-            raise BadArguments(f"a worker has no option {min(unknown)!r}; it has {', '.join(_CHECKS)}")
+            raise BadArguments(no_option("a worker", unknown, _CHECKS))
         given: Mapping[str, Any] = settings
         checked = {name: check(given[name]) for name, check in _CHECKS.items() if name in given}
         # None is the default.

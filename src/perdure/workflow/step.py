@@ -246,6 +246,11 @@ def spec_of(function: Callable[..., Any]) -> StepSpec:
 def _inspect(function: Callable[..., Any]) -> StepSpec:
     check_function(function)
     inner = innermost(function)
+    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        raise BadArguments(
+            f"the step {describe(inner)} has a `yield`; a step returns one result: build a list in it and return the "
+            "list"
+        )
     hints = type_hints(inner)
     _check_parameters(inner, hints)
     options = getattr(inner, _OPTIONS, NO_STEP_SETTINGS)

@@ -27,6 +27,8 @@ MAX_BYTES = 1024 * 1024
 
 _log = logging.getLogger("perdure.codec")
 
+#: Values that need no annotation to come back as they were.
+_PLAIN_DATA = "text, numbers, lists, and dicts with text as keys"
 #: Types without parts, whose JSON needs no further checks.
 _SIMPLE = frozenset({type(None), bool, int})
 #: Types whose values survive JSON unchanged.
@@ -128,11 +130,13 @@ class Codec:
         if found is None:
             return
         path, problem = found
-        fix = (
-            "annotate it with its class, or pass plain data: text, numbers, lists, and dicts with text as keys"
-            if is_open(declared)
-            else f"it is declared as {_name(declared)}: declare its own type, or a union"
-        )
+        if not is_open(declared):
+            fix = f"it is declared as {_name(declared)}: declare its own type, or a union"
+        elif what.startswith("result of "):
+            returned = f"`-> {type(value).__name__}`" if not path else "with that class in it"
+            fix = f"declare the return type, {returned}, or return plain data: {_PLAIN_DATA}"
+        else:
+            fix = f"annotate it with its class, or pass plain data: {_PLAIN_DATA}"
         raise EncodeError(_message(what, path, f"{problem}; {fix}"), path=path)
 
     def needs_tags(self, declared: Any, what: str) -> bool:

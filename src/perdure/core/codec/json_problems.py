@@ -164,11 +164,8 @@ def _raw_problem(raw: msgspec.Raw) -> str | None:
 
 #: Values that are often stored by mistake, and what to do instead.
 _ADVICE: tuple[tuple[type | tuple[type, ...], str], ...] = (
-    (GeneratorType, "is a generator, which runs only once; make a list of it: list(...)"),
-    (
-        AsyncGeneratorType,
-        "is an async generator, which runs only once; make a list of it: [item async for item in ...]",
-    ),
+    (GeneratorType, "is a generator, which runs only once; pass a list: list(...)"),
+    (AsyncGeneratorType, "is an async generator, which runs only once; pass a list: [item async for item in ...]"),
     (Awaitable, "is not a result yet; await it"),
     ((FunctionType, MethodType, BuiltinFunctionType), "is a function; call it, or pass its name"),
     ((KeysView, ValuesView, ItemsView, map, filter, zip, range), "is an iterable; make a list of it: list(...)"),

@@ -103,7 +103,12 @@ def _same_digest(value: object, back: object, digest: Callable[[object], str]) -
 
 
 def _other_class(value: object, back: object) -> str:
-    return f"is a {type(value).__name__} and comes back as a {type(back).__name__}"
+    return f"is {with_article(type(value).__name__)} and comes back as {with_article(type(back).__name__)}"
+
+
+def with_article(name: str) -> str:
+    """The name of a class, after "a" or "an"."""
+    return f"{'an' if name[:1] in 'AEIOUaeio' else 'a'} {name}"
 
 
 def _shown(value: object) -> str:
