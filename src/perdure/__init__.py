@@ -46,7 +46,7 @@ from perdure.workflow.child import Child
 from perdure.workflow.context import Context
 from perdure.workflow.definition import Call, Workflow, workflow
 from perdure.workflow.discover import discover
-from perdure.workflow.loop import Break, Continue
+from perdure.workflow.endless_loop import Break, Continue
 from perdure.workflow.outcomes import Failed, FailureKind, Succeeded
 from perdure.workflow.runtime import Operation, ReceivedMessage
 from perdure.workflow.saga import Saga

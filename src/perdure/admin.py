@@ -15,12 +15,12 @@ from perdure.core.limits.breaker import BreakerInfo, BreakerRule, Circuit
 from perdure.core.limits.limit import LimitBounds, LimitInfo, PermitScope
 from perdure.core.model.dead_letter import DeadLetter, DeadLetterPage, DeadLetterReason, Fault
 from perdure.core.model.lock import LockInfo
-from perdure.core.model.orders import Pause, PauseKind
 from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.reports import DeployFinding, DeployProblem, DeployReport, FailedAttempt, RunReport, StepReport
 from perdure.core.model.run import Reason, Run, RunPage
-from perdure.core.model.set_aside import SetAsideMessage
+from perdure.core.model.run_orders import Pause, PauseKind
+from perdure.core.model.set_aside_messages import SetAsideMessage
 from perdure.core.model.visibility import RunningStep, RunningSteps, RunWaits, Wait, WaitKind
 from perdure.core.model.worker_info import WorkerInfo
 from perdure.core.policy.classify import Classification, ErrorCategory

@@ -13,14 +13,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from perdure.core.limits.admission import StepAdmission, StepDeparture
+from perdure.core.limits.admission_requests import StepAdmission, StepDeparture
 from perdure.core.limits.breaker import Circuit
 from perdure.core.limits.limit import LimitBounds
 from perdure.core.model.claim import ClaimRequest
-from perdure.core.model.orders import Pause, PauseKind, RunOrder
 from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Reason, RetryRequest, Status
+from perdure.core.model.run_orders import Pause, PauseKind, RunOrder
 from perdure.core.model.turn import Block, ContinueAsNew, Finish, Lease, Release, RetryLater, Trim, Turn, TurnOutcome
 from perdure.core.policy.retention import PruneRequest
 from perdure.core.policy.singleton import SingletonPolicy

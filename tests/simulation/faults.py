@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from msgspec import Struct
 
-from perdure.core.limits.admission import AdmissionResult, StepAdmission
+from perdure.core.limits.admission_requests import AdmissionResult, StepAdmission
 from perdure.core.model.claim import ClaimByIdResult, ClaimResult, LoadedRun
 from perdure.core.model.outputs import BroadcastResult
 from perdure.core.model.turn import Lease, Release, Turn, TurnOutcome

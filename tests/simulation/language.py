@@ -12,7 +12,7 @@ from perdure.errors import Rollback, WorkflowError
 from perdure.workflow.branches import Branch
 from perdure.workflow.context import Context
 from perdure.workflow.definition import Call
-from perdure.workflow.loop import Break, Continue
+from perdure.workflow.endless_loop import Break, Continue
 from perdure.workflow.scopes import current_scope
 from tests.simulation.programs import (
     Anew,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from perdure.core.limits.breaker import BreakerReport, BreakerState, Circuit
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.limits import admit_runs, admit_steps, gates
-from perdure.store.sql.limits.gate_state import GateState
+from perdure.store.sql.limits.gate_decision import GateState
 from tests.simulation.planted import Patch, reword
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perdure import Breaker, Context, Engine, Limit, StoreUnavailable, workflow
-from perdure.core.limits.admission import AdmissionRequest, AdmissionResult, StepAdmission
+from perdure.core.limits.admission_requests import AdmissionRequest, AdmissionResult, StepAdmission
 from perdure.core.model.claim import LoadedRun
 from perdure.core.model.turn import Turn, TurnOutcome
 from perdure.host import Host

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from perdure.core.limits.admission import AdmissionRequest, AdmissionResult
+from perdure.core.limits.admission_requests import AdmissionRequest, AdmissionResult
 from perdure.core.limits.breaker import BreakerState, Circuit
 from perdure.core.limits.limit import limit_of_gate, stored_location
 from tests.invariant_rules import FINISHED, GATES

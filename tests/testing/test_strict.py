@@ -25,7 +25,7 @@ from perdure import Context, RunFailed, step, workflow
 from perdure.errors import Diverged, NotInWorkflow
 from perdure.machine import Actions, StateMachine
 from perdure.testing import Environment
-from perdure.testing.other_seeds import CodePlace, ReplayRequest, processes
+from perdure.testing.hash_seeds import CodePlace, ReplayRequest, processes
 
 HERE = Path(__file__).name
 alias = datetime.datetime.now
@@ -266,7 +266,7 @@ def test_a_module_that_never_ends_its_import_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "endless_module.py").write_text("import time\nwhile True: time.sleep(1)\n")
-    monkeypatch.setattr("perdure.testing.other_seeds.PATIENCE", 2.0)
+    monkeypatch.setattr("perdure.testing.hash_seeds.PATIENCE", 2.0)
     place = CodePlace("endless_module", "flow")
     request = ReplayRequest(path=[str(tmp_path), *sys.path], workflows=[place], errors=[], runs=[])
     assert processes.replay(request) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.core.limits.admission import AdmissionResult
+from perdure.core.limits.admission_requests import AdmissionResult
 from perdure.host import Host
 from perdure.worker.limits.gatekeeper import PollPace
 

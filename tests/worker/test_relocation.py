@@ -10,7 +10,7 @@ import pytest
 
 from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
 from perdure.host import Host
-from perdure.worker.run.orders import relocate
+from perdure.worker.run.pause_and_evict import relocate
 
 NOW = 1_000_000
 RUN = cast("Any", SimpleNamespace(id="r1", type="order.v1", queue="express"))

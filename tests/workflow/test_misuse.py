@@ -7,7 +7,7 @@ import pytest
 from perdure import Context, Retry, RunFailed, workflow
 from perdure.core.model.run import Status
 from perdure.errors import WorkflowError
-from perdure.replay.forgotten import describe_forgotten
+from perdure.replay.unawaited import describe_forgotten
 from tests.replay.driver import Driver, named
 from tests.stage import Stage
 

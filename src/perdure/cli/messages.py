@@ -14,7 +14,7 @@ from perdure.cli.console.output import Printer, dump
 from perdure.cli.console.params import JsonParam, with_output, with_target
 from perdure.cli.console.target import with_engine
 from perdure.client.engine import Engine
-from perdure.core.model.set_aside import SetAsideMessage
+from perdure.core.model.set_aside_messages import SetAsideMessage
 from perdure.core.model.visibility import WaitKind
 
 

@@ -31,7 +31,7 @@ from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record
 from perdure.core.model.reports import RunReport, original_records
 from perdure.core.model.run import Run, RunPage, Status
-from perdure.core.model.set_aside import SetAsideMessage
+from perdure.core.model.set_aside_messages import SetAsideMessage
 from perdure.core.printed_text import harmless_lines
 
 group = CommandGroup(

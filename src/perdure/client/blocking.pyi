@@ -28,12 +28,12 @@ from perdure.core.model.dead_letter import (
     DeadLetterPage,
 )
 from perdure.core.model.lock import LockInfo
-from perdure.core.model.orders import Pause
 from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record
 from perdure.core.model.reports import DeployReport, RunReport
 from perdure.core.model.run import DEFAULT_QUEUE, Run, RunPage, Status
-from perdure.core.model.set_aside import SetAsideMessage
+from perdure.core.model.run_orders import Pause
+from perdure.core.model.set_aside_messages import SetAsideMessage
 from perdure.core.model.worker_info import WorkerInfo
 from perdure.core.policy.retention import Retention
 from perdure.core.policy.retry import Retry

@@ -19,7 +19,7 @@ from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record
 from perdure.core.model.reports import RunReport
 from perdure.core.model.run import Run, Status
-from perdure.core.model.set_aside import SetAsideMessage
+from perdure.core.model.set_aside_messages import SetAsideMessage
 from perdure.core.option_checks import check_instance
 from perdure.core.time.duration import Duration
 from perdure.store.sql.reads import interruptions

@@ -18,12 +18,12 @@ from perdure.core.audit import Event
 from perdure.core.codec.failure import Failure
 from perdure.core.limits.breaker import PREFIX, BreakerInfo, Circuit
 from perdure.core.limits.limit import WaitlistPosition
-from perdure.core.model.orders import Pause, PauseKind
 from perdure.core.model.outputs import Interruption, Output, OutputKind
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.reports import FailedAttempt, RunReport, StepReport, original_records
 from perdure.core.model.run import Reason, Run, RunFilter, Status
-from perdure.core.model.set_aside import set_aside_of
+from perdure.core.model.run_orders import Pause, PauseKind
+from perdure.core.model.set_aside_messages import set_aside_of
 from perdure.core.model.visibility import RunningStep, RunWaits, Wait, WaitKind
 from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
 from perdure.core.policy.singleton import stored_singleton_of
@@ -31,7 +31,7 @@ from perdure.core.routing import PYTHON, TypeInfo
 from perdure.core.time.duration import FAR
 from perdure.store.contract import Store
 from perdure.store.sql.reads import interruptions as interruptions_of
-from perdure.store.sql.runs.orders import pausing_of
+from perdure.store.sql.runs.pause_and_evict import pausing_of
 
 #: Characters of a heartbeat's details that are shown.
 _SHOWN = 200

@@ -12,11 +12,11 @@ from perdure.client.results import OutputWatch
 from perdure.client.session import Session
 from perdure.core.codec.failure import Failure
 from perdure.core.ids import ID_BYTES, check_id, check_name
-from perdure.core.model.orders import OrderOutcome
 from perdure.core.model.outputs import Output, OutputKind
 from perdure.core.model.record import NewMessage, SendOutcome
 from perdure.core.model.run import Status
-from perdure.core.model.set_aside import SetAsideMessage, set_aside_of
+from perdure.core.model.run_orders import OrderOutcome
+from perdure.core.model.set_aside_messages import SetAsideMessage, set_aside_of
 from perdure.core.option_checks import check_text, check_whole
 from perdure.core.printed_text import brief
 from perdure.core.time.duration import Duration, seconds

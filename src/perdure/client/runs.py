@@ -16,9 +16,9 @@ from perdure.client.session import Session
 from perdure.client.start import Moment
 from perdure.core.ids import check_id
 from perdure.core.model.dead_letter import DeleteOutcome, dead_letter_reason
-from perdure.core.model.orders import OrderOutcome, RunOrder
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Run, RunFilter, RunPage, Status
+from perdure.core.model.run_orders import OrderOutcome, RunOrder
 from perdure.core.option_checks import check_flag, check_list, check_page, check_text
 from perdure.core.policy.retention import PruneRequest
 from perdure.core.policy.singleton import stored_singleton_of

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from perdure.client.session import AsyncOnly, Session, refuse_in_workflow
 from perdure.core.ids import check_name
-from perdure.core.model.orders import Pause, PauseKind
+from perdure.core.model.run_orders import Pause, PauseKind
 from perdure.core.model.worker_info import WorkerInfo
 from perdure.core.option_checks import check_text
 from perdure.core.routing import TypeInfo

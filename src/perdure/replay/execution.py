@@ -22,11 +22,11 @@ from msgspec.structs import replace
 
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import AttemptSummary, ErrorTypes, Failure, attach_attempts
-from perdure.core.model.orders import termination_message
 from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import Message, NewMessage, Record, RecordKind
 from perdure.core.model.run import NewRun, OnClose, Status
-from perdure.core.model.set_aside import set_aside_output
+from perdure.core.model.run_orders import termination_message
+from perdure.core.model.set_aside_messages import set_aside_output
 from perdure.core.policy.broken_code import is_broken_code, mark_recorded
 from perdure.errors import DecodeError, Diverged, LoopStuck, RunTerminated, WorkflowError
 from perdure.replay.checkpoints import Checkpoints, checkpoint_payload, places_below

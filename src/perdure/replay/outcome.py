@@ -14,8 +14,8 @@ from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import Failure
 from perdure.core.model.run import Status
 from perdure.errors import BadArguments, DecodeError, NeverAwaited, PerdureError, RunCancelled
-from perdure.replay.forgotten import describe_forgotten
 from perdure.replay.run_loop import RunLoop, RunTask
+from perdure.replay.unawaited import describe_forgotten
 from perdure.workflow.definition import Call
 from perdure.workflow.runtime import ContinueAsNewSignal
 from perdure.workflow.saga import UndoLog

@@ -17,7 +17,7 @@ from enum import IntFlag
 from typing import TYPE_CHECKING, Protocol
 
 from perdure.core.audit import Audit, Event, EventFilter
-from perdure.core.limits.admission import AdmissionPreview, AdmissionRequest, AdmissionResult
+from perdure.core.limits.admission_requests import AdmissionPreview, AdmissionRequest, AdmissionResult
 from perdure.core.limits.breaker import Circuit
 from perdure.core.limits.limit import LimitBounds, LimitInfo, WaitlistPosition
 from perdure.core.model.claim import ClaimByIdRequest, ClaimByIdResult, ClaimRequest, ClaimResult, LoadedRun
@@ -28,7 +28,6 @@ from perdure.core.model.dead_letter import (
     DeleteOutcome,
 )
 from perdure.core.model.lock import LockGrant, LockInfo
-from perdure.core.model.orders import OrderOutcome, Pause, PauseKind, RunOrder
 from perdure.core.model.outputs import BroadcastResult, Output, OutputKind
 from perdure.core.model.record import Message, NewMessage, Record, SendOutcome
 from perdure.core.model.run import (
@@ -41,6 +40,7 @@ from perdure.core.model.run import (
     RunFilter,
     RunPage,
 )
+from perdure.core.model.run_orders import OrderOutcome, Pause, PauseKind, RunOrder
 from perdure.core.model.turn import Lease, Turn, TurnOutcome
 from perdure.core.model.visibility import RunWaits
 from perdure.core.model.worker_info import SweepResult, WorkerInfo

@@ -33,7 +33,7 @@ from perdure.core.time.duration import Duration, microseconds, seconds
 from perdure.errors import Diverged, PerdureError, UsageError
 from perdure.store import open_store
 from perdure.testing.clock import VirtualClock
-from perdure.testing.other_seeds import make_request, processes
+from perdure.testing.hash_seeds import make_request, processes
 from perdure.testing.strict import DeterminismGuard
 from perdure.worker import Worker, WorkerOptions, WorkerSettings
 from perdure.worker.run.workflow_run import WorkflowRun

@@ -1,7 +1,7 @@
 """Workers: claim runs, execute them, commit their turns."""
 
 from perdure.replay.run_loop import in_workflow
-from perdure.worker.claiming.push import UnknownRun, UnservedType
+from perdure.worker.claiming.pushed_runs import UnknownRun, UnservedType
 from perdure.worker.commit.hooks import HookCaller
 from perdure.worker.deploy_check import ReplayCheck
 from perdure.worker.options import WorkerOptions, WorkerSettings

@@ -34,7 +34,7 @@ from perdure.store.contract import Change, Store
 from perdure.worker.callbacks import ClockReading, RunStarts, StepResults
 from perdure.worker.claiming.claimer import Claimer
 from perdure.worker.claiming.inbox_reader import InboxReader
-from perdure.worker.claiming.push import PushExecutor
+from perdure.worker.claiming.pushed_runs import PushExecutor
 from perdure.worker.commit.attempt_log import AttemptLog
 from perdure.worker.commit.hooks import HookCaller
 from perdure.worker.commit.journal import Journal
@@ -45,7 +45,7 @@ from perdure.worker.options import WorkerOptions
 from perdure.worker.run.activity_run import ActivityRun, read_earlier_attempts
 from perdure.worker.run.held_run import HeldRun, Stage
 from perdure.worker.run.interruptions import read_interruptions
-from perdure.worker.run.orders import relocate
+from perdure.worker.run.pause_and_evict import relocate
 from perdure.worker.run.workflow_run import WorkflowRun
 from perdure.worker.scheduler import Scheduler
 from perdure.worker.services import Services

@@ -34,7 +34,7 @@ from perdure.workflow.channels import (
     topic,
 )
 from perdure.workflow.child import Child
-from perdure.workflow.loop import Body, loop
+from perdure.workflow.endless_loop import Body, loop
 from perdure.workflow.outcomes import CAUGHT, Failed, FailureKind, Succeeded, outcome
 from perdure.workflow.runtime import (
     ChildOptions,

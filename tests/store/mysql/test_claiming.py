@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure.core.model.claim import ClaimRequest
-from perdure.core.model.orders import Pause, PauseKind
+from perdure.core.model.run_orders import Pause, PauseKind
 from perdure.core.model.turn import Release, Turn, TurnOutcome
 from perdure.core.time.duration import FAR
 from perdure.store.mysql import claim as claiming

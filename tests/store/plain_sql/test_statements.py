@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from perdure.core.model.orders import Pause, PauseKind, RunOrder
 from perdure.core.model.outputs import OutputKind
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Reason, Status
+from perdure.core.model.run_orders import Pause, PauseKind, RunOrder
 from perdure.core.model.turn import Finish, Park, Turn, TurnOutcome
 from perdure.core.routing import TypeInfo
 from perdure.store.plain_sql import NAMES, statement

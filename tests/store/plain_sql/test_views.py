@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-from perdure.core.model.orders import Pause, PauseKind
+from perdure.core.model.run_orders import Pause, PauseKind
 from perdure.testing.conformance.harness import ACTOR, a_worker
 from tests.store.plain_sql.places import SECOND, Plain
 

@@ -15,9 +15,9 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, Protocol, TypeVar
 
 from perdure.core.audit import Audit
-from perdure.core.model.orders import OrderOutcome
 from perdure.core.model.outputs import BroadcastResult
 from perdure.core.model.record import NewMessage, RecordKind, SendOutcome
+from perdure.core.model.run_orders import OrderOutcome
 from perdure.core.model.turn import Turn, TurnOutcome
 from perdure.core.model.worker_info import WorkerInfo
 from perdure.core.process_fork import never_finalize, watch_forks

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from perdure.core.model.claim import ClaimRequest
-from perdure.core.model.orders import Pause, PauseKind
+from perdure.core.model.run_orders import Pause, PauseKind
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Transaction
 

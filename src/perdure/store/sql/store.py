@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from perdure.core.audit import Audit, Event, EventFilter
 from perdure.core.codec.failure import Failure
-from perdure.core.limits.admission import AdmissionPreview, AdmissionRequest, AdmissionResult
+from perdure.core.limits.admission_requests import AdmissionPreview, AdmissionRequest, AdmissionResult
 from perdure.core.limits.breaker import Circuit
 from perdure.core.limits.limit import LimitBounds, LimitInfo, WaitlistPosition
 from perdure.core.model.claim import ClaimByIdRequest, ClaimByIdResult, ClaimRequest, ClaimResult, LoadedRun
@@ -30,7 +30,6 @@ from perdure.core.model.dead_letter import (
     DeleteOutcome,
 )
 from perdure.core.model.lock import LockGrant, LockInfo
-from perdure.core.model.orders import OrderOutcome, Pause, PauseKind, RunOrder
 from perdure.core.model.outputs import BroadcastResult, Output, OutputKind
 from perdure.core.model.record import Message, NewMessage, Record, SendOutcome
 from perdure.core.model.run import (
@@ -43,6 +42,7 @@ from perdure.core.model.run import (
     RunFilter,
     RunPage,
 )
+from perdure.core.model.run_orders import OrderOutcome, Pause, PauseKind, RunOrder
 from perdure.core.model.turn import Lease, Turn, TurnOutcome
 from perdure.core.model.visibility import RunWaits
 from perdure.core.model.worker_info import SweepResult, WorkerInfo
@@ -64,12 +64,12 @@ from perdure.store.sql.runs import dead_letters
 from perdure.store.sql.runs.claim import claim_by_id, due
 from perdure.store.sql.runs.create import create
 from perdure.store.sql.runs.inbox import broadcast, cancel, send
-from perdure.store.sql.runs.orders import control
 from perdure.store.sql.runs.outputs import outputs
+from perdure.store.sql.runs.pause_and_evict import control
 from perdure.store.sql.runs.pruning import prune
 from perdure.store.sql.runs.reopen import fork as fork_run
 from perdure.store.sql.runs.reopen import retry, unblock
-from perdure.store.sql.runs.set_aside import decide_message
+from perdure.store.sql.runs.set_aside_messages import decide_message
 from perdure.store.sql.runs.terminate import terminate
 from perdure.store.sql.turn import recorded
 from perdure.store.user_connections.transaction import StoreDatabase, join_transaction

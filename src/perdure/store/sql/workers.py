@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perdure.core.model.orders import PauseKind
 from perdure.core.model.outputs import LOST, Interruption, interruption_output
 from perdure.core.model.run import Status
+from perdure.core.model.run_orders import PauseKind
 from perdure.core.model.turn import Lease
 from perdure.core.model.worker_info import SweepResult, WorkerInfo
 from perdure.core.routing import TypeInfo

@@ -22,8 +22,8 @@ from perdure.testing.conformance.runs.continue_as_new import Renewal
 from perdure.testing.conformance.runs.create import Blocked, PlainSql, Runs
 from perdure.testing.conformance.runs.dead_letters import DeadLetters, Requeueing
 from perdure.testing.conformance.runs.inbox import Cancelling, Inbox, Parking
-from perdure.testing.conformance.runs.orders import Pauses, Steering, Terminations
 from perdure.testing.conformance.runs.outputs import Outputs, SetAside, Trimming
+from perdure.testing.conformance.runs.pause_and_evict import Pauses, Steering, Terminations
 from perdure.testing.conformance.runs.reopen import Families, Forking, Recovering, Reopening
 from perdure.testing.conformance.runs.retention import Deleting, Pruning
 from perdure.testing.conformance.runs.topics import Broadcasting

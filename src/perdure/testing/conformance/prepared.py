@@ -6,9 +6,9 @@ import sys
 from collections.abc import Awaitable, Callable
 
 from perdure.core.limits.limit import LimitBounds
-from perdure.core.model.orders import Pause, PauseKind, RunOrder
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Reason, RetryRequest, Status
+from perdure.core.model.run_orders import Pause, PauseKind, RunOrder
 from perdure.core.model.turn import Block, Finish, Turn, TurnOutcome
 from perdure.core.policy.retention import PruneRequest
 from perdure.core.time.duration import FAR

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.core.model.orders import Pause, PauseKind
+from perdure.core.model.run_orders import Pause, PauseKind
 from perdure.core.routing import TypeInfo
 from perdure.store import Store
 from perdure.testing.conformance.harness import ACTOR, SECOND, START, Harness, a_worker

@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure.core.codec.codec import Codec
-from perdure.core.limits.admission import (
+from perdure.core.limits.admission_requests import (
     AdmissionPreview,
     AdmissionRequest,
     AdmissionResult,

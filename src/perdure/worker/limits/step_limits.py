@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import UNSET
 
-from perdure.core.limits.admission import StepAdmission, StepArrival, StepDeparture
+from perdure.core.limits.admission_requests import StepAdmission, StepArrival, StepDeparture
 from perdure.core.limits.breaker import PREFIX, Breaker
 from perdure.core.limits.limit import Limit, PermitScope, RequiredGates, required_gates, stored_location
 from perdure.core.model.record import Message, RecordKind

@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from perdure.core.background_loops import Wakeup
 from perdure.core.codec.failure import Failure
 from perdure.core.model.claim import ClaimedRun
-from perdure.core.model.orders import termination_message
 from perdure.core.model.outputs import Interruption, NewOutput, OutputKind
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.run import Reason, Run, Status
+from perdure.core.model.run_orders import termination_message
 from perdure.core.model.turn import Finish, NextState, Park, Release, RetryLater, Turn, TurnOutcome
 from perdure.core.policy.retry import Retry
 from perdure.core.system import System
@@ -33,7 +33,7 @@ from perdure.worker.callbacks import ClockReading, guarded
 from perdure.worker.commit.attempt_log import ACTIVITY
 from perdure.worker.run.held_run import HeldRun, Stage
 from perdure.worker.run.interruptions import EARLIEST_TOKEN, count_interrupted_activity_attempts
-from perdure.worker.run.orders import RunOrders
+from perdure.worker.run.pause_and_evict import RunOrders
 from perdure.worker.run.policy import fail_expired
 from perdure.worker.services import Services
 from perdure.worker.steps.activity_attempt import ActivityAttempt

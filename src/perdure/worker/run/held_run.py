@@ -17,7 +17,7 @@ from perdure.core.model.turn import Block, Finish, NextState, Release, RetryLate
 from perdure.errors import PerdureError
 from perdure.worker.callbacks import ClockReading
 from perdure.worker.commit.attempt_log import RUN
-from perdure.worker.run.orders import RunOrders
+from perdure.worker.run.pause_and_evict import RunOrders
 from perdure.worker.run.policy import block_for
 from perdure.worker.services import Services
 from perdure.worker.steps.attempt import Attempt

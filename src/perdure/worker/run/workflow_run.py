@@ -40,7 +40,7 @@ from perdure.worker.limits.step_limits import StepLimits, is_limited
 from perdure.worker.run.commit_lock import CommitLock
 from perdure.worker.run.held_run import HeldRun, Stage
 from perdure.worker.run.interruptions import EARLIEST_TOKEN, count_interruptions
-from perdure.worker.run.orders import UNRECORDED, RunOrders
+from perdure.worker.run.pause_and_evict import UNRECORDED, RunOrders
 from perdure.worker.run.policy import (
     after_failed_attempt,
     delay_of_run,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from perdure.core.limits.admission import AdmissionRequest, AdmissionResult
+from perdure.core.limits.admission_requests import AdmissionRequest, AdmissionResult
 from perdure.core.limits.breaker import Circuit
 from perdure.core.limits.limit import LimitBounds, PermitScope, RequiredGate
 from perdure.core.model.claim import ClaimedRun, ClaimRequest

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from perdure.core.audit import NEXT
-from perdure.core.limits.admission import StepAdmission, StepArrival, StepDeparture
+from perdure.core.limits.admission_requests import StepAdmission, StepArrival, StepDeparture
 from perdure.core.limits.breaker import Circuit
 from perdure.core.limits.limit import RequiredGate
 from perdure.core.model.record import NewMessage, RecordKind
 from perdure.core.model.run import FINISHED, Status
 from perdure.core.time.duration import FAR
 from perdure.store.sql.dialect import Transaction
-from perdure.store.sql.limits.gate_state import GateState
+from perdure.store.sql.limits.gate_decision import GateState
 from perdure.store.sql.limits.gates import RESERVED, in_chunks
 from perdure.store.sql.limits.waitlist import FairQueue, WaitlistEntry, read_gating
 from perdure.store.sql.runs.inbox import deliver

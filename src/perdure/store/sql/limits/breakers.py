@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from perdure.core.limits.admission import RunArrival, StepArrival
+from perdure.core.limits.admission_requests import RunArrival, StepArrival
 from perdure.core.limits.breaker import BreakerReport, BreakerState, Circuit
 from perdure.core.limits.call_limits import call_limits_of
 from perdure.core.limits.limit import LimitBounds
 from perdure.core.model.run import Run
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Transaction
-from perdure.store.sql.limits.gate_state import GateState
+from perdure.store.sql.limits.gate_decision import GateState
 from perdure.store.sql.limits.gates import in_chunks, lock_gates, save_gates
 from perdure.store.sql.rows import UNREADABLE, to_json
 

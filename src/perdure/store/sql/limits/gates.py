@@ -16,7 +16,7 @@ from perdure.core.limits.limit import KEYED, LimitBounds, LimitInfo, limit_of_ga
 from perdure.core.time.duration import FAR
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Params, Row, Transaction, placeholders
-from perdure.store.sql.limits.gate_state import COLUMNS, GateState, to_bounds
+from perdure.store.sql.limits.gate_decision import COLUMNS, GateState, to_bounds
 from perdure.store.sql.pauses import LIMITED_QUEUE, LIMITED_TYPE
 from perdure.store.sql.rows import UNREADABLE, unreadable
 from perdure.store.sql.runs.create import CHUNK

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from perdure.core.limits.admission import AdmissionRequest, RunArrival, StepDeparture
+from perdure.core.limits.admission_requests import AdmissionRequest, RunArrival, StepDeparture
 from perdure.core.limits.limit import LimitBounds
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.limits.admit_steps import gates_of_steps, release_steps
 from perdure.store.sql.limits.breakers import half_open, update_breakers
-from perdure.store.sql.limits.gate_state import GateState
+from perdure.store.sql.limits.gate_decision import GateState
 from perdure.store.sql.limits.gates import lock_gates, missing_gates, permits_of, release
 from perdure.store.sql.limits.waitlist import WaitlistEntry
 

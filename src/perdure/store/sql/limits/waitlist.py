@@ -13,7 +13,7 @@ from collections.abc import Container, Mapping, Sequence
 from msgspec import Struct
 
 from perdure.core.audit import NEXT
-from perdure.core.limits.admission import AdmissionPreview, AdmissionRequest, UnadmittedRun
+from perdure.core.limits.admission_requests import AdmissionPreview, AdmissionRequest, UnadmittedRun
 from perdure.core.limits.call_limits import call_limits_of
 from perdure.core.limits.limit import STRIDE, RequiredGates, WaitlistPosition
 from perdure.core.model.run import Run
@@ -21,7 +21,7 @@ from perdure.core.time.duration import FAR
 from perdure.errors import StoreCorrupt
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Params, Row, Transaction, placeholders
-from perdure.store.sql.limits.gate_state import LAST_TURN, GateState
+from perdure.store.sql.limits.gate_decision import LAST_TURN, GateState
 from perdure.store.sql.limits.gates import in_chunks, next_due, one_gate
 from perdure.store.sql.rows import UNREADABLE, readable
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from perdure.core.model.outputs import NUMBERED, REPLACED, NewOutput, Output, OutputKind
-from perdure.core.model.set_aside import set_aside_of
+from perdure.core.model.set_aside_messages import set_aside_of
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Params, Transaction
 from perdure.store.sql.rows import OUTPUT, to_json, to_output, values

@@ -7,9 +7,9 @@ it in ends the code of the run, undoes its steps, and fails it then. A worker of
 
 from __future__ import annotations
 
-from perdure.core.model.orders import OrderOutcome, termination_message
 from perdure.core.model.record import NewMessage, RecordKind
 from perdure.core.model.run import FINISHED, Status
+from perdure.core.model.run_orders import OrderOutcome, termination_message
 from perdure.errors import RunTerminated
 from perdure.store.contract import Change
 from perdure.store.sql.audit import error_summary

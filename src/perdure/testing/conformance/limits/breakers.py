@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from perdure.core.limits.admission import (
+from perdure.core.limits.admission_requests import (
     AdmissionRequest,
     AdmissionResult,
     RunArrival,

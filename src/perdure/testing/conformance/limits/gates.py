@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from perdure.core.limits.admission import AdmissionRequest, AdmissionResult, RunArrival
+from perdure.core.limits.admission_requests import AdmissionRequest, AdmissionResult, RunArrival
 from perdure.core.limits.limit import STRIDE, LimitBounds, PermitScope, RequiredGate, RequiredGates
-from perdure.core.model.orders import Pause, PauseKind, RunOrder
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Reason, Run, Status
+from perdure.core.model.run_orders import Pause, PauseKind, RunOrder
 from perdure.core.model.turn import Finish, Release, RetryLater
 from perdure.core.time.duration import FAR
 from perdure.store import Store

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from perdure.core.limits.admission import AdmissionRequest, RunArrival
+from perdure.core.limits.admission_requests import AdmissionRequest, RunArrival
 from perdure.core.limits.limit import LimitBounds, RequiredGate, RequiredGates, type_gate
 from perdure.core.model.claim import ClaimByIdRequest, ClaimByIdResult, ClaimRefusal
-from perdure.core.model.orders import Pause, PauseKind, RunOrder
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Reason, Status
+from perdure.core.model.run_orders import Pause, PauseKind, RunOrder
 from perdure.core.model.turn import Block, Finish
 from perdure.core.time.duration import FAR
 from perdure.store import Store

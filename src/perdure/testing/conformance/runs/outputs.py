@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from perdure.core.codec.failure import Failure
-from perdure.core.model.orders import OrderOutcome
 from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Status
-from perdure.core.model.set_aside import set_aside_of, set_aside_output
+from perdure.core.model.run_orders import OrderOutcome
+from perdure.core.model.set_aside_messages import set_aside_of, set_aside_output
 from perdure.core.model.turn import Finish, Lease, Release, Trim, Turn, TurnOutcome
 from perdure.errors import StoreCorrupt
 from perdure.store import Store

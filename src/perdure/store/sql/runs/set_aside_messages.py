@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from perdure.core.model.orders import OrderOutcome
 from perdure.core.model.outputs import OutputKind
 from perdure.core.model.record import NewMessage, SendOutcome
-from perdure.core.model.set_aside import DELIVERED, DROPPED, decided, set_aside_of
+from perdure.core.model.run_orders import OrderOutcome
+from perdure.core.model.set_aside_messages import DELIVERED, DROPPED, decided, set_aside_of
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.rows import to_json
 from perdure.store.sql.runs.inbox import send

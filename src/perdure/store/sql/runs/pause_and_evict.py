@@ -10,9 +10,9 @@ from __future__ import annotations
 from msgspec import Struct
 
 from perdure.core.codec.decoders import decoder_for
-from perdure.core.model.orders import OrderOutcome, RunOrder
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import FINISHED, Reason, Status
+from perdure.core.model.run_orders import OrderOutcome, RunOrder
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.rows import to_json

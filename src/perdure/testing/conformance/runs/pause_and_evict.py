@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from perdure.core.model.orders import OrderOutcome, Pause, PauseKind, RunOrder
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import ABANDONED, Reason, RetryOutcome, Status
+from perdure.core.model.run_orders import OrderOutcome, Pause, PauseKind, RunOrder
 from perdure.core.model.turn import Block, Finish, Release, RetryLater, TurnOutcome
 from perdure.core.time.duration import FAR
 from perdure.store import Store

@@ -44,7 +44,7 @@ PATIENCE = 60.0
 _APART = 100
 
 _LENGTH = struct.Struct(">I")
-_SILENT = logging.Logger("perdure.other_seeds", logging.CRITICAL + 1)  # noqa: LOG001 - it has no handlers on purpose
+_SILENT = logging.Logger("perdure.hash_seeds", logging.CRITICAL + 1)  # noqa: LOG001 - it has no handlers on purpose
 
 
 class CodePlace(msgspec.Struct, frozen=True):
@@ -111,7 +111,7 @@ class SeededProcess:
 
     def __init__(self, seed: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", "from perdure.testing.other_seeds import serve; serve()"],
+            [sys.executable, "-c", "from perdure.testing.hash_seeds import serve; serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from perdure.core.model.record import Message, RecordKind
-from perdure.worker.run.orders import RunOrders
+from perdure.worker.run.pause_and_evict import RunOrders
 
 
 def entry(seq: int, kind: RecordKind = RecordKind.MESSAGE) -> Message:

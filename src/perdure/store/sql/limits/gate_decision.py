@@ -1,4 +1,4 @@
-"""A gate while it is locked: what may pass, and what has."""
+"""The decision of one gate, made while it is locked: what may pass now, and what has passed."""
 
 from __future__ import annotations
 
