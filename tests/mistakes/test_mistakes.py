@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+import perdure
 from tests.mistakes.programs import PROGRAMS, complete
 from tests.mistakes.seen import run_program
+
+PACKAGE = str(Path(perdure.__file__).parent)
 
 #: What a person sees of each mistake: text that says what happened, and text that says what to do.
 SEES: dict[str, tuple[str, ...]] = {
@@ -48,7 +52,12 @@ SEES: dict[str, tuple[str, ...]] = {
     "a method as a step": ("7",),
     "a lambda around an async call": ("paid",),
     "two functions of one name as steps": ("two different functions are steps named 'charge'", "ctx.options(name="),
-    "a step inside a step": ("was used in the step 'outer'", "calls other functions directly"),
+    "a step inside a step": (
+        "In the step 'outer' (most recent call last):",
+        "In first.flow (most recent call last):",
+        "was used in the step 'outer'",
+        "calls other functions directly",
+    ),
     "a step inside a sync step": ("was used in the step 'outer'", "calls other functions directly"),
     "the context as an argument of a step": ("takes ctx: Context", "call it directly, `await outer(ctx, ...)`"),
     "the context as an argument without annotation": ("argument 1 is a Context", "pass plain data"),
@@ -200,3 +209,7 @@ def test_a_mistake_shows_what_happened_and_what_to_do(mistake: str) -> None:
     seen = run_program(complete(PROGRAMS[mistake]))
     missing = [text for text in SEES.get(mistake, ()) if text not in seen]
     assert missing == [], seen
+    assert PACKAGE not in seen, "frames of Perdure bury the line of the user"
+    said = re.search(r"RunFailed: run '.*?failed with \w+: (.*)", seen)
+    # In the log, in RunFailed and in its cause.
+    assert said is None or seen.count(f": {said[1]}") <= 3, seen

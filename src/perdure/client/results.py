@@ -95,7 +95,7 @@ class Results:
             raise RunTerminated(failure.message, run_id=run.id, failure=failure)
         raise RunFailed(
             f"run {run.id!r} ({run.type}) failed with {name}: {failure.message}", run_id=run.id, failure=failure
-        ) from self._session.errors.restore(failure)
+        ) from self._session.errors.restore(failure, where=f"In {run.type}")
 
     async def close(self) -> None:
         """End the waits of this event loop."""

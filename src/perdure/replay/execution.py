@@ -537,7 +537,7 @@ class Execution(OperationsApi):
         future.note_waiters()
         if record.failed:
             failure = Failure.read(record.payload)
-            error = self._errors.restore(failure)
+            error = self._errors.restore(failure, where=f"In the {operation.kind} {operation.location!r}")
             mark_recorded(error)
             if record.attempts:
                 attach_attempts(error, AttemptSummary(record.attempts, failure.given_up))

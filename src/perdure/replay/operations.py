@@ -561,24 +561,25 @@ class OperationsApi(ABC):
 
     def _check_inside(self) -> None:
         if not self.loop.is_current:
-            raise WorkflowError(f"the context of run {self.run_id!r} {self._use_outside()}")
+            raise WorkflowError(self._use_outside())
 
     def _use_outside(self) -> str:
         """Say where a context is used that is not its workflow, and what to do there."""
         step = current_step.get(None)
         if step is not None:
             return (
-                f"was used in the step {step.location!r}, where replay would not see it; a step calls other functions "
-                "directly, and gets values as arguments"
+                f"the context was used in the step {step.location!r}, where replay would not see it; a step calls "
+                "other functions directly, and gets values as arguments"
             )
+        used = f"the context of run {self.run_id!r} was used"
         if self.loop.closed:
             return (
-                "was used after its workflow function had ended; use a context only inside that function, and "
+                f"{used} after its workflow function had ended; use a context only inside that function, and "
                 "asyncio.sleep and the like elsewhere"
             )
         where = "in another thread, " if _get_running_loop() is None else ""
         return (
-            f"was used {where}outside of its workflow, where replay would not see it; use it only in the workflow's "
+            f"{used} {where}outside of its workflow, where replay would not see it; use it only in the workflow's "
             "own code, with `await ctx.step(function, ...)` for work in a thread and asyncio.gather for several at once"
         )
 

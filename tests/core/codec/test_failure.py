@@ -14,7 +14,17 @@ from hypothesis import strategies as st
 from perdure import errors
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes, Failure
-from perdure.errors import DecodeError, Fatal, PerdureError, RetryAfter, RunFailed, StepFailed, StepTimeout
+from perdure.core.time.duration import microseconds
+from perdure.errors import (
+    DecodeError,
+    Fatal,
+    InvalidDuration,
+    PerdureError,
+    RetryAfter,
+    RunFailed,
+    StepFailed,
+    StepTimeout,
+)
 from tests.core import declared
 from tests.core.declared import Batch, Declined, Keyword, Odd, Shop, Stop, Stubborn
 
@@ -409,3 +419,26 @@ def test_whatever_stands_in_args_and_state_restoring_gives_an_exception(value: A
         back = types.restore(Failure(type=name, message="m", args=payload, state=payload))
         assert isinstance(back, Exception)
         traceback.format_exception(back)
+
+
+def test_a_traceback_of_a_usage_error_has_the_frames_of_the_user_only() -> None:
+    with pytest.raises(InvalidDuration) as caught:
+        microseconds("soon")
+    failure = crossed(caught.value)
+    assert "test_failure.py" in failure.traceback
+    assert "duration.py" not in failure.traceback
+
+
+def test_a_traceback_of_another_error_keeps_the_frames_of_perdure_below_those_of_the_user() -> None:
+    with pytest.raises(AttributeError) as caught:
+        Failure.format(None)  # type: ignore[arg-type] # an error in Perdure, on purpose
+    stored = crossed(caught.value).traceback
+    assert "test_failure.py" in stored
+    assert "codec/failure.py" in stored
+
+
+def test_the_note_of_a_restored_error_names_the_place_and_does_not_repeat_the_message() -> None:
+    back = types.restore(crossed(raised(ValueError("card declined"))), where="In the step 'charge'")
+    [note] = back.__notes__
+    assert note.startswith("In the step 'charge' (most recent call last):\n  File ")
+    assert "ValueError: card declined" not in note

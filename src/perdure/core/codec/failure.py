@@ -34,6 +34,9 @@ _ERRORS = 16
 #: Beginning of the names of Perdure's own files.
 _PACKAGE = errors.__file__.removesuffix("errors.py")
 
+#: Errors of the user's code, in whose tracebacks Perdure's own frames only bury the line to mend.
+_USAGE = (errors.UsageError, errors.WorkflowError)
+
 _plain = msgspec.json.Decoder()
 
 
@@ -248,31 +251,32 @@ class ErrorTypes:
         self._learn(_exceptions_in(vars(errors), errors.__name__))
         self._learn(allowed)
 
-    def restore(self, failure: Failure, *, run_id: str = "") -> Exception:
+    def restore(self, failure: Failure, *, run_id: str = "", where: str = "") -> Exception:
         """Make the exception that a failure describes: of its own class if that is known, else a `StepFailed`.
 
-        Never raises: a class whose constructor or attributes do not cope with what is stored leads to a `StepFailed`.
+        A note shows the traceback; `where` is its heading, such as `In the step 'charge'`. Never raises: a class whose
+        constructor or attributes do not cope with what is stored leads to a `StepFailed`.
         """
         try:
-            return self._restore(failure, run_id, _ERRORS)
+            return self._restore(failure, run_id, where or "Where it happened", _ERRORS)
         except Exception as problem:
             error = _unknown(failure, run_id)
             error.add_note(f"An exception of its class could not be made: {type(problem).__name__}")
             return error
 
-    def _restore(self, failure: Failure, run_id: str, levels: int) -> Exception:
-        members = [self._restore(member, run_id, levels - 1) for member in failure.members] if levels else []
+    def _restore(self, failure: Failure, run_id: str, where: str, levels: int) -> Exception:
+        members = [self._restore(member, run_id, where, levels - 1) for member in failure.members] if levels else []
         error = self._group(failure, members) if members else self._instance(failure)
         if error is None:
             error = _unknown(failure, run_id)
         if failure.cause is not None and levels:
-            error.__cause__ = self._restore(failure.cause, run_id, levels - 1)
+            error.__cause__ = self._restore(failure.cause, run_id, where, levels - 1)
         for note in failure.notes:
             error.add_note(note)
         for location, problem in failure.not_undone.items():
             error.add_note(f"What {location!r} did was not undone: {problem}")
         if failure.traceback:
-            error.add_note(f"Where it happened (most recent call last):\n{failure.traceback}{failure}")
+            error.add_note(f"{where} (most recent call last):\n{failure.traceback.rstrip(chr(10))}")
         return error
 
     def _learn(self, classes: Iterable[type[Exception]]) -> None:
@@ -410,7 +414,10 @@ def _cause(error: BaseException) -> BaseException | None:
 
 def _traceback(error: BaseException) -> str:
     try:
-        text = "".join(traceback.format_tb(_first_of_user(error.__traceback__)))
+        frames = traceback.extract_tb(_first_of_user(error.__traceback__))
+        if isinstance(error, _USAGE):
+            frames = traceback.StackSummary.from_list([one for one in frames if not one.filename.startswith(_PACKAGE)])
+        text = "".join(frames.format())
     except Exception:
         return ""
     return _clip(_clean(text), _TRACEBACK_CHARACTERS)

@@ -52,7 +52,7 @@ from perdure.worker.run.policy import (
 )
 from perdure.worker.run.turn_draft import TurnDraft
 from perdure.worker.services import Services
-from perdure.worker.steps.attempt import Attempt
+from perdure.worker.steps.attempt import Attempt, is_misuse
 from perdure.worker.steps.transaction_attempt import CommitGrant, Committed
 from perdure.workflow.definition import Workflow
 from perdure.workflow.step import NO_STEP_SETTINGS
@@ -258,6 +258,9 @@ class WorkflowRun(HeldRun):
         operation, services, now = attempt.operation, self._services, reading.now
         services.journal.attempt_log.expect(self.run.id)
         failure = Failure.of(error, services.codec)
+        if type(error) is TypeError and is_misuse(error):
+            # The call does not fit the function: its only frame is the one that called it.
+            failure = replace(failure, traceback="")
         number = attempt.number - attempt.interrupted
         another = after_failed_attempt(operation, number, error, services, self.run.deadline, now)
         if another is None:
