@@ -20,6 +20,7 @@ def main() -> int:
     parser.add_argument("--limits", action="store_true", help="worlds with limits and breakers besides")
     parser.add_argument("--streams", action="store_true", help="worlds with activities whose steps emit")
     parser.add_argument("--clocks", action="store_true", help="worlds in which clocks differ from the database's")
+    parser.add_argument("--ends", action="store_true", help="worlds with terminations, malformed messages and bugs")
     parser.add_argument("--trace", action="store_true", help="show what happened")
     options = parser.parse_args()
     first, _, last = options.seeds.partition(":")
@@ -35,6 +36,7 @@ def main() -> int:
             limits=options.limits,
             streams=options.streams,
             clocks=options.clocks,
+            ends=options.ends,
         )
         sometimes += report.sometimes
         failed += bool(report.findings)

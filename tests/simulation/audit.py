@@ -19,6 +19,7 @@ from perdure.replay.execution import Execution
 from perdure.replay.operations import RunOrigin
 from perdure.workflow.definition import Workflow
 from tests.invariants import Known, scan
+from tests.simulation.endings import Endings
 from tests.simulation.guards import Guards
 from tests.simulation.interpreter import Interpreter, is_act
 from tests.simulation.ledger import Ledger
@@ -58,6 +59,7 @@ class Audit:
         self._guards = guards
         #: Runs that were deleted for good, which only a run that is over may be.
         self._pruned = {run_id for (run_id,) in query("SELECT id FROM temp.pruned")}
+        self._endings = Endings(query, self._runs, self._everything(), ledger)
         self._requeued = {run_id for (run_id,) in query(_REQUEUED)}
 
     def findings(self) -> list[str]:
@@ -76,6 +78,7 @@ class Audit:
             *self._tokens(),
             *self._mail(),
             *self._emitted(),
+            *self._endings.findings(),
             *self._replays(),
         ]
 
@@ -115,7 +118,7 @@ class Audit:
             if run.parent_id is None and (run.idempotency_key or run.id) not in self._ledger.asked:
                 yield f"run {run.id} was not asked for"
         for run_id, key, kind, name in self._query("SELECT run_id, message_key, kind, name FROM perdure_messages"):
-            own = name.endswith("~ask") or key.startswith((f"{run_id}:", " kept:"))
+            own = name.endswith("~ask") or key.startswith((f"{run_id}:", " kept:", " again:"))
             sent = (run_id, key) in self._ledger.sent or key in self._ledger.broadcasts
             if kind == "message" and not own and not sent:
                 yield f"message {key} to run {run_id} was not sent by a client"
@@ -257,7 +260,7 @@ class Audit:
                 yield from self._replay(run, self._histories[run.id])
 
     def _replay(self, run: Run, history: list[Record]) -> Iterator[str]:
-        if _error_of(run) in _ENDED_FROM_OUTSIDE:
+        if _error_of(run) in _ENDED_FROM_OUTSIDE or run.id in self._endings.ended:
             return
         failure = None if run.error is None or run.status is Status.COMPLETED else Failure.from_json(run.error)
         steps = Steps("audit", Random(0), self._ledger, self._guards)

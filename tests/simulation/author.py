@@ -12,10 +12,12 @@ from tests.simulation.programs import (
     GUARDED_DEEDS,
     KEYS,
     MESSAGES,
+    REVERSIBLE,
     STEPS,
     Act,
     Anew,
     Answer,
+    Bug,
     Child,
     Cleanup,
     Contest,
@@ -50,8 +52,12 @@ from tests.simulation.programs import (
 class Author:
     """Writes programs; with activities in them, and with what has to pass guards, if that is wanted."""
 
-    def __init__(self, rng: Random, *, activities: bool = False, guards: Guards | None = None) -> None:
+    def __init__(
+        self, rng: Random, *, activities: bool = False, guards: Guards | None = None, ends: bool = False
+    ) -> None:
         self._rng = rng
+        #: Whether there are bugs, and more that can be undone.
+        self._ends = ends
         #: Each simulation uses its own few kinds of operation, so that rare combinations come up.
         leaves: list[tuple[Callable[[], Op], int]] = [
             (self._step, 8), (self._deed, 6), (self._sleep, 3), (self._receive, 3), (self._effect, 3),
@@ -72,6 +78,16 @@ class Author:
     def program(self, depth: int = 2) -> Program:
         """A program whose operations nest at most so deep."""
         return tuple(self._op(depth) for _ in range(self._rng.randint(1, 4 if depth == 2 else 2)))
+
+    def whole(self, depth: int = 2) -> Program:
+        """A program that is a run of its own; where it can have a bug, nothing catches the error."""
+        ops = list(self.program(depth))
+        if self._ends:
+            extras = (Step(REVERSIBLE, undo=True), Step(REVERSIBLE, seconds=1.0, undo=True), Bug(), self._receive())
+            for op in extras:
+                if self._rng.random() < 0.4:
+                    ops.insert(self._rng.randint(0, len(ops)), op)
+        return tuple(ops)
 
     def _op(self, depth: int) -> Op:
         if depth > 0 and self._rng.random() < 0.4:
@@ -173,7 +189,7 @@ class Author:
 
     def _spawn(self, depth: int) -> Op:
         rng = self._rng
-        return Spawn(self.program(depth), rng.choice(("cancel", "abandon", "wait")), awaited=rng.random() < 0.4)
+        return Spawn(self.whole(depth), rng.choice(("cancel", "abandon", "wait")), awaited=rng.random() < 0.4)
 
     def _anew(self, depth: int) -> Op:
         return Anew(self.program(depth))
@@ -200,4 +216,4 @@ class Author:
         return Cleanup(self.program(depth), self._rng.choice(STEPS))
 
     def _child(self, depth: int) -> Op:
-        return Child(self.program(depth), stubborn=self._rng.random() < 0.2)
+        return Child(self.whole(depth), stubborn=self._rng.random() < 0.2)

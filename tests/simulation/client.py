@@ -89,7 +89,7 @@ class Client:
             self._ledger.results[run.id] = result
 
     async def _start(self, name: str) -> None:
-        program = programs.encode(self._author.program())
+        program = programs.encode(self._author.whole())
         call = self._engine.workflows[PLAIN if self._rng.random() < 0.7 else STUBBORN](program)
         options = StartOptions(id=name) if self._rng.random() < 0.7 else StartOptions(idempotency_key=name)
         if self._rng.random() < 0.2:
@@ -185,6 +185,9 @@ class Client:
 class Operator:
     """Sees to it that what can end does end: sends what is waited for, and unblocks what was set aside."""
 
+    #: Reasons for which a run may be blocked.
+    curable: tuple[str, ...] = ("poison",)
+
     def __init__(self, engine: Engine, store: SqliteStore, ledger: Ledger) -> None:
         self._engine = engine
         self._store = store
@@ -211,9 +214,9 @@ class Operator:
 
     async def _help(self, run_id: str, status: str, reason: str | None, now: float) -> None:
         if status == "blocked":
-            if reason != "poison":
+            if reason not in self.curable:
                 self._ledger.violated(f"run {run_id} is blocked: {await self._engine.runs.why(run_id)}")
-            self._ledger.sometimes["a run was set aside"] += 1
+            self._ledger.sometimes["a run was set aside" if reason == "poison" else f"a run stayed {reason}"] += 1
             # A worker that started since may have unblocked it.
             with suppress(UsageError):
                 await self._engine.runs.retry(run_id)

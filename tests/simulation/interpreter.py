@@ -28,6 +28,7 @@ from tests.simulation.programs import (
     Act,
     Anew,
     Answer,
+    Bug,
     Child,
     Cleanup,
     Contest,
@@ -79,6 +80,7 @@ class Interpreter:
         self._work_guarded, self._write_guarded, self._begin = steps.work_guarded, steps.write_guarded, steps.begin
         self._guards = steps.guards
         self._ledger = steps.ledger
+        self._broken = steps.broken
         self._sometimes: Counter[str] = Counter() if sometimes is None else sometimes
         self.activity: Activity[Any, str] = Activity(ACT, steps.perform, settings=NO_SETTINGS)
         self._language = Language(self._run, self._child_of, self._next_of)
@@ -173,8 +175,15 @@ class Interpreter:
                 async with asyncio.TaskGroup() as group:
                     for branch in self._branches(ctx, branches, log):
                         group.create_task(branch)
+            case Bug():
+                self._bug()
             case Race(branches=branches):
                 await self._race(ctx, branches, log)
+
+    def _bug(self) -> None:
+        if self._broken:
+            self._ledger.sometimes["the code of a run was broken"] += 1
+            raise NameError("name 'undefined' is not defined")
 
     def _branches(self, ctx: Context, branches: Sequence[Program], log: Log) -> list[Any]:
         return [self._run(ctx, branch, log) for branch in branches]

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from perdure.core.model.record import Record, RecordKind
 from perdure.core.model.run import Run
@@ -60,6 +61,14 @@ class Ledger:
         self.woken: set[str] = set()
         #: Runs that a client asked to stop while they were under way.
         self.to_be_cancelled: set[str] = set()
+        #: Runs that a client terminated, and whether with their undos.
+        self.terminated: dict[str, bool] = {}
+        #: How many messages were sent that cannot be decoded.
+        self.garbled = 0
+        #: By run and number, what a client decided about a message that was set aside.
+        self.decisions: dict[tuple[str, int], str] = {}
+        #: By run and result, where it was undone.
+        self._undone: dict[tuple[str, str], str] = {}
         self._holders: dict[str, str] = {}
         #: By run and process, the token of the last lease that it was given.
         self._tokens: dict[tuple[str, str], int] = {}
@@ -101,6 +110,17 @@ class Ledger:
         self.effects.append(effect)
         self.note(effect.worker, "executes", effect.run_id, effect.location, effect.attempt)
         return len(self.effects)
+
+    def decided(self, run_id: str, number: int, what: str) -> None:
+        """Note that a client was told that its decision about a message counts."""
+        if (run_id, number) in self.decisions:
+            self.violated(f"message {number} of run {run_id} was decided about twice")
+        self.decisions[run_id, number] = what
+
+    def undone(self, run_id: str, location: str, result: str) -> None:
+        """Note that a result is being undone, which happens at one place."""
+        if self._undone.setdefault((run_id, result), location) != location:
+            self.violated(f"{result!r} of run {run_id} is undone by {location}, and before at another place")
 
     def claimed(self, run: Run, lease: Lease, process: str) -> None:
         """A worker was given a run."""
@@ -180,7 +200,7 @@ class Ledger:
         again = run_id in self.tried_again or generation < self._generations.get(run_id, 1)
         for record in records:
             before = self._records.setdefault((run_id, generation, record.seq), record)
-            if before != record:
+            if record not in (before, _counted_anew(before)):
                 self.violated(f"record {record.seq} of run {run_id} was {before} and is {record}")
             if record.kind is RecordKind.STEP and not again and record.run_attempt == 1:
                 self._done.add((run_id, record.location))
@@ -192,3 +212,8 @@ class Ledger:
         end = records[-1].seq + 1 if records else 0
         if (run_id, run.generation, end) in self._records:
             self.violated(f"the history of run {run_id} is shorter than it was: it ends before {end}")
+
+
+def _counted_anew(record: Record) -> Record:
+    """The record after a retry of its run, which counts the attempts at steps that have not ended anew."""
+    return replace(record, attempts=0, retry_at=0) if record.kind is RecordKind.ATTEMPT else record

@@ -43,6 +43,8 @@ class Mail:
         self._letters = [
             _Letter(seq, name, msgspec.json.decode(payload), bool(consumed))
             for seq, name, payload, consumed in query(_LETTERS, (run.id,))
+            # A number cannot be decoded, and is set aside.
+            if payload.startswith('"')
         ]
         #: By what it says, each when it was sent, and not when it was carried over.
         self._first: dict[str, _Letter] = {}

@@ -17,6 +17,8 @@ QUESTION = "what"
 NEWS = "news"
 CORRELATIONS = ("east", "west")
 STEPS = ("a", "b", "c")
+#: Step with an undo that is not part of anything else.
+REVERSIBLE = "r"
 KEYS = ("red", "blue")
 DEEDS = ("x", "y")
 #: Of those that have to pass gates.
@@ -239,10 +241,14 @@ class Anew(Struct, frozen=True, tag="anew"):
     body: Program
 
 
+class Bug(Struct, frozen=True, tag="bug"):
+    """A line that is wrong where the code is broken."""
+
+
 Op = (
     Step | Act | Guarded | Lined | Deed | Sleep | Receive | Gather | Group | Race | Limit | Try | Cleanup | Child | Show
     | Tell | ReceiveAny | Answer
-    | Listen | Version
+    | Listen | Version | Bug
     | Join | Contest | Map | Loop | Saga | Outcome | Shield | Spawn | Anew
 )  # fmt: skip
 Program = tuple[Op, ...]

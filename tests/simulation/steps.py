@@ -39,6 +39,7 @@ class Steps:
         turnstile: Turnstile | None = None,
         *,
         streams: bool = False,
+        broken: bool = False,
     ) -> None:
         self._worker = worker
         self._rng = rng
@@ -48,6 +49,8 @@ class Steps:
         self._turnstile = turnstile
         #: Whether every execution emits, and many end in one turn of the loop.
         self._streams = streams
+        #: Whether the code of workflows has a bug in this process.
+        self.broken = broken
 
     async def work(self, seen: list[str], seconds: float, failures: int, fatal: bool, ephemeral: bool) -> str:
         """Have an effect, take a while, then fail or succeed."""
@@ -157,6 +160,8 @@ class Steps:
     async def undo(self, result: str) -> str:
         """Undo what a step did."""
         self.ledger.sometimes["something was undone"] += 1
+        info = step_info()
+        self.ledger.undone(info.run_id, info.location, result)
         return await self.work([result], 0.0, 0, False, False)
 
     async def write(self, connection: sqlite3.Connection, seen: list[str], failures: int) -> str:

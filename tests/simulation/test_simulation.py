@@ -11,6 +11,7 @@ from collections import Counter
 import pytest
 
 from tests.simulation.planted import PLANTED, PLANTED_IN_STREAMS
+from tests.simulation.planted_at_ends import PLANTED_AT_ENDS
 from tests.simulation.planted_at_gates import PLANTED_AT_GATES
 from tests.simulation.planted_with_clocks import PLANTED_WITH_CLOCKS
 from tests.simulation.simulate import Report, simulate
@@ -30,6 +31,7 @@ FOUND_BEFORE = {
     "children_of_the_past_heard": 75,
     "claims_judged_again": 95,
     "commit_retried_under_another_number": 5,
+    "decided_again": 7,
     "end_overtakes_details": 35,
     "end_overtakes_items": 68,
     "lost_claims_forgotten": 23,
@@ -39,13 +41,19 @@ FOUND_BEFORE = {
     "repeated_steps_pass_free": 8,
     "reports_counted_again": 23,
     "residents_trusted": 196,
+    "set_aside_and_gone": 3,
     "split_check": 54,
     "split_outcome": 335,
     "steps_before_records": 8,
+    "terminated_unknown_to_the_parent": 15,
+    "terminated_without_its_children": 20,
+    "terminated_without_its_undos": 5,
+    "termination_keeps_the_token": 1,
     "transaction_repeated_unasked": 22,
     "transaction_unsealed": 51,
     "transaction_with_a_turn_of_its_own": 893,
     "turns_not_counted": 2,
+    "undos_under_other_places": 5,
     "unreceived_left_behind": 21,
 }
 RARE_WITHIN = 10_000 if PROVE else 400
@@ -60,6 +68,8 @@ LIMITED_SEEDS = 5_000 if PROVE else 25
 STREAM_SEEDS = 10_000 if PROVE else 50
 #: Of the worlds in which clocks differ.
 CLOCKED_SEEDS = 10_000 if PROVE else 25
+#: Of the worlds with terminations, malformed messages and bugs.
+ENDING_SEEDS = 10_000 if PROVE else 25
 
 #: Each must have happened, or the simulation does not look where it should.
 RARE = frozenset(
@@ -161,10 +171,39 @@ RARE_WITH_CLOCKS = frozenset(
 )
 
 
+#: The same, with terminations, malformed messages and bugs.
+RARE_AT_ENDS = frozenset(
+    {
+        "a blocked run was not terminated with its undos",
+        "a child was terminated",
+        "a child was told of a termination",
+        "a message that was set aside was delivered",
+        "a message that was set aside was dropped",
+        "a message that was set aside was left there",
+        "a message was decided about before",
+        "a run stayed broken",
+        "a run was taken over from another worker",
+        "a run was terminated",
+        "a run was terminated with its undos",
+        "a termination came after the end",
+        "a termination undid a step",
+        "the code of a run was broken",
+    }
+)
+
+ALL_PLANTED = {**PLANTED, **PLANTED_AT_GATES, **PLANTED_IN_STREAMS, **PLANTED_WITH_CLOCKS, **PLANTED_AT_ENDS}
+
+
 def live(
-    seed: int, *, activities: bool = False, limits: bool = False, streams: bool = False, clocks: bool = False
+    seed: int,
+    *,
+    activities: bool = False,
+    limits: bool = False,
+    streams: bool = False,
+    clocks: bool = False,
+    ends: bool = False,
 ) -> Report:
-    report = simulate(seed, activities=activities, limits=limits, streams=streams, clocks=clocks)
+    report = simulate(seed, activities=activities, limits=limits, streams=streams, clocks=clocks, ends=ends)
     gc.collect(0)
     return report
 
@@ -199,6 +238,12 @@ def test_every_promise_holds_where_clocks_differ(first: int) -> None:
     assert not findings, "see them with: python -m tests.simulation --clocks --trace --seed N"
 
 
+@pytest.mark.parametrize("first", range(0, ENDING_SEEDS, BATCH))
+def test_every_promise_holds_for_terminations_malformed_messages_and_bugs(first: int) -> None:
+    findings = {s: found for s in range(first, first + BATCH) if (found := live(s, ends=True).findings)}
+    assert not findings, "see them with: python -m tests.simulation --ends --trace --seed N"
+
+
 @pytest.mark.parametrize(
     ("options", "before", "first", "rare"),
     [
@@ -206,8 +251,9 @@ def test_every_promise_holds_where_clocks_differ(first: int) -> None:
         ({"activities": True}, (), RARE_WITH_ACTIVITIES_FROM, RARE_WITH_ACTIVITIES),
         ({"limits": True}, SEEN_AT_GATES_BEFORE, RARE_FROM, RARE_AT_GATES),
         ({"clocks": True}, (), RARE_FROM, RARE_WITH_CLOCKS),
+        ({"ends": True}, (), RARE_FROM, RARE_AT_ENDS),
     ],
-    ids=["workflows", "activities", "gates", "clocks"],
+    ids=["workflows", "activities", "gates", "clocks", "ends"],
 )
 def test_what_is_rare_does_happen(
     options: dict[str, bool], before: tuple[int, ...], first: int, rare: frozenset[str]
@@ -225,13 +271,14 @@ def test_what_is_rare_does_happen(
     assert not rare - sometimes.keys()
 
 
-@pytest.mark.parametrize("name", [*PLANTED, *PLANTED_AT_GATES, *PLANTED_IN_STREAMS, *PLANTED_WITH_CLOCKS])
+@pytest.mark.parametrize("name", sorted(ALL_PLANTED))
 def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    {**PLANTED, **PLANTED_AT_GATES, **PLANTED_IN_STREAMS, **PLANTED_WITH_CLOCKS}[name](monkeypatch)
+    ALL_PLANTED[name](monkeypatch)
     world = {
         "limits": name in PLANTED_AT_GATES,
         "streams": name in PLANTED_IN_STREAMS,
         "clocks": name in PLANTED_WITH_CLOCKS,
+        "ends": name in PLANTED_AT_ENDS,
     }
     for seed in (FOUND_BEFORE.get(name, 0), *range(ENOUGH)):
         report = live(seed, **world)

@@ -23,6 +23,7 @@ from perdure.worker import Worker, WorkerOptions
 from tests.simulation.audit import Audit, read_all
 from tests.simulation.author import Author
 from tests.simulation.client import Client, Operator
+from tests.simulation.endings import ENDED, NO_RECORD
 from tests.simulation.faults import Database, FaultStore, Odds
 from tests.simulation.guards import Guards
 from tests.simulation.guest import Guest, Porter
@@ -32,6 +33,7 @@ from tests.simulation.ledger import Ledger
 from tests.simulation.loop import Process, SimLoop
 from tests.simulation.nemesis import LEASE, Nemesis
 from tests.simulation.steps import Steps
+from tests.simulation.supervisor import Supervisor
 from tests.simulation.system import TRUE, Clocks, SimSystem
 from tests.simulation.turnstile import Turnstile
 
@@ -55,6 +57,10 @@ WHEN OLD.finished_at > 0 AND OLD.generation = NEW.generation AND (OLD.deleted_at
   OR (OLD.status, OLD.finished_at, OLD.token, COALESCE(OLD.output, OLD.error))
   <> (NEW.status, NEW.finished_at, NEW.token, COALESCE(NEW.output, NEW.error)))
 """
+#: A retry counts the attempts at steps that have not ended anew.
+_NOT_COUNTED_ANEW = """
+WHEN NEW.kind <> 'attempt' OR NEW.attempts <> 0 OR NEW.retry_at <> 0 OR NEW.payload IS NOT OLD.payload
+"""
 #: Where runs are pruned, they are over by then.
 _NOT_OVER = "WHEN OLD.finished_at = 0"
 _NOT_PRUNED = "AND EXISTS (SELECT 1 FROM perdure_runs r WHERE r.id = OLD.run_id AND r.finished_at = 0)"
@@ -74,6 +80,8 @@ class Life:
         self.store = store
         self.task = task
         self.stopping = False
+        #: Whether its code has a bug.
+        self.broken = False
 
 
 class World:
@@ -88,8 +96,10 @@ class World:
         limits: bool = False,
         streams: bool = False,
         clocks: bool = False,
+        ends: bool = False,
     ) -> None:
         self.seed = seed
+        self._ends = ends
         self._activities = activities or limits or streams
         self._streams = streams
         self._clocks_differ = clocks
@@ -143,7 +153,7 @@ class World:
             self.database.guard(self._turnstile)
         for _ in range(self.rng.randint(1, 3)):
             self.begin_life()
-        author = Author(self._fork("author"), activities=self._activities, guards=self._guards)
+        author = Author(self._fork("author"), activities=self._activities, guards=self._guards, ends=self._ends)
         clients = self._clients = [self._client(number, author) for number in range(2)]
         nemesis = Nemesis(self, self._fork("nemesis"))
         trouble = asyncio.get_running_loop().create_task(nemesis.run(), name="perdure nemesis")
@@ -154,6 +164,8 @@ class World:
         await self._heal(nemesis)
         engine, context = self.client_engine("operator")
         operator = (Porter if self._guards else Operator)(engine, self.store, self.ledger)
+        if self._ends:
+            operator.curable = ("poison", "broken")
         bound = LINED_BOUND if self._guards else BOUND
         await self.loop.create_task(operator.see_to_the_end(bound), name="perdure operator", context=context)
         await asyncio.gather(*(client.compare() for client in clients))
@@ -177,6 +189,9 @@ class World:
         raw = self.store._writer._open()
         raw.execute("CREATE TABLE deeds (run_id TEXT, location TEXT, result TEXT, generation INTEGER)")
         raw.execute("CREATE TEMP TABLE overwritten (what TEXT)")
+        raw.execute("CREATE TEMP TABLE terminated (id TEXT, generation INTEGER, at INTEGER, raised INTEGER)")
+        raw.execute(ENDED)
+        raw.execute(NO_RECORD)
         for kept, columns, event, table, which in (
             ("gone", ("run_id", "kind", "location", "payload", "failed"), "DELETE", "history", "OLD"),
             ("letters", ("run_id", "seq", "name", "payload", "kind"), "INSERT", "messages", "NEW"),
@@ -191,7 +206,7 @@ class World:
         for name, table, event, condition in (
             ("outcome", "runs", "UPDATE", _NOT_HIDDEN),
             ("run", "runs", "DELETE", _NOT_OVER if self._activities else ""),
-            ("record_changed", "history", "UPDATE", ""),
+            ("record_changed", "history", "UPDATE", _NOT_COUNTED_ANEW),
             ("record_removed", "history", "DELETE", _NOT_TRIMMED + (_NOT_PRUNED if self._activities else "")),
         ):
             old = "OLD.id" if table == "runs" else "OLD.run_id"
@@ -205,6 +220,10 @@ class World:
         self.healed = True
         self.odds.heal()
         nemesis.undo()
+        # Correct code is deployed: what has the bug is stopped.
+        for life in self.lives:
+            if life.broken and not life.process.dead and not life.stopping:
+                self.stop(life)
         if not any(not life.process.dead and not life.stopping for life in self.lives):
             self.begin_life()
 
@@ -221,7 +240,9 @@ class World:
         self._lives_begun += 1
         name = f"worker{self._lives_begun}"
         process, system, store = self._process(name)
-        interpreter = Interpreter(self._steps(name))
+        # Each process has the code that was deployed by then, or what it was rolled back to.
+        broken = self._ends and not self.healed and self._fork(f"{name} code").random() < 0.5
+        interpreter = Interpreter(self._steps(name, broken=broken))
         worker = Worker(
             cast("Store", Retrying(cast("Store", store), system, self._retrying_bound)),
             {definition.type: definition for definition in interpreter.definitions},
@@ -234,6 +255,7 @@ class World:
         # One that stops gives back what a claim brings that was on its way.
         store.knows = lambda run_id: worker.stopping or worker.knows(run_id)
         life = Life(process, worker, store, task)
+        life.broken = broken
         self.lives.append(life)
         self.ledger.note(name, "starts")
         return life
@@ -268,7 +290,7 @@ class World:
 
     def _client(self, number: int, author: Author) -> Client:
         engine, context = self.client_engine(f"client{number}")
-        kind = Guest if self._guards else Keeper if self._activities else Client
+        kind = Guest if self._guards else Keeper if self._activities else Supervisor if self._ends else Client
         client = kind(engine, self.store, self.ledger, author, self._fork(f"client{number} plan"), f"c{number}")
         client.task = self.loop.create_task(client.act(), name=f"perdure client{number}", context=context)
         return client
@@ -292,10 +314,9 @@ class World:
         self.ledger.sometimes["a clock was fast"] += clocks.pace > 1
         return clocks
 
-    def _steps(self, name: str) -> Steps:
-        return Steps(
-            name, self._fork(f"{name} steps"), self.ledger, self._guards, self._turnstile, streams=self._streams
-        )
+    def _steps(self, name: str, *, broken: bool = False) -> Steps:
+        rng = self._fork(f"{name} steps")
+        return Steps(name, rng, self.ledger, self._guards, self._turnstile, streams=self._streams, broken=broken)
 
     def _fork(self, name: str) -> Random:
         return Random(f"perdure {self.seed} {name}")
