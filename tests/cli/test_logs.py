@@ -152,4 +152,4 @@ def test_logging_that_the_users_module_configures_is_used_as_it_is(perdure: Perd
     shop.write_text(configured + shop.read_text())
     said = log_of_a_worker(perdure)
     assert "MINE perdure.worker worker" in said
-    assert all(line.startswith(("MINE", " ", "Traceback", "Value", "Where", "Stored")) for line in said.splitlines())
+    assert all(line.startswith(("MINE", " ", "Traceback", "Value", "In the", "Stored")) for line in said.splitlines())
