@@ -21,8 +21,8 @@ from perdure.core.model.reports import DeployFinding, DeployProblem, DeployRepor
 from perdure.core.model.run import Reason, Run, RunPage
 from perdure.core.model.run_orders import Pause, PauseKind
 from perdure.core.model.set_aside_messages import SetAsideMessage
-from perdure.core.model.visibility import RunningStep, RunningSteps, RunWaits, Wait, WaitKind
-from perdure.core.model.worker_info import WorkerInfo
+from perdure.core.model.waits import RunWaits, Wait, WaitKind
+from perdure.core.model.worker_info import RunningStep, RunningSteps, WorkerInfo
 from perdure.core.policy.classify import Classification, ErrorCategory
 from perdure.core.routing import TypeInfo
 from perdure.core.time.schedule import Misfire, Schedule

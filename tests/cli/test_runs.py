@@ -12,7 +12,8 @@ from perdure import Engine, Retry, Status, activity
 from perdure.admin import Interruption, RunningStep, Wait, WaitKind
 from perdure.cli.console.params import ENVIRONMENT
 from perdure.core.model.outputs import interruption_output
-from perdure.core.model.visibility import steps_to_json, waits_to_json
+from perdure.core.model.waits import waits_to_json
+from perdure.core.model.worker_info import steps_to_json
 from tests.cli.conftest import URL, Perdure, work
 from tests.stage import until
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perdure.client.inspect import explain
-from perdure.core.model.visibility import RunningStep, steps_to_json
+from perdure.core.model.worker_info import RunningStep, steps_to_json
 from perdure.store import SqlStore
 from perdure.testing.conformance.harness import START, TYPE, held
 from tests.store.conftest import AnyHarness

@@ -15,7 +15,7 @@ from perdure.cli.console.params import JsonParam, with_output, with_target
 from perdure.cli.console.target import with_engine
 from perdure.client.engine import Engine
 from perdure.core.model.set_aside_messages import SetAsideMessage
-from perdure.core.model.visibility import WaitKind
+from perdure.core.model.waits import WaitKind
 
 
 @click.command("send", cls=Command, example="perdure send sqlite:///shop.db order-42 approval true")

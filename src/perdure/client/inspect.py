@@ -24,8 +24,8 @@ from perdure.core.model.reports import FailedAttempt, RunReport, StepReport, ori
 from perdure.core.model.run import Reason, Run, RunFilter, Status
 from perdure.core.model.run_orders import Pause, PauseKind
 from perdure.core.model.set_aside_messages import set_aside_of
-from perdure.core.model.visibility import RunningStep, RunWaits, Wait, WaitKind
-from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
+from perdure.core.model.waits import RunWaits, Wait, WaitKind
+from perdure.core.model.worker_info import RunningStep, WorkerInfo, WorkerStatus
 from perdure.core.policy.singleton import stored_singleton_of
 from perdure.core.routing import PYTHON, TypeInfo
 from perdure.core.time.duration import FAR

@@ -321,10 +321,9 @@ def _returned(function: FunctionInfo) -> Iterator[ast.expr]:
 
 
 def _is_function(value: ast.expr, function: FunctionInfo) -> bool:
-    is_known: Callable[[str], bool] = lambda name: name in function.functions or name in function.parameters  # noqa: E731
-    return isinstance(value, ast.Lambda | ast.Call | ast.Subscript | ast.Attribute) or (
-        isinstance(value, ast.Name) and is_known(value.id)
-    )
+    if isinstance(value, ast.Name):
+        return value.id in function.functions or value.id in function.parameters
+    return isinstance(value, ast.Lambda | ast.Call | ast.Subscript | ast.Attribute)
 
 
 _CANCELLED = frozenset(("asyncio.CancelledError", "asyncio.exceptions.CancelledError"))

@@ -121,14 +121,18 @@ class Reach:
         full = self._values.full_name(node.func, function, function.module)
         if name not in _CALLERS and full not in _CALLERS:
             return
+        on_context = (
+            isinstance(node.func, ast.Attribute)
+            and name == "map"
+            and self._values.of(node.func.value, function, function.module) == CONTEXT
+        )
         given = [*node.args, *(keyword.value for keyword in node.keywords)]
         for each in [value for one in given for value in (one.values if isinstance(one, ast.Dict) else [one])]:
             value = self._values.of(each, function, function.module)
             if value is None or value.kind != "function" or value.function is None:
                 continue
             # `ctx.map` runs a function as a step unless it takes the context.
-            base = self._values.of(node.func.value, function, function.module) if name == "map" else None  # type: ignore[attr-defined] # it is an attribute, as it has a name
-            is_step = base == CONTEXT and not any(
+            is_step = on_context and not any(
                 self._takes_context(value.function, parameter) for parameter in value.function.parameters
             )
             if not is_step:

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from perdure.core.codec.codec import Codec
-from perdure.core.model.visibility import Wait, WaitKind
+from perdure.core.model.waits import Wait, WaitKind
 from perdure.errors import DecodeError
 from perdure.replay.run_loop import OperationFuture
 from perdure.workflow.runtime import ExpectedMessage, ReceivedMessage

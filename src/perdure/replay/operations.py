@@ -21,7 +21,7 @@ from perdure.core.codec.snapshot import FIXED
 from perdure.core.ids import child_id, short_key
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, NewRun, OnClose, random_source, root_generation
-from perdure.core.model.visibility import Wait
+from perdure.core.model.waits import Wait
 from perdure.core.time.duration import FAR
 from perdure.errors import DuplicateName, WorkflowError
 from perdure.replay.checkpoints import Checkpoints, is_location_over

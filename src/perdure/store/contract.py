@@ -42,7 +42,7 @@ from perdure.core.model.run import (
 )
 from perdure.core.model.run_orders import OrderOutcome, Pause, PauseKind, RunOrder
 from perdure.core.model.turn import Lease, Turn, TurnOutcome
-from perdure.core.model.visibility import RunWaits
+from perdure.core.model.waits import RunWaits
 from perdure.core.model.worker_info import SweepResult, WorkerInfo
 from perdure.core.policy.retention import PruneRequest, PruneResult
 from perdure.core.policy.watermark import Watermark

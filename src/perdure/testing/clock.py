@@ -68,7 +68,7 @@ class VirtualClock:
             loop.call_soon(_call, heapq.heappop(self._timers))
 
     def moment(self) -> datetime:
-        """What time it is."""
+        """The current time."""
         return _EPOCH + timedelta(microseconds=self._now)
 
     # System

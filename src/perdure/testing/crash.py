@@ -20,7 +20,7 @@ from perdure.host import Host
 
 
 class Trap(Struct, frozen=True, kw_only=True):
-    """Where to signal: at the `hit`-th passing (from 1) of the point, or of any point at all if none is named."""
+    """Place to signal at: the `hit`-th passing (from 1) of the point, or of any point at all if none is named."""
 
     point: str | None = None
     hit: int = 1

@@ -233,7 +233,7 @@ class Environment:
         return True
 
     def _awaited(self, run_id: str) -> str:
-        """What the code of a run that is in memory waits for, by name."""
+        """Names that the code of a run in memory waits for."""
         if self._worker is None:
             return ""
         held = self._worker._held.get(run_id) or self._worker._residents._parked.get(run_id)

@@ -48,7 +48,7 @@ _SILENT = logging.Logger("perdure.hash_seeds", logging.CRITICAL + 1)  # noqa: LO
 
 
 class CodePlace(msgspec.Struct, frozen=True):
-    """Where a class or a workflow can be imported from."""
+    """Place that a class or a workflow can be imported from."""
 
     module: str
     name: str
@@ -259,7 +259,8 @@ def _compare_apart(session: Session, run: Run, records: tuple[Record, ...]) -> D
 
 def _definition(place: CodePlace) -> Definition[Any, Any]:
     code = _import(place)
-    return code.definition() if isinstance(code, type) else code  # type: ignore[attr-defined, no-any-return] # a state machine
+    # A class is a state machine.
+    return code.definition() if isinstance(code, type) else code  # type: ignore[attr-defined, no-any-return]
 
 
 def _import(place: CodePlace) -> Any:

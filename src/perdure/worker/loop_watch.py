@@ -24,7 +24,7 @@ from perdure import errors
 from perdure.core.printed_text import log_with_trace
 from perdure.core.system import Background, System
 from perdure.replay.execution import Execution
-from perdure.worker.steps.attempt import Attempt
+from perdure.worker.steps.attempt import RUN_STEP, Attempt
 from perdure.workflow.step_info import current_step
 
 logger = logging.getLogger("perdure.worker")
@@ -40,7 +40,7 @@ _PLACES = 200
 #: Frames of a stack that are shown.
 _FRAMES = 30
 
-_DRAIN, _RUN_STEP = Execution._drain.__code__, Attempt._run.__code__
+_DRAIN = Execution._drain.__code__
 _PACKAGE = errors.__file__.removesuffix("errors.py")
 _STANDARD = sysconfig.get_path("stdlib")
 _ASYNCIO = asyncio.__file__.removesuffix("__init__.py")
@@ -217,7 +217,7 @@ def _find_culprit(frame: FrameType, loop: asyncio.AbstractEventLoop) -> Culprit 
             execution: Execution = one.f_locals["self"]
             fields: dict[str, Any] = execution.log_fields
             return Culprit(fields["run_id"], fields["run_type"], "", fields["attempt"])
-        if one.f_code is _RUN_STEP:
+        if one.f_code is RUN_STEP:
             attempt: Attempt = one.f_locals["self"]
             return Culprit(attempt.run_id, "", attempt.operation.location, attempt.number)
         has_users = has_users or _is_of_user(one.f_code.co_filename)
@@ -244,7 +244,7 @@ def _stack_of(frame: FrameType) -> traceback.StackSummary:
     """The stack below the frames of Perdure, outermost first."""
     frames: list[FrameType] = []
     for one in _callback_frames(frame):
-        if one.f_code is _DRAIN or one.f_code is _RUN_STEP:
+        if one.f_code is _DRAIN or one.f_code is RUN_STEP:
             break
         frames.append(one)
     while frames and not _is_of_user(frames[-1].f_code.co_filename):

@@ -24,8 +24,7 @@ from perdure.core.model.claim import ClaimedRun
 from perdure.core.model.record import Message, Record
 from perdure.core.model.run import NO_OPTIONS, Reason
 from perdure.core.model.turn import Lease, NextState, Park, RetryLater
-from perdure.core.model.visibility import RunningStep, steps_to_json
-from perdure.core.model.worker_info import WorkerInfo
+from perdure.core.model.worker_info import RunningStep, WorkerInfo, steps_to_json
 from perdure.core.routing import TypeInfo
 from perdure.core.system import System
 from perdure.errors import EngineClosed

@@ -16,7 +16,8 @@ from perdure.core.codec.failure import Failure
 from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record
 from perdure.core.model.run import Run
-from perdure.core.model.visibility import RunningStep, RunWaits
+from perdure.core.model.waits import RunWaits
+from perdure.core.model.worker_info import RunningStep
 from perdure.core.time.duration import FAR
 from perdure.core.time.schedule import Schedule
 

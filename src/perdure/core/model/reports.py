@@ -10,7 +10,8 @@ from msgspec import Struct
 from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Record
 from perdure.core.model.run import Run
-from perdure.core.model.visibility import RunningStep, RunWaits
+from perdure.core.model.waits import RunWaits
+from perdure.core.model.worker_info import RunningStep
 
 
 class FailedAttempt(Struct, frozen=True, kw_only=True):

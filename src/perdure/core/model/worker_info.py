@@ -1,15 +1,53 @@
-"""Workers, as stored, and the result of a sweep."""
+"""Workers, as stored, with the steps that they execute, and the result of a sweep.
+
+Nothing but inspection reads the steps. They are bounded, and a cell that cannot be read counts as empty.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
+import msgspec
 from msgspec import Struct
 
-from perdure.core.model.visibility import NO_STEPS, RunningSteps
+from perdure.core.codec.decoders import decoder_for
 
 #: Share of its lease after which a heartbeat is missing. One is sent about every third of it.
 _LATE = 0.4
+#: Steps of a worker that are named; the others are counted.
+NAMED_STEPS = 100
+#: Characters of the cell that names them. Long names leave room for fewer of them.
+_STEPS_CHARACTERS = 32_000
+
+
+class RunningStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An attempt at a step or an activity that has been under way for a while."""
+
+    run_id: str
+    type: str
+    #: Location of the step; the type of an activity.
+    location: str
+    attempt: int
+    #: Time of its start, in microseconds since the epoch.
+    since: int
+    #: Token of the lease under which it runs.
+    token: int
+    #: Time of the last heartbeat that an activity sent; 0: none.
+    heartbeat_at: int = 0
+
+
+class RunningSteps(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Attempts that a worker has had under way for a while at its last heartbeat, oldest first."""
+
+    steps: tuple[RunningStep, ...] = ()
+    #: Number of attempts that are not named.
+    more: int = 0
+
+
+NO_STEPS = RunningSteps()
+
+_steps_decoder = decoder_for(RunningSteps)
 
 
 class WorkerStatus(StrEnum):
@@ -69,3 +107,23 @@ class SweepResult(Struct, frozen=True, kw_only=True):
     more: bool
     #: Names of singletons whose next run may start.
     successions: tuple[str, ...] = ()
+
+
+def steps_to_json(steps: Sequence[RunningStep]) -> str | None:
+    """Encode the oldest steps, as many as there is room for; None if there are none."""
+    if not steps:
+        return None
+    named = tuple(sorted(steps, key=lambda step: (step.since, step.run_id, step.location))[:NAMED_STEPS])
+    while True:
+        text = msgspec.json.encode(RunningSteps(steps=named, more=len(steps) - len(named))).decode()
+        if len(text) <= _STEPS_CHARACTERS or not named:
+            return text
+        named = named[: len(named) // 2]
+
+
+def steps_from_json(text: str | None) -> RunningSteps:
+    """Decode a cell; nothing if it is empty or cannot be read."""
+    try:
+        return _steps_decoder.decode(text) if text else NO_STEPS
+    except msgspec.MsgspecError:
+        return NO_STEPS

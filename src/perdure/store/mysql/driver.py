@@ -104,7 +104,7 @@ class MysqlConnection:
         self.trace: Callable[[str], object] | None = None
         #: Role of a session that is lent to functions of the user, as it logged in.
         self.role: object = None
-        self._text_settings = driver._charset, driver._encoding
+        self._text_settings = self._text_settings_now()
 
     @property
     def server_version(self) -> str:
@@ -131,9 +131,12 @@ class MysqlConnection:
                 results += await self._results(packet)
         return results
 
+    def _text_settings_now(self) -> tuple[object, object]:
+        return self._driver._charset, self._driver._encoding
+
     def is_left_clean(self) -> bool:
         """Tell whether a function of the user has left nothing that `reset` does not remove."""
-        return not self.is_busy() and self._text_settings == (self._driver._charset, self._driver._encoding)
+        return not self.is_busy() and self._text_settings == self._text_settings_now()
 
     async def reset(self) -> None:
         """Give the session the state that it had after it logged in, but for its database and role."""
@@ -145,14 +148,17 @@ class MysqlConnection:
         """Tell whether the connection is closed."""
         return not self._driver.connected or self._driver._stream_broken
 
+    def _transport(self) -> Any:
+        return self._driver._transport
+
     def fileno(self) -> int:
         """Return the file descriptor of its socket; -1 if it has none."""
-        transport = self._driver._transport
+        transport = self._transport()
         return -1 if transport is None else transport.get_extra_info("socket").fileno()
 
     def terminate(self) -> None:
         """Close the connection at once."""
-        transport = self._driver._transport
+        transport = self._transport()
         if transport is not None:
             # Closing an encrypted transport in order would wait for an answer of the server.
             transport.abort()

@@ -17,7 +17,7 @@ from perdure.core.model.claim import LoadedRun
 from perdure.core.model.outputs import Interruption, Output, OutputKind, interruption_of
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.run import Run, RunFilter, RunPage, Status
-from perdure.core.model.visibility import RunWaits, waits_from_json
+from perdure.core.model.waits import RunWaits, waits_from_json
 from perdure.core.printed_text import brief
 from perdure.errors import InvalidCursor, StoreCorrupt
 from perdure.store.contract import Store

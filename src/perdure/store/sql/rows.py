@@ -15,8 +15,7 @@ from perdure.core.codec.failure import Failure
 from perdure.core.model.outputs import Output, OutputKind, source_of
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.run import Reason, Run, Status
-from perdure.core.model.visibility import NO_STEPS, steps_from_json
-from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
+from perdure.core.model.worker_info import NO_STEPS, WorkerInfo, WorkerStatus, steps_from_json
 from perdure.errors import PerdureError, StoreCorrupt
 from perdure.store.sql.dialect import Row
 

@@ -1,4 +1,4 @@
-"""What every store must do, as a suite of tests that reads as a specification.
+"""Duties of every store, as a suite of tests that reads as a specification.
 
 Subclass each class in a test module that provides the fixtures `store` and `harness` (see `harness.Harness`).
 """

@@ -1,4 +1,4 @@
-"""What the suite needs besides a store: a clock that it can turn, a second way in, and small values to write.
+"""Needs of the suite besides a store: a clock that it can turn, a second way in, and small values to write.
 
 To prove a store, write a `Harness` for it and two fixtures, `harness` and `store` (opened by the harness).
 """

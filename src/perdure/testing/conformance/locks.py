@@ -25,7 +25,7 @@ async def acquire(store: Store, nonce: str, name: str = "import") -> LockGrant:
 
 
 async def trail(store: Store, name: str = "import") -> list[str]:
-    """What the audit trail says about a lock."""
+    """Entries of the audit trail about a lock."""
     return [event.kind for event in await store.events(f"lock:{name}")]
 
 

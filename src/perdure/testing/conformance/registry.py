@@ -1,4 +1,4 @@
-"""Which types there are, and who serves them."""
+"""Types of runs, and the workers that serve them."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ async def finish(store: Store, run_id: str) -> None:
 
 
 async def trail(store: Store, id: str = "s1") -> list[str]:
-    """What the audit trail says about a schedule."""
+    """Entries of the audit trail about a schedule."""
     return [event.kind for event in await store.events(f"schedule:{id}")]
 
 

@@ -61,7 +61,7 @@ async def finish(store: Store, run_id: str) -> None:
 
 
 async def status(store: Store, run_id: str) -> tuple[Status, Reason | None]:
-    """How a run stands."""
+    """State of a run."""
     run = await store.get(run_id)
     assert run is not None
     return run.status, run.reason

@@ -11,7 +11,7 @@ from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Reason, Status
 from perdure.core.model.turn import Block, ContinueAsNew, Finish, Lease, Release, RetryLater, Trim, Turn, TurnOutcome
-from perdure.core.model.visibility import RunWaits, Wait, WaitKind, waits_to_json
+from perdure.core.model.waits import RunWaits, Wait, WaitKind, waits_to_json
 from perdure.errors import StoreCorrupt
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
@@ -35,7 +35,7 @@ from perdure.testing.conformance.harness import (
 
 
 class Turns:
-    """What one run makes durable at one moment."""
+    """Writes that one run makes durable at one moment."""
 
     async def test_records_come_back_in_order_and_as_they_were(self, store: Store) -> None:
         lease = await held(store)

@@ -30,7 +30,7 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
 
 
 class Watermarks:
-    """How much may wait, and how much does."""
+    """Bounds of what may wait, and the number that does."""
 
     async def test_they_are_set_changed_and_removed(self, store: Store, harness: Harness) -> None:
         await store.set_watermark(MARK, ACTOR)

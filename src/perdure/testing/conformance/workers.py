@@ -6,8 +6,7 @@ from perdure.core.codec.failure import Failure
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Reason, Status
 from perdure.core.model.turn import Block, TurnOutcome
-from perdure.core.model.visibility import NO_STEPS, RunningStep, steps_to_json
-from perdure.core.model.worker_info import WorkerStatus
+from perdure.core.model.worker_info import NO_STEPS, RunningStep, WorkerStatus, steps_to_json
 from perdure.errors import Expired
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
@@ -160,7 +159,7 @@ class Leaving:
 
 
 class Sweeping:
-    """What the dead held is given back, in bounded parts."""
+    """Runs of dead workers are given back, in bounded parts."""
 
     async def test_the_runs_of_the_dead_are_given_back(self, store: Store, harness: Harness) -> None:
         lease = await held(store)

@@ -17,7 +17,7 @@ from perdure.core.limits.admission_requests import StepAdmission, StepArrival, S
 from perdure.core.limits.breaker import PREFIX, Breaker
 from perdure.core.limits.limit import Limit, PermitScope, RequiredGates, required_gates, stored_location
 from perdure.core.model.record import Message, RecordKind
-from perdure.core.model.visibility import Wait, WaitKind
+from perdure.core.model.waits import Wait, WaitKind
 from perdure.replay.operations import StepOperation
 from perdure.worker.callbacks import guarded
 from perdure.worker.limits.gatekeeper import breaker_open_error

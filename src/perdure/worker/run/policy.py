@@ -12,7 +12,7 @@ from perdure.core.codec.failure import Failure
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Reason, Run, Status
 from perdure.core.model.turn import Block, ContinueAsNew, Finish, NextState, Park, RetryLater
-from perdure.core.model.visibility import NAMED_WAITS, Wait, WaitKind, waits_to_json
+from perdure.core.model.waits import NAMED_WAITS, Wait, WaitKind, waits_to_json
 from perdure.core.policy.retry import Retry
 from perdure.core.time.duration import FAR
 from perdure.errors import Diverged, Expired, Fatal

@@ -205,8 +205,10 @@ def _in_thread(info: StepInfo, request: StepRequest) -> Any:
     return request.spec.function(*request.args, **request.kwargs)
 
 
+#: Code that calls the functions of async steps on the loop, by which the loop watch finds them in a stack.
+RUN_STEP = Attempt._run.__code__
 #: Code that calls the functions of steps.
-_CALLERS = frozenset({Attempt._run.__code__, _in_thread.__code__})
+_CALLERS = frozenset({RUN_STEP, _in_thread.__code__})
 
 
 def is_misuse(error: BaseException) -> bool:

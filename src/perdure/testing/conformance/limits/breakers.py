@@ -43,20 +43,20 @@ Verb = Callable[[Store], Awaitable[object]]
 
 
 async def breaker_of(store: Store) -> BreakerInfo:
-    """Where the one breaker stands."""
+    """State of the one breaker."""
     [gate] = await store.gates(PREFIX, 1)
     assert gate.breaker is not None
     return gate.breaker
 
 
 def a_request(nonce: str, *, worker: str = "w1", **changes: Any) -> AdmissionRequest:
-    """What a worker wants."""
+    """A request of a worker."""
     fields: dict[str, Any] = {"limit": 10, "types": (TYPE, ""), "queues": ("default",)}
     return AdmissionRequest(worker=worker, nonce=nonce, **{**fields, **changes})
 
 
 def a_report(number: int, failures: int, successes: int = 0, *, since: int = START) -> BreakerReport:
-    """How attempts ended."""
+    """A report about attempts that ended."""
     return BreakerReport(API, RULE, number, ((since, failures, successes),))
 
 
@@ -80,7 +80,7 @@ def a_step(lease: Lease, bounds: LimitBounds, place: str = PLACE) -> StepArrival
 
 
 async def ask(store: Store, nonce: str, *steps: StepArrival, **changes: Any) -> tuple[StepAdmission, ...]:
-    """What becomes of steps."""
+    """Ask for steps, and return the answer."""
     return (await store.admit(a_request(nonce, steps=steps, **changes))).steps
 
 

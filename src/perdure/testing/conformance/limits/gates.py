@@ -44,7 +44,7 @@ DONE = Finish(Status.COMPLETED, "1")
 def a_gating(
     bounds: LimitBounds = ONE, *, gate: str = GATE, hold: PermitScope = PermitScope.LEASE, **changes: Any
 ) -> RequiredGates:
-    """What a run has to pass: one gate."""
+    """Gates that a run has to pass: one."""
     return RequiredGates((RequiredGate(gate, bounds, hold),), **changes)
 
 
@@ -64,7 +64,7 @@ async def asks(
     queues: tuple[str, ...] = ("default",),
     **changes: Any,
 ) -> AdmissionRequest:
-    """What a worker asks for that has looked at what has arrived; the same `gating` for all, or one for each."""
+    """Request of a worker that has looked at the arrivals; the same `gating` for all, or one for each."""
     await store.register(a_worker(worker))
     arrived = (await store.look([(queue, type) for queue in queues for type in types], 100)).arrived
     arrivals = tuple(
@@ -107,7 +107,7 @@ async def there(store: Store, id: str) -> Run:
 
 
 class Looking:
-    """What has arrived is looked at without being touched."""
+    """Arrivals are looked at without being touched."""
 
     async def test_what_is_ready_is_seen_as_it_is(self, store: Store, harness: Harness) -> None:
         await ready(store, "r1", "r2", input="[1]")
@@ -350,7 +350,7 @@ class Passing:
 
 
 class TakingTurns:
-    """Who is next."""
+    """The order in which runs pass."""
 
     async def test_keys_take_turns_by_their_weights(self, store: Store) -> None:
         big = a_gating(fair_key="big", stride=STRIDE // 2)

@@ -98,7 +98,7 @@ class Forgetting:
 
 
 class Setting:
-    """What is set at run time holds."""
+    """Limits that are set at run time hold."""
 
     async def test_what_was_set_holds_until_it_is_cleared(self, store: Store) -> None:
         await ready(store, "r1", "r2", "r3", "r4")

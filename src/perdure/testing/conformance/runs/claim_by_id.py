@@ -50,7 +50,7 @@ async def take(store: Store, run_id: str = "r1", worker: str = "w1", **changes: 
 
 
 async def prepare_take(store: Store) -> Callable[[Store], Awaitable[object]]:
-    """What there has to be for a run to be taken, and the request."""
+    """Prepare all that taking a run needs, and return the request."""
     await store.create([a_run("r1"), a_run("r2")], ACTOR)
     await store.register(a_worker())
     return lambda store: store.take(a_take())

@@ -1,4 +1,4 @@
-"""Who gets a run, in which order, and what becomes of runs that kill their workers."""
+"""Claims of runs: their order, their owners, and the fate of runs that kill their workers."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ async def tell(store: Store, kind: RecordKind, run_id: str = "r1", *, key: str =
 
 
 async def state(store: Store, run_id: str = "r1") -> tuple[Status, Reason | None, int]:
-    """Where a run stands."""
+    """State of a run."""
     run = await store.get(run_id)
     assert run is not None
     return run.status, run.reason, run.wake_at

@@ -79,7 +79,7 @@ async def dead_ids(store: Store, **filter: Any) -> list[str]:
 
 
 class Deleting:
-    """What is over is hidden and brought back."""
+    """Finished runs are hidden and brought back."""
 
     async def test_a_deleted_run_is_hidden_from_listings_and_can_be_read(self, store: Store) -> None:
         await finished(store, "r1")
@@ -123,7 +123,7 @@ class Deleting:
 
 
 class Pruning:
-    """What is over and old is deleted for good, by families and in batches."""
+    """Finished runs that are old are deleted for good, by families and in batches."""
 
     async def test_all_that_belongs_to_a_run_goes_and_its_key_is_free(self, store: Store, harness: Harness) -> None:
         lease = await held(store, "r1", idempotency_key="k")

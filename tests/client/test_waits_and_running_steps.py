@@ -12,7 +12,8 @@ import pytest
 from perdure import Context, Engine, Handle, Limit, Retry, Status, activity, activity_info, step, workflow
 from perdure.admin import RunningStep, Wait, WaitKind
 from perdure.blocking import Engine as BlockingEngine
-from perdure.core.model.visibility import NAMED_STEPS, NAMED_WAITS, steps_from_json, steps_to_json, waits_to_json
+from perdure.core.model.waits import NAMED_WAITS, waits_to_json
+from perdure.core.model.worker_info import NAMED_STEPS, steps_from_json, steps_to_json
 from tests.helpers import eventually
 from tests.stage import Stage, until
 from tests.worker.crowd import Crowd

@@ -1,6 +1,6 @@
-"""What a parked run waits for, and what a worker executes, as stored in the rows that are written anyway.
+"""Waits of a parked run, as stored in its row, which is written anyway.
 
-Nothing but inspection reads them. Both are bounded, and a cell that cannot be read counts as empty.
+Nothing but inspection reads them. They are bounded, and a cell that cannot be read counts as empty.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from msgspec import Struct
 
 from perdure.core.codec.decoders import decoder_for
 
-#: Waits of a run, and steps of a worker, that are named; the others are counted.
+#: Waits of a run that are named; the others are counted.
 NAMED_WAITS = 20
-NAMED_STEPS = 100
 #: Characters of a cell. Long names leave room for fewer of them.
 _WAITS_CHARACTERS = 4_000
-_STEPS_CHARACTERS = 32_000
 
 
 class WaitKind(StrEnum):
@@ -60,36 +58,9 @@ class RunWaits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     unread: dict[str, int] = {}
 
 
-class RunningStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An attempt at a step or an activity that has been under way for a while."""
-
-    run_id: str
-    type: str
-    #: Location of the step; the type of an activity.
-    location: str
-    attempt: int
-    #: Time of its start, in microseconds since the epoch.
-    since: int
-    #: Token of the lease under which it runs.
-    token: int
-    #: Time of the last heartbeat that an activity sent; 0: none.
-    heartbeat_at: int = 0
-
-
-class RunningSteps(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Attempts that a worker has had under way for a while at its last heartbeat, oldest first."""
-
-    steps: tuple[RunningStep, ...] = ()
-    #: Number of attempts that are not named.
-    more: int = 0
-
-
-NO_STEPS = RunningSteps()
-
 _NONE: Mapping[str, int] = MappingProxyType({})
 
 _waits_decoder = decoder_for(RunWaits)
-_steps_decoder = decoder_for(RunningSteps)
 
 
 def waits_to_json(token: int, waits: Sequence[Wait], total: int, unread: Mapping[str, int] = _NONE) -> str:
@@ -109,23 +80,3 @@ def waits_from_json(text: str | None) -> RunWaits | None:
         return _waits_decoder.decode(text) if text else None
     except msgspec.MsgspecError:
         return None
-
-
-def steps_to_json(steps: Sequence[RunningStep]) -> str | None:
-    """Encode the oldest steps, as many as there is room for; None if there are none."""
-    if not steps:
-        return None
-    named = tuple(sorted(steps, key=lambda step: (step.since, step.run_id, step.location))[:NAMED_STEPS])
-    while True:
-        text = msgspec.json.encode(RunningSteps(steps=named, more=len(steps) - len(named))).decode()
-        if len(text) <= _STEPS_CHARACTERS or not named:
-            return text
-        named = named[: len(named) // 2]
-
-
-def steps_from_json(text: str | None) -> RunningSteps:
-    """Decode a cell; nothing if it is empty or cannot be read."""
-    try:
-        return _steps_decoder.decode(text) if text else NO_STEPS
-    except msgspec.MsgspecError:
-        return NO_STEPS
