@@ -219,7 +219,7 @@ class Operator:
             self._ledger.sometimes["a run was set aside" if reason == "poison" else f"a run stayed {reason}"] += 1
             # A worker that started since may have unblocked it.
             with suppress(UsageError):
-                await self._engine.runs.retry(run_id)
+                await self._retry(run_id, reason)
         elif status == "waiting" and reason == "paused":
             await self._engine.runs.resume(run_id)
         elif status == "waiting" and reason == "message":
@@ -227,6 +227,15 @@ class Operator:
                 await self._send(run_id)
         else:
             self._waiting_since.pop(run_id, None)
+
+    async def _retry(self, run_id: str, reason: str | None) -> None:
+        try:
+            await self._engine.runs.retry(run_id)
+        except UsageError as error:
+            if reason != "broken" or "deadline" not in str(error):
+                raise
+            self._ledger.sometimes["a deadline passed while a run was blocked"] += 1
+            await self._engine.runs.retry(run_id, deadline=60.0)
 
     async def _send(self, run_id: str) -> None:
         for correlation in CORRELATIONS:

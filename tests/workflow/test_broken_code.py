@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Handle, RunFailed, Singleton, SingletonBusy, Status, UsageError, workflow
+from perdure import Context, Handle, Limit, RunFailed, Singleton, SingletonBusy, Status, UsageError, workflow
 from perdure.admin import Reason, RecordKind
 from perdure.testing import Environment
 from tests.helpers import eventually
@@ -95,6 +95,23 @@ async def test_it_goes_on_by_a_retry(stage: Stage) -> None:
         await until(run, Status.BLOCKED)
         corrected.append(True)
         assert await run.retry() == 1
+        assert await run.result("20s") == "receipt"
+    assert done == ["charge"]
+
+
+async def test_a_run_whose_deadline_passed_while_it_was_blocked_is_retried_with_another(stage: Stage) -> None:
+    engine = stage.engine(order)
+    async with engine.worker():
+        run = await engine.start(order(), deadline="1d")
+        await until(run, Status.BLOCKED)
+        assert stage.store is not None
+        await stage.store._write("unblock", "", lambda tx: tx.execute("UPDATE perdure_runs SET deadline = 1", {}))
+        corrected.append(True)
+        with pytest.raises(UsageError, match="has passed; retry it with another one"):
+            await run.retry()
+        with pytest.raises(UsageError, match="only a run that ended, or a dead letter"):
+            await run.retry(deadline="1h", priority=1)
+        assert await run.retry(deadline="1h") == 1
         assert await run.result("20s") == "receipt"
     assert done == ["charge"]
 
@@ -288,6 +305,33 @@ async def test_the_parent_and_the_singleton_of_a_blocked_run_wait(stage: Stage) 
         corrected.append(True)
         await engine.runs.retry("child")
         assert await run.result("20s") == "receipt"
+
+
+@pytest.mark.parametrize("hold", ["run", "lease"])
+async def test_a_blocked_run_keeps_only_permits_that_count_until_its_end(stage: Stage, hold: str) -> None:
+    @workflow("broken.limited.v1", limit=Limit("broken.slot", concurrency=1, hold=hold))
+    async def limited(ctx: Context) -> str:
+        receipt = await ctx.step(charge)
+        bug()
+        return receipt
+
+    engine = stage.engine(limited)
+    async with engine.worker():
+        first = await engine.start(limited())
+        await until(first, Status.BLOCKED)
+        second = await engine.start(limited())
+        if hold == "run":
+            await until(second, Status.WAITING)
+            assert (await second.run()).reason is Reason.LIMIT
+            assert done == ["charge"]
+        else:
+            await until(second, Status.BLOCKED)
+            assert done == ["charge", "charge"]
+    corrected.append(True)
+    async with engine.worker():
+        assert await first.result("20s") == "receipt"
+        assert await second.result("20s") == "receipt"
+    assert done == ["charge", "charge"]
 
 
 async def _is_blocked(getting: Any) -> bool:

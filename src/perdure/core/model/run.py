@@ -216,7 +216,12 @@ class RetryRequest(Struct, frozen=True, kw_only=True):
     @property
     def changes(self) -> bool:
         """True if the run is to be changed."""
-        values = (self.input, self.options, self.max_attempts, self.deadline, self.queue, self.priority)
+        return self.deadline is not None or self.changes_more
+
+    @property
+    def changes_more(self) -> bool:
+        """True if more than the deadline of the run is to be changed."""
+        values = (self.input, self.options, self.max_attempts, self.queue, self.priority)
         return any(value is not None for value in values)
 
 

@@ -240,7 +240,9 @@ async def _refusal(
     if run.status is Status.COMPLETED:
         return RetryOutcome.COMPLETED
     may_change = cause is RetryCause.ENDED or dead_letter_reason(run.status, run.reason) is not None
-    if cause is None or (request.changes and not may_change):
+    # The deadline of a run may have passed while it was blocked.
+    changes = request.changes_more if cause is RetryCause.BLOCKED else request.changes
+    if cause is None or (changes and not may_change):
         return RetryOutcome.ALIVE
     if run.deleted_at:
         return RetryOutcome.DELETED
