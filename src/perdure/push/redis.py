@@ -175,7 +175,7 @@ class RedisQueue:
             what = ("retry", answer.run_id, round(answer.delay * 1000), *self._fields(answer.body, answer.delay))
         await self.evaluate(_SETTLE, 4, self.group, id, *what)
 
-    def refusal(self, body: bytes, fields: Sequence[tuple[str, bytes]]) -> str:
+    def _refusal(self, body: bytes, fields: Sequence[tuple[str, bytes]]) -> str:
         """Return the reason why an entry is refused; empty if its signature is valid or none is needed."""
         if self._signing is None:
             return ""
@@ -311,7 +311,7 @@ class _Consumer:
     async def _handle(self, id: str, fields: Sequence[tuple[str, bytes]]) -> None:
         bodies = [value for name, value in fields if name == _FIELD]
         body = bodies[0] if len(bodies) == 1 else b""
-        refused = self._queue.refusal(body, fields)
+        refused = self._queue._refusal(body, fields)
         if not refused:
             await self._handler.handle([_Delivered(self._queue, id, body)])
             return
