@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perdure import Context, Engine, Every, Overloaded, UsageError, Watermark, activity, workflow
-from perdure.client.start import DEPTH_FRESH
+from perdure.client.watermarks import DEPTH_FRESH
 from perdure.testing import Environment
 from tests.stage import Stage
 

@@ -25,11 +25,11 @@ from perdure.store.sqlite.connection import SqliteTransaction
 from perdure.store.sqlite.store import SqliteStore
 from perdure.worker import worker
 from perdure.worker.claiming.claimer import Claimer
+from perdure.worker.claiming.resident_runs import Residents
 from perdure.worker.run.activity_run import ActivityRun
 from perdure.worker.run.commit_lock import CommitLock
 from perdure.worker.run.workflow_run import WorkflowRun
 from perdure.worker.steps.activity_attempt import ActivityAttempt
-from perdure.worker.worker import Residents
 from tests.simulation.loop import LANE
 
 Patch = pytest.MonkeyPatch

@@ -17,8 +17,8 @@ from perdure.client.locks import HeldLock, Locks
 from perdure.client.runs import Runs
 from perdure.client.schedules import Schedules
 from perdure.client.session import DATABASE_TIMEOUT, AsyncOnly, Session, SessionOptions, require_workflows
-from perdure.client.start import ConnectionReader, Moment, StartOptions, create_all, create_on
-from perdure.client.watermarks import Watermarks
+from perdure.client.start import Moment, StartOptions, create_all, create_on
+from perdure.client.watermarks import ConnectionReader, Watermarks
 from perdure.client.workers import EngineWorker, Queues, Workers
 from perdure.core.audit import Event
 from perdure.core.codec.codec import Codec

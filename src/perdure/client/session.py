@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 from msgspec import Struct
 
 from perdure.client.results import Results
-from perdure.client.start import Backpressure, DuplicateCheck, StartOptions, new_run
+from perdure.client.start import DuplicateCheck, StartOptions, new_run
+from perdure.client.watermarks import Backpressure
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes
 from perdure.core.hooks import Hooks
