@@ -63,11 +63,11 @@ async def test_a_timeout_of_a_result_says_why(stage: Stage) -> None:
     with pytest.raises(TimeoutError) as caught:
         await run.result("50ms")
     why = await run.why()
-    assert str(caught.value).startswith(f"run {run.id!r} did not finish within '50ms': It ")
+    assert str(caught.value).startswith(f"run {run.id!r} did not finish within '50ms': it ")
     assert "worker" in str(caught.value)
     assert "worker" in why
     async with engine.worker():
-        with pytest.raises(TimeoutError, match="did not answer 'q' within '50ms': It "):
+        with pytest.raises(TimeoutError, match="did not answer 'q' within '50ms': it "):
             await run.ask("q", timeout="50ms")
 
 

@@ -282,7 +282,8 @@ async def within(
         if current is not None and current.cancelling():
             waiting.cancel()
             raise
-        raise TimeoutError(f"{too_late} within {brief(timeout)}") from None
+        unit = " s" if isinstance(timeout, int | float) else ""
+        raise TimeoutError(f"{too_late} within {brief(timeout)}{unit}") from None
     finally:
         timer.cancel()
 
@@ -413,7 +414,7 @@ class WaitExplainer:
             _, why = await within(self._system, lambda: self._asked(run_id), "perdure why", LAST_LOOK, "no answer")
         except (PerdureError, TimeoutError):
             return ""
-        return f": {why.removesuffix('.')}"
+        return f": {why[:1].lower()}{why[1:].removesuffix('.')}"
 
     async def _asked(self, run_id: str) -> tuple[Run, str]:
         return await self._look(run_id)

@@ -148,7 +148,10 @@ class Session:
         """The database, connected or not. Raises `EngineClosed`."""
         refuse_in_workflow()
         if self._state == "closed":
-            raise EngineClosed(f"the engine on {shown(self.url)} was closed; make a new one")
+            raise EngineClosed(
+                f"the engine on {shown(self.url)} was closed, as at the end of `async with`; move this into the block, "
+                "or make a new engine"
+            )
         if self._state == "forked":
             raise EngineClosed(
                 f"the engine on {shown(self.url)} belongs to the process that this one was forked from; "
@@ -204,7 +207,10 @@ class Session:
         """Read a run. Raises `RunNotFound`."""
         run = await (await self.opened()).get(check_id(run_id))
         if run is None:
-            raise RunNotFound(f"there is no run {run_id!r} in {shown(self.url)}")
+            place = shown(self.url)
+            if place == "sqlite://":
+                place += ", which is in memory and new with each engine"
+            raise RunNotFound(f"there is no run {run_id!r} in {place}")
         return run
 
     def new_run(self, call: Call[Any], options: StartOptions, where: str = "start") -> NewRun:
@@ -251,7 +257,7 @@ class AsyncOnly:
     """Base of async context managers. A `with` or an `await` is refused with an error that says what to write."""
 
     #: Advice for code that is not async.
-    _instead: ClassVar[str] = "in code that is not async, use perdure.blocking.Engine"
+    _instead: ClassVar[str] = "perdure.blocking.Engine is for code that is not async"
     #: Advice for code that awaits it.
     _awaited: ClassVar[str] = "{} cannot be awaited; enter it: `async with`"
 

@@ -48,7 +48,8 @@ def check_name(value: object, what: str) -> str:
     name = _check(value, what, NAME_BYTES, InvalidName)
     if not _RESERVED.isdisjoint(name):
         raise InvalidName(
-            f"{brief(value)} cannot be a {what}: it contains one of the characters / # ~, which locations use"
+            f"{brief(value)} cannot be a {what}: it contains {min(_RESERVED.intersection(name))!r}, and / # ~ are "
+            "reserved for the places of steps in a history; write a dot or a hyphen"
         )
     return name
 

@@ -236,8 +236,7 @@ def parse(url: str) -> SqliteUrl | PostgresUrl | MysqlUrl:
     """Parse a database URL. Raises `UsageError`."""
     if not isinstance(url, str):
         raise UsageError(
-            f"a database URL is text, not {url!r} of type {type(url).__name__}; is the setting there that it comes "
-            f"from? Otherwise {_EXAMPLE}"
+            f"a database URL is text, not {url!r}; check that the setting is there that it comes from, or {_EXAMPLE}"
         )
     url = _DRIVER.sub(r"\1", url)
     # A ValueError of the standard library may repeat a part of the password; `hides_password` replaces it.
@@ -268,10 +267,10 @@ def _misspelt_sqlite(url: str) -> str:
 
 def _unknown(url: str, scheme: str) -> str:
     if "://" not in url and url and not url.isspace():
-        return f"{shown(url)!r} is not a database URL; for a file write sqlite:///{shown(url)}; {_EXAMPLE}"
+        return f"{shown(url)!r} is not a database URL; for a file write sqlite:///{shown(url)}"
     close = get_close_matches(scheme, ("postgresql", "sqlite", "mysql", "mariadb"), 1)
-    hint = f"did you mean {close[0]}://? " if close else ""
-    return f"{shown(url)!r} is not a database URL that Perdure knows; {hint}{_EXAMPLE}"
+    hint = f"did you mean {close[0]}://?" if close else _EXAMPLE
+    return f"{shown(url)!r} is not a database URL that Perdure knows; {hint}"
 
 
 def _postgres(url: str) -> PostgresUrl:

@@ -115,7 +115,9 @@ class Context:
         options = spec.options if self._options is NO_STEP_SETTINGS else self._options.over(spec.options)
         name = options.name if isinstance(options.name, str) else spec.name
         if name is None:
-            raise InvalidName('a lambda has no name to record its result under: `ctx.options(name="...").step(...)`')
+            raise InvalidName(
+                'a lambda has no name to record its result under; give it one: `ctx.options(name="...").step(...)`'
+            )
         if options is NO_STEP_SETTINGS:
             return self._runtime.step(StepRequest(name, spec, args, kwargs, options))
         if options.process is True:
@@ -149,7 +151,8 @@ class Context:
         name = options.name if isinstance(options.name, str) else spec.name
         if name is None:
             raise InvalidName(
-                'a lambda has no name to record its result under: `ctx.options(name="...").transaction(...)`'
+                "a lambda has no name to record its result under; give it one: "
+                '`ctx.options(name="...").transaction(...)`'
             )
         operation = self._runtime.step(StepRequest(name, spec, args, kwargs, options, transaction=True))
         if options.undo is not UNSET:
@@ -504,7 +507,9 @@ class Context:
         options = spec.options if self._options is NO_STEP_SETTINGS else self._options.over(spec.options)
         name = options.name if isinstance(options.name, str) else spec.name
         if name is None:
-            raise InvalidName('a lambda has no name to record its result under: `ctx.options(name="...").undo(...)`')
+            raise InvalidName(
+                'a lambda has no name to record its result under; give it one: `ctx.options(name="...").undo(...)`'
+            )
         current_undos(self._runtime).add(StepRequest(name, spec, args, kwargs, options))
 
     def keep(self) -> None:

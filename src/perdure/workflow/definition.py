@@ -85,7 +85,7 @@ class Definition(Generic[P, R]):
 
     @property
     def __perdure_advice__(self) -> str:
-        return f"which is a run of its own: `await ctx.call({self.__name__}(...))`"
+        return f"which is a run of its own; write `await ctx.call({self.__name__}(...))`"
 
     def _refuse_context(self, values: Iterable[object]) -> None:
         if any(isinstance(value, Context) for value in values):
@@ -142,7 +142,7 @@ def _check_context(type: str, function: Callable[..., Any], signature: Signature
     if name == "self" and declared is Any:
         raise BadArguments(
             f"workflow {type!r}: {describe(function)} is a method; another process has no `self` to continue it with; "
-            "make it a function, or put @staticmethod above @workflow"
+            "make it a function, or remove `self` and put @staticmethod above @workflow"
         )
     if declared is Any:
         return
@@ -304,7 +304,7 @@ class Call(Generic[R_co]):
 
     @property
     def __perdure_advice__(self) -> str:
-        return "which is a call of a run of its own: `await ctx.call(...)`"
+        return "which is a call of a run of its own; write `await ctx.call(...)`"
 
     if not TYPE_CHECKING:  # type checkers report an `await` by themselves
 
@@ -328,7 +328,10 @@ def call_hint(value: object) -> str:
     if inspect.iscoroutine(value):
         name = value.__qualname__.rpartition(".")[2]
         value.close()
-        return f"the coroutine of {name}(...); decorate {name} with @workflow or @activity, or run it by `ctx.step`"
+        return (
+            f"the coroutine of {name}(...); for a step write `ctx.step({name}, ...)`, else decorate {name} with "
+            "@workflow or @activity"
+        )
     if isinstance(value, type) or callable(value):
         return f"{brief(value)}; decorate it with @workflow or @activity and call it, or run it by `ctx.step`"
     return f"{brief(value)} of type {type(value).__name__}"

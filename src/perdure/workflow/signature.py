@@ -87,8 +87,11 @@ class Signature:
             parameters = parameters[1:]
         for parameter in parameters:
             if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+                by_name = parameter.kind is inspect.Parameter.VAR_KEYWORD
+                stars, instead = ("**", "dict[str, ...]") if by_name else ("*", "list[...]")
                 raise BadArguments(
-                    f"{describe(function)} takes *{parameter.name}: arguments are stored by name; use a list or a dict"
+                    f"{describe(function)} takes {stars}{parameter.name}, but arguments are stored by name; "
+                    f"write `{parameter.name}: {instead}` instead of `{stars}{parameter.name}`"
                 )
         self._parameters = parameters
         self._signature = inspect.Signature(self._parameters)

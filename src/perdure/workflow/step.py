@@ -178,7 +178,7 @@ def refuse_advised(value: object) -> None:
     """Raise `BadArguments` for an activity, a workflow or a call in the place of a function or awaitable."""
     advice = getattr(value, ADVICE, None)
     if isinstance(advice, str):
-        raise BadArguments(f"a function is wanted here, not {brief(value)}, {advice}")
+        raise BadArguments(f"a step or branch is a function, not {brief(value)}, {advice}")
 
 
 def check_function(function: object) -> None:
@@ -199,7 +199,7 @@ def check_function(function: object) -> None:
         kind = "" if function is None else f" of type {type(function).__name__}"
         raise BadArguments(
             f"a step is a function and its arguments, not {brief(function)}{kind}; "
-            "write `ctx.step(function, ...)` instead of `ctx.step(function(...))`"
+            "write `ctx.step(function, ...)` instead of `ctx.step(function(...))`, which calls it before the step"
         )
 
 

@@ -305,6 +305,8 @@ def _bad_arguments(value: object, step: str) -> EncodeError | None:
 
 
 def _message(what: str, path: str, problem: str) -> str:
+    if path and what.startswith("result of "):
+        path = f"result{path}" if path.startswith("[") else f"result.{path}"
     return f"cannot store {what}: {path or 'it'} {problem}"
 
 

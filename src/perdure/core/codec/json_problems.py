@@ -181,7 +181,7 @@ def _type_problem(value: object) -> str:
         if isinstance(value, kinds):
             return text
     return (
-        f"is of type {kind.__module__}.{kind.__qualname__}, which JSON cannot represent; pass plain data: None, bool, "
+        f"is of type {kind.__module__}.{kind.__qualname__}, which JSON cannot represent; use plain data: None, bool, "
         "numbers, str, bytes, dates and times, Decimal, UUID, Enum, lists, tuples, sets, dicts, dataclasses, "
         "msgspec Structs or pydantic models"
     )

@@ -73,7 +73,7 @@ def instant(value: datetime | Duration, now: int) -> int:
     if value.utcoffset() is None:
         raise InvalidDuration(
             f"{brief(value)} has no time zone, so it is not a point in time; "
-            "add one: datetime(..., tzinfo=UTC), or .astimezone()"
+            "add one: datetime(..., tzinfo=UTC), or a ZoneInfo"
         )
     result = (value - _EPOCH) // _MICROSECOND
     if result < 0:
@@ -101,7 +101,8 @@ def _parse(text: str) -> int:
         total += Decimal(number) * size
         position, previous = part.end(), size
     if position == 0 or position != len(text):
-        raise InvalidDuration(f"{_shown(text)} is not a duration; {_ACCEPTED}")
+        meant = f'did you mean {text} seconds, "{text}s"? ' if text.isascii() and text.isdigit() else ""
+        raise InvalidDuration(f"{_shown(text)} is not a duration; {meant}{_ACCEPTED}")
     return round(total)
 
 
@@ -109,7 +110,7 @@ def _check(amount: float, limit: int, value: Duration) -> None:
     if isinstance(amount, float) and math.isnan(amount):
         raise InvalidDuration(f"NaN is not a duration; {_ACCEPTED}")
     if amount < 0:
-        raise InvalidDuration(f"{_shown(value)} is negative, which is not a duration; {_ACCEPTED}")
+        raise InvalidDuration(f"{_shown(value)} is negative, which is not a duration; give zero or more")
     if amount > limit:
         raise InvalidDuration(f"{_shown(value)} is over 100 years, the longest duration")
 
