@@ -119,11 +119,13 @@ class SeededProcess:
             start_new_session=True,
         )
         self.seed = seed
+        #: True: it did not answer. A process that was killed may still be there for a moment.
+        self._silent = False
 
     @property
     def alive(self) -> bool:
         """True if the process can be asked."""
-        return self._process.poll() is None
+        return not self._silent and self._process.poll() is None
 
     def ask(self, request: bytes) -> ReplayAnswer:
         """Send a request and wait for its answer."""
@@ -135,9 +137,11 @@ class SeededProcess:
             _write(self._process.stdin, request)
             answer = _read(self._process.stdout)
         except OSError as error:
+            self._silent = True
             return ReplayAnswer(problem=f"the helper process is gone: {error}")
         finally:
             timer.cancel()
+        self._silent = answer is None
         problem = f"the helper process ended, or took longer than {PATIENCE:.0f} s"
         return ReplayAnswer(problem=problem) if answer is None else _ANSWER.decode(answer)
 
