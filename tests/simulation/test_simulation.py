@@ -29,14 +29,21 @@ ENOUGH = 5_000 if PROVE else 600
 FOUND_BEFORE = {
     "broadcast_passes_over": 61,
     "children_of_the_past_heard": 75,
-    "claims_judged_again": 95,
-    "commit_retried_under_another_number": 5,
+    "claims_judged_again": 19,
+    "commit_retried_under_another_number": 11,
+    "dead_may_beat": 6,
     "decided_again": 7,
     "end_overtakes_details": 35,
-    "end_overtakes_items": 68,
+    "end_overtakes_items": 101,
+    "listeners_forgotten": 4,
     "lost_claims_forgotten": 23,
     "message_retried_under_another_key": 22,
-    "probes_counted_before_the_lock": 67,
+    "newest_message_first": 4,
+    "no_fence": 5,
+    "own_clock_trusted": 2,
+    "parent_not_woken": 4,
+    "park_without_looking": 4,
+    "probes_counted_before_the_lock": 20,
     "renewed_without_looking": 138,
     "repeated_steps_pass_free": 8,
     "reports_counted_again": 23,
@@ -45,20 +52,23 @@ FOUND_BEFORE = {
     "split_check": 54,
     "split_outcome": 335,
     "steps_before_records": 8,
+    "terminated_run_may_write": 4,
     "terminated_unknown_to_the_parent": 15,
     "terminated_without_its_children": 20,
     "terminated_without_its_undos": 5,
     "termination_keeps_the_token": 1,
+    "token_kept_when_given_back": 1,
     "transaction_repeated_unasked": 22,
     "transaction_unsealed": 51,
     "transaction_with_a_turn_of_its_own": 893,
-    "turns_not_counted": 2,
+    "turns_not_counted": 16,
     "undos_under_other_places": 5,
     "unreceived_left_behind": 21,
 }
 RARE_WITHIN = 10_000 if PROVE else 400
 #: Worlds in which what is rare happened before, which are looked at first; and from where on it is looked for then.
-SEEN_BEFORE = (1_000_580, 1_000_567, 1_000_411, 1_000_469, 1_000_511, 1_000_441, 1_000_500)
+SEEN_BEFORE = (1_000_351, 1_000_305, 1_000_309, 1_000_287, 1_000_323, 1_000_380)
+SEEN_AT_ENDS_BEFORE = (1_000_288, 1_000_293, 1_000_290, 1_000_313, 1_000_330)
 SEEN_AT_GATES_BEFORE = (1_000_003, 1_000_026, 1_000_050)
 RARE_FROM, RARE_WITH_ACTIVITIES_FROM = 1_000_287, 1_000_049
 #: Of the worlds with activities, and of those with limits besides.
@@ -251,7 +261,7 @@ def test_every_promise_holds_for_terminations_malformed_messages_and_bugs(first:
         ({"activities": True}, (), RARE_WITH_ACTIVITIES_FROM, RARE_WITH_ACTIVITIES),
         ({"limits": True}, SEEN_AT_GATES_BEFORE, RARE_FROM, RARE_AT_GATES),
         ({"clocks": True}, (), RARE_FROM, RARE_WITH_CLOCKS),
-        ({"ends": True}, (), RARE_FROM, RARE_AT_ENDS),
+        ({"ends": True}, SEEN_AT_ENDS_BEFORE, RARE_FROM, RARE_AT_ENDS),
     ],
     ids=["workflows", "activities", "gates", "clocks", "ends"],
 )
