@@ -173,6 +173,9 @@ ADVICE = "__perdure_advice__"
 
 _PLAIN = (FunctionType, MethodType)
 
+#: Flags of the code of functions with a `yield`.
+_YIELDS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+
 
 def refuse_advised(value: object) -> None:
     """Raise `BadArguments` for an activity, a workflow or a call in the place of a function or awaitable."""
@@ -246,7 +249,7 @@ def spec_of(function: Callable[..., Any]) -> StepSpec:
 def _inspect(function: Callable[..., Any]) -> StepSpec:
     check_function(function)
     inner = innermost(function)
-    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+    if getattr(getattr(inner, "__code__", None), "co_flags", 0) & _YIELDS:
         raise BadArguments(
             f"the step {describe(inner)} has a `yield`; a step returns one result: build a list in it and return the "
             "list"
