@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from perdure import Context, Status, workflow
+import logging
+
+import pytest
+
+from perdure import Channel, Context, Status, workflow
 from tests.helpers import eventually
 from tests.stage import Stage, until, until_recorded
 
@@ -31,4 +35,35 @@ async def test_a_misspelt_name_is_accepted_and_why_tells_it(stage: Stage) -> Non
         assert waits is not None
         assert waits.unread == {"aproval": 2, "other": 1}
         await run.send("approval", "at last")
+        assert await run.result("20s") == "at last"
+
+
+async def test_a_send_under_a_misspelt_name_is_logged_and_others_are_not(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    @workflow("unread.several.v1")
+    async def several(ctx: Context) -> str:
+        return (await ctx.receive_any(Channel("approval", str), Channel("part1", str))).value
+
+    engine = stage.engine(several)
+    run = await engine.start(several())
+    with caplog.at_level(logging.INFO, "perdure.client"):
+        await run.send("aproval", "before the run has begun")
+        async with engine.worker():
+            await until(run, Status.WAITING)
+            await until_recorded(run, 1)
+        assert caplog.records == []
+        for number, name in enumerate(("other", "part2")):
+            await run.send(name, "for later, perhaps")
+            async with engine.worker():
+                await until_recorded(run, number + 2)
+                await until(run, Status.WAITING)
+        assert not [record for record in caplog.records if record.name == "perdure.client"]
+        await run.send("aproval", "yes", key="once")
+        await run.send("aproval", "yes", key="once")
+    told = [record.getMessage() for record in caplog.records if record.name == "perdure.client"]
+    [warning] = told
+    assert warning.startswith(f"message 'aproval' was sent to run {run.id}, which waits for 'approval'")
+    await run.send("approval", "at last")
+    async with engine.worker():
         assert await run.result("20s") == "at last"

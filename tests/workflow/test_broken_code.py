@@ -284,7 +284,7 @@ async def test_result_goes_on_waiting_for_a_blocked_run_and_says_why(stage: Stag
     async with engine.worker():
         run = await engine.start(order())
         await until(run, Status.BLOCKED)
-        with pytest.raises(TimeoutError, match="Its code is broken"):
+        with pytest.raises(TimeoutError, match="its code is broken"):
             await run.result("0.2s")
 
 

@@ -6,6 +6,8 @@ process, gives the answer that there is, and the workflow sees one question.
 
 from __future__ import annotations
 
+import logging
+from contextlib import suppress
 from typing import Any
 
 from perdure.client.results import OutputWatch
@@ -17,10 +19,11 @@ from perdure.core.model.record import NewMessage, SendOutcome
 from perdure.core.model.run import Status
 from perdure.core.model.run_orders import OrderOutcome
 from perdure.core.model.set_aside_messages import SetAsideMessage, set_aside_of
+from perdure.core.model.waits import meant_by
 from perdure.core.option_checks import check_text, check_whole
 from perdure.core.printed_text import brief
 from perdure.core.time.duration import Duration, seconds
-from perdure.errors import RunFinished, RunNotFound, UsageError
+from perdure.errors import RunFinished, RunNotFound, StoreError, UsageError
 from perdure.store.contract import Store
 from perdure.store.sql.runs.inbox import send as send_in
 from perdure.workflow.channels import (
@@ -32,6 +35,8 @@ from perdure.workflow.channels import (
     question_payload,
     topic,
 )
+
+logger = logging.getLogger("perdure.client")
 
 #: Runs that a broadcast reaches in one transaction.
 CHUNK = 100
@@ -59,6 +64,19 @@ async def send(
         raise RunNotFound(f"there is no run {run_id!r} to send {name!r} to")
     if outcome is SendOutcome.FINISHED:
         raise RunFinished(f"run {run_id!r} has finished and takes no more messages; {name!r} was not sent")
+    if outcome is SendOutcome.MISSPELT:
+        await _warn(session, run_id, name)
+
+
+async def _warn(session: Session, run_id: str, name: str) -> None:
+    """Log that a message was sent under a name that is probably misspelt. It is stored, whatever fails here."""
+    with suppress(StoreError):
+        found = await (await session.opened()).waits(run_id)
+        if found is not None and (meant := meant_by(name, found)) is not None:
+            logger.warning(
+                "message %r was sent to run %s, which waits for %r: it is kept until the workflow asks for it",
+                name, run_id, meant,
+            )  # fmt: skip
 
 
 async def broadcast(

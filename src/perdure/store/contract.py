@@ -231,7 +231,10 @@ class Store(Protocol):
     # from outside
 
     async def send(self, messages: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
-        """Put messages into inboxes in one transaction; wake waiting runs and mark running ones."""
+        """Put messages into inboxes in one transaction; wake waiting runs and mark running ones.
+
+        MISSPELT is ACCEPTED with a hint, for a run that is parked. A repetition may not give it.
+        """
 
     async def broadcast(
         self, topic: str, payload: str | None, key: str, after: str | None, limit: int, actor: str

@@ -103,5 +103,7 @@ class SendOutcome(StrEnum):
     ACCEPTED = "accepted"
     #: A message of that key was accepted before; nothing was written.
     DUPLICATE = "duplicate"
+    #: Accepted, under a name that is close to one that the waiting run receives, and is none of them.
+    MISSPELT = "misspelt"
     FINISHED = "finished"
     UNKNOWN = "unknown"

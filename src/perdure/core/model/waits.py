@@ -6,6 +6,7 @@ Nothing but inspection reads them. They are bounded, and a cell that cannot be r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from enum import StrEnum
 from itertools import islice
 from types import MappingProxyType
@@ -19,6 +20,10 @@ from perdure.core.codec.decoders import decoder_for
 NAMED_WAITS = 20
 #: Characters of a cell. Long names leave room for fewer of them.
 _WAITS_CHARACTERS = 4_000
+#: Likeness from which a name counts as misspelt; characters of names of questions and broadcasts.
+_CLOSE = 0.75
+_MARKS = frozenset("~@")
+_NO_DIGITS = str.maketrans("", "", "0123456789")
 
 
 class WaitKind(StrEnum):
@@ -56,6 +61,19 @@ class RunWaits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     more: int = 0
     #: By name, the number of messages that have arrived and that the code has not asked for.
     unread: dict[str, int] = {}
+
+
+def meant_by(name: str, found: RunWaits) -> str | None:
+    """Name of a message that a run waits for, and that is probably meant by another name; None if there is none.
+
+    Names that differ in their digits only are numbered, and none of them is misspelt.
+    """
+    awaited = {wait.name for wait in found.waits if wait.kind is WaitKind.MESSAGE and not _MARKS & {*wait.name}}
+    if found.more or name in awaited or _MARKS & {*name}:
+        return None
+    numbered = name.translate(_NO_DIGITS)
+    near = get_close_matches(name, sorted(one for one in awaited if one.translate(_NO_DIGITS) != numbered), 1, _CLOSE)
+    return near[0] if near else None
 
 
 _NONE: Mapping[str, int] = MappingProxyType({})

@@ -14,6 +14,7 @@ from perdure.core.model.outputs import BroadcastResult
 from perdure.core.model.record import NewMessage, RecordKind, SendOutcome
 from perdure.core.model.run import ABANDONED, FINISHED, Reason, Status
 from perdure.core.model.turn import Turn
+from perdure.core.model.waits import meant_by, waits_from_json
 from perdure.errors import RunCancelled
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Row, Transaction
@@ -26,6 +27,9 @@ FROM perdure_runs
 WHERE id = :run_id
 {for_update}
 """
+
+#: What a send reads besides: the names of the messages that the run waits for.
+_AWAITING_TARGET = _TARGET.replace("reason", "reason, token, waits")
 
 KNOWN = """
 SELECT 1
@@ -70,10 +74,20 @@ async def deliver(tx: Transaction, message: NewMessage | None) -> None:
 
 
 async def _send(tx: Transaction, message: NewMessage) -> SendOutcome:
-    outcome = await _put(tx, message, await _target(tx, message.run_id))
-    if outcome is SendOutcome.ACCEPTED:
+    target = await _target(tx, message.run_id, _AWAITING_TARGET)
+    outcome = await _put(tx, message, target)
+    if outcome is SendOutcome.ACCEPTED and target is not None:
         tx.note(message.run_id, "sent", to_json({"name": message.name, "key": message.key}))
+        return SendOutcome.MISSPELT if _is_misspelt(message.name, target) else outcome
     return outcome
+
+
+def _is_misspelt(name: str, target: Row) -> bool:
+    status, token, waits = target[0], target[6], target[7]
+    if status != Status.WAITING or not waits or f'"name":"{name}"' in waits:
+        return False
+    found = waits_from_json(waits)
+    return found is not None and found.token == token and meant_by(name, found) is not None
 
 
 async def _stop(tx: Transaction, request: NewMessage) -> SendOutcome:
@@ -101,15 +115,15 @@ async def stop_children(tx: Transaction, run_id: str, how: str = "cancelled") ->
         await _stop(tx, NewMessage(run_id=child, kind=RecordKind.CANCEL, payload=reason, key=f"cancel:{run_id}"))
 
 
-async def _target(tx: Transaction, run_id: str) -> Row | None:
-    rows = await tx.fetch(_TARGET, {"run_id": run_id})
+async def _target(tx: Transaction, run_id: str, sql: str = _TARGET) -> Row | None:
+    rows = await tx.fetch(sql, {"run_id": run_id})
     return rows[0] if rows else None
 
 
 async def _put(tx: Transaction, message: NewMessage, target: Row | None) -> SendOutcome:
     if target is None or message.only_child_of not in (None, target[4]):
         return SendOutcome.UNKNOWN
-    status, inbox_seq, started_at, _, _, reason = target
+    status, inbox_seq, started_at, _, _, reason, *_ = target
     if await tx.fetch(KNOWN, {"run_id": message.run_id, "key": message.key}):
         return SendOutcome.DUPLICATE
     if status in FINISHED:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from perdure.core.codec.failure import Failure
 from perdure.core.model.record import Record, RecordKind, SendOutcome
 from perdure.core.model.run import Reason, Status
 from perdure.core.model.turn import Block, Finish, Release, RetryLater, TurnOutcome
+from perdure.core.model.waits import Wait, WaitKind, waits_to_json
 from perdure.core.time.duration import FAR
 from perdure.errors import RunCancelled
 from perdure.store import Store
@@ -33,6 +36,14 @@ def taken(seq: int, inbox_seq: int, name: str = "news", kind: RecordKind = Recor
 
 class Inbox:
     """Entries are numbered in the order in which they were accepted, and kept until they are taken in."""
+
+    async def test_a_name_close_to_an_awaited_one_is_told_apart(self, store: Store) -> None:
+        lease = await held(store)
+        waits = waits_to_json(lease.token, [Wait(kind=WaitKind.MESSAGE, name="approval")], 1)
+        await commit(store, lease, a_record(0), next=replace(a_park(), waits=waits))
+        first, again = a_message(name="aproval", key="k1"), a_message(name="aproval", key="k2")
+        assert await store.send([first, again], ACTOR) == [SendOutcome.MISSPELT, SendOutcome.ACCEPTED]
+        assert [one.name for one in await store.inbox("r1", 0)] == ["aproval", "aproval"]
 
     async def test_messages_keep_their_order(self, store: Store) -> None:
         await store.create([a_run()], ACTOR)

@@ -280,6 +280,16 @@ class Recovering:
         [claimed] = (await claim(store, "w2")).runs
         assert (claimed.run.attempt, claimed.run.generation, claimed.run.started_at) == (1, 1, START)
 
+    async def test_a_blocked_run_past_its_deadline_goes_on_with_another(self, store: Store, harness: Harness) -> None:
+        await store.create([a_run("r1", deadline=START + SECOND)], ACTOR)
+        await commit(store, await lease_of(store, "r1", "w1"), next=Block(Reason.BROKEN, "{}"))
+        harness.system.advance(2)
+        assert await retry(store) is RetryOutcome.EXPIRED
+        assert await retry(store, deadline=START + 900 * SECOND, priority=1) is RetryOutcome.ALIVE
+        assert await retry(store, deadline=START + 900 * SECOND) is RetryOutcome.OPEN
+        [claimed] = (await claim(store, "w2")).runs
+        assert (claimed.run.deadline, claimed.run.generation) == (START + 900 * SECOND, 1)
+
     @pytest.mark.parametrize("state", [Block(Reason.DIVERGED, "{}"), RetryLater(START + SECOND, "{}")])
     async def test_a_repetition_is_known_after_a_claim(self, store: Store, harness: Harness, state: NextState) -> None:
         lease = await held(store)
