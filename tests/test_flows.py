@@ -20,7 +20,7 @@ from tests.helpers import eventually
 
 PAGE = (Path(__file__).parent.parent / "ARCHITECTURE.md").read_text()
 SOURCE = f"{Path(perdure.__file__).parent}/"
-#: Most files, and most changes of file, on the way of an activity behind a limit.
+#: Most files, and most changes of file, on the path of an activity with a limit.
 FILES, CHANGES = 12, 18
 
 
@@ -211,7 +211,7 @@ async def test_an_activity_behind_a_limit_takes_the_way_that_the_page_shows(tmp_
         assert await (await engine.start(alone(2))).result("60s") == 2
         way = list(entered)
     with unobserved():
-        shown = named(section("A limit").rpartition("The whole way")[2])
+        shown = named(section("A limit").rpartition("The complete path")[2])
         assert len(set(shown)) <= FILES
         assert len(shown) - 1 <= CHANGES
         after = iter(way)
