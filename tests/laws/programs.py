@@ -55,6 +55,8 @@ class Node(Struct, frozen=True):
 
 #: By run and what was done there, how often it was executed.
 executed: Counter[tuple[str, str]] = Counter()
+#: Runs and nodes whose code was broken, and is correct by now.
+corrected: set[tuple[str, int]] = set()
 #: Nodes that ran to their end.
 ended: Counter[str] = Counter()
 
@@ -144,6 +146,20 @@ async def _nap(ctx: Context, node: Node) -> Any:
 
 async def _receive(ctx: Context, node: Node) -> Any:
     return await ctx.receive(f"m{node.id}", timeout=_LONG)
+
+
+async def _garbled(ctx: Context, node: Node) -> Any:
+    """The first message is no number, and is set aside."""
+    return await ctx.receive(f"m{node.id}", int, timeout=_LONG)
+
+
+async def _bug(ctx: Context, node: Node) -> Any:
+    """A line that is wrong until it was executed once, where no code catches the error."""
+    where = (ctx.run_id, node.id)
+    if not current_scope.get().path and where not in corrected:
+        corrected.add(where)
+        raise NameError("name 'undefined' is not defined")
+    return "corrected"
 
 
 async def _receive_nothing(ctx: Context, node: Node) -> Any:
@@ -306,7 +322,7 @@ OPS: dict[str, Callable[[Context, Node], Any]] = {
     for name, value in globals().items()
     if name.startswith("_") and asyncio.iscoroutinefunction(value) and name != "_mapped"
 }
-TAKING = ("receive", "receive_many", "receive_any", "question")
+TAKING = ("receive", "receive_many", "receive_any", "question", "garbled")
 NESTS = ("child", "spawn", "join", "race", "map", "loop", "shield", "gather", "saga", "outcome")
 LEAVES = tuple(name for name in OPS if name not in NESTS)
 _OFTEN = ("step",) * 4 + LEAVES
@@ -342,11 +358,13 @@ def everything() -> list[Node]:
     ]
 
 
-def letters(node: Node) -> list[tuple[str, int]]:
+def letters(node: Node) -> list[tuple[str, int | str]]:
     """Names and values of the messages that a run of this program needs. Children need none."""
-    found: list[tuple[str, int]] = []
+    found: list[tuple[str, int | str]] = []
     if node.op in ("receive", "receive_any"):
         found.append((f"m{node.id}", node.id))
+    elif node.op == "garbled":
+        found += [(f"m{node.id}", "no number"), (f"m{node.id}", node.id)]
     elif node.op == "receive_many":
         found += [(f"m{node.id}", number) for number in range(node.number % 3 + 1)]
     if node.op not in ("child", "spawn"):
@@ -371,6 +389,8 @@ class Seen(Struct, frozen=True):
     sent: list[str]
     answers: list[str]
     executed: list[str]
+    #: Messages that were set aside.
+    aside: list[str]
 
 
 async def observe(engine: Engine, run: Handle[Any], answers: Sequence[str]) -> Seen:
@@ -389,4 +409,5 @@ async def observe(engine: Engine, run: Handle[Any], answers: Sequence[str]) -> S
         answers=sorted(answers),
         # A copy, because steps in threads go on counting.
         executed=sorted(what for where, what in list(executed) if where == run.id),
+        aside=sorted(f"{one.name} {one.payload}" for one in await run.set_aside()),
     )
