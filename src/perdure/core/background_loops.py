@@ -1,8 +1,8 @@
 """Background loops that survive their errors.
 
-Every long-lived task or thread runs under a `LoopGuard`. The guard logs an error with its traceback, counts it, pauses
-for a time that grows while errors repeat, and restarts the loop. Only a cancellation ends it. An `Alarm` is what a loop
-waits on; a `Wakeup` calls back.
+Every long-lived task or thread runs under a `LoopGuard`. The guard logs an error (with its traceback unless it is an
+outage of the database), counts it, pauses for a time that grows while errors repeat, and restarts the loop. Only a
+cancellation ends the loop. A loop waits on an `Alarm`; a `Wakeup` calls back.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class Heartbeat:
             logging.CRITICAL,
             f"Stacks of all threads (most recent call last):\n{stacks}",
             "the event loop of worker %s has been blocked for %.0f s; its heartbeat stops and its runs go to others; "
-            "blocking code belongs into a sync step, which runs in a thread",
+            "put blocking code in a sync step, which runs in a thread",
             *(self._worker_id, silent),
             extra={"worker": self._worker_id},
         )

@@ -174,8 +174,8 @@ class LoopWatch:
             logger,
             logging.WARNING,
             "Stack (most recent call last):\n" + "".join(stack.format()).rstrip("\n"),
-            "the event loop of worker %s was blocked for %.2f s by %s; nothing else went on meanwhile; blocking code "
-            "belongs into a sync step, which runs in a thread, or a step with process=True%s",
+            "the event loop of worker %s was blocked for %.2f s by %s; nothing else went on meanwhile; put blocking "
+            "code in a sync step, which runs in a thread, or in a step with process=True%s",
             *(self._worker(), sighting.seen - sighting.since, culprit),
             f" ({others} more times at this place since the last report)" if others else "",
             extra={

@@ -34,8 +34,8 @@ class Retry(Struct, frozen=True):
     give_up_on: tuple[type[BaseException], ...] = ()
     #: Retry attempts that exceeded the step's timeout.
     on_timeout: bool = True
-    #: Function of the number of attempts and the error that returns the delay; it replaces everything above but
-    #: `attempts`.
+    #: Function of the number of attempts and the error that returns the delay. It replaces `initial`, `factor`, `max`,
+    #: `jitter`, `power` and `extra`, and switches `classify` off.
     delay: Callable[[int, BaseException], Duration] | None = None
     #: Polynomial growth, `initial * n ** power`, in place of the exponential one.
     power: float | None = None
