@@ -48,7 +48,7 @@ async def work_until_set_aside(run_id: str, count: int) -> None:
         run = await engine.get(run_id)
 
         async def there() -> bool:
-            return len(await run.set_aside()) == count
+            return len(await run.set_aside_messages()) == count
 
         await eventually(there, saying="the messages being set aside")
 

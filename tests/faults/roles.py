@@ -168,7 +168,7 @@ class Client:
         """Correct a message that the workflow cannot decode."""
 
         async def is_set_aside() -> bool:
-            return bool(await handle.set_aside()) or (await handle.status()).finished
+            return bool(await handle.set_aside_messages()) or (await handle.status()).finished
 
         with suppress(RunFinished):
             await handle.send("number", "seven", key="number")

@@ -22,7 +22,7 @@ async def add(ctx: Context, count: int) -> int:
 
 async def until_set_aside(run: Handle[Any], count: int = 1) -> None:
     async def there() -> bool:
-        return len(await run.set_aside()) >= count
+        return len(await run.set_aside_messages()) >= count
 
     await eventually(there, saying=f"{count} messages being set aside")
 
@@ -39,7 +39,7 @@ async def test_a_message_of_the_wrong_type_is_set_aside_with_its_error(
             await run.send("number", 3)
             await run.send("number", 4)
             assert await run.result("20s") == 7
-    [message] = await run.set_aside()
+    [message] = await run.set_aside_messages()
     assert (message.number, message.name, message.payload) == (0, "number", '{"by":"ann"}')
     assert (message.error.type, message.decision) == ("perdure.errors.DecodeError", "")
     assert "message 'number'" in message.error.message
@@ -58,7 +58,7 @@ async def test_a_message_whose_stored_json_cannot_be_read_is_set_aside(stage: St
     )
     async with engine.worker():
         await until_set_aside(run)
-        assert (await run.set_aside())[0].payload == "{5"
+        assert (await run.set_aside_messages())[0].payload == "{5"
         await run.send("number", 6)
         assert await run.result("20s") == 6
 
@@ -80,7 +80,7 @@ async def test_a_message_is_delivered_again_as_it_is_or_edited_and_each_once(sta
             await run.deliver_again(1, 2)
         with pytest.raises(UsageError, match="has set aside no message 3"):
             await run.drop_message(3)
-    assert [message.decision for message in await run.set_aside()] == ["delivered"] * 3
+    assert [message.decision for message in await run.set_aside_messages()] == ["delivered"] * 3
 
 
 async def test_a_message_is_dropped_also_of_a_run_that_has_finished(stage: Stage) -> None:
@@ -96,7 +96,7 @@ async def test_a_message_is_dropped_also_of_a_run_that_has_finished(stage: Stage
     await run.drop_message(0)
     with pytest.raises(UsageError, match="before"):
         await run.drop_message(0)
-    assert [message.decision for message in await run.set_aside()] == ["dropped"]
+    assert [message.decision for message in await run.set_aside_messages()] == ["dropped"]
     assert (await run.events())[-1].kind == "message_dropped"
 
 
@@ -147,7 +147,7 @@ async def test_a_retried_run_does_not_get_what_was_set_aside(stage: Stage) -> No
         assert await run.retry() == 2
         await run.deliver_again(0, 10)
         assert await run.result("20s") == 11
-    assert len(await run.set_aside()) == 1
+    assert len(await run.set_aside_messages()) == 1
 
 
 async def test_a_fork_goes_on_past_a_message_that_was_set_aside(stage: Stage) -> None:

@@ -119,7 +119,7 @@ def list_messages(target: str, run: str, output: Printer) -> None:
     """List the messages that a run set aside, with their errors."""
 
     async def read(engine: Engine) -> list[SetAsideMessage]:
-        return await (await engine.get(run)).set_aside()
+        return await (await engine.get(run)).set_aside_messages()
 
     found = with_engine(target, read)
     if output.json:

@@ -149,7 +149,7 @@ def show(target: str, run: str, output: Printer) -> None:
             history=await handle.history(),
             interruptions=await handle.interruptions(),
             inbox=await handle.inbox(),
-            set_aside=await handle.set_aside(),
+            set_aside=await handle.set_aside_messages(),
             events=await handle.events(),
             children=await engine.runs.list(parent=run, limit=_CHILDREN),
             report=await handle.report(),

@@ -238,7 +238,7 @@ class Handle(Generic[R_co]):
     def send(self, name: Channel[T], value: T, *, key: str | None = None, connection: object = None) -> None: ...
     @overload
     def send(self, name: str, value: object = None, *, key: str | None = None, connection: object = None) -> None: ...
-    def set_aside(self) -> builtins.list[SetAsideMessage]:
+    def set_aside_messages(self) -> builtins.list[SetAsideMessage]:
         """List the messages that its workflow could not decode, with their errors and what became of them."""
     def deliver_again(self, number: int, value: object = ...) -> None:
         """Put a message that was set aside into its inbox again, as it is or with another value.

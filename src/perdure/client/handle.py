@@ -106,9 +106,9 @@ class Handle(Generic[R_co]):
         """
         return messages.send(self._session, self.id, name, snapshot(value), key, connection)
 
-    async def set_aside(self) -> builtins.list[SetAsideMessage]:
+    async def set_aside_messages(self) -> builtins.list[SetAsideMessage]:
         """List the messages that its workflow could not decode, with their errors and what became of them."""
-        return await messages.set_aside(self._session, self.id)
+        return await messages.set_aside_messages(self._session, self.id)
 
     async def deliver_again(self, number: int, value: object = ...) -> None:
         """Put a message that was set aside into its inbox again, as it is or with another value.

@@ -115,7 +115,7 @@ async def cancel(session: Session, run_id: str, reason: str) -> bool:
 _PAGE = 1_000
 
 
-async def set_aside(session: Session, run_id: str) -> list[SetAsideMessage]:
+async def set_aside_messages(session: Session, run_id: str) -> list[SetAsideMessage]:
     """List the messages that a run has set aside, in order. Raises `RunNotFound`."""
     await session.find(run_id)
     store, found = await session.opened(), list[Output]()
@@ -127,14 +127,14 @@ async def set_aside(session: Session, run_id: str) -> list[SetAsideMessage]:
 async def decide(session: Session, run_id: str, number: int, value: object, *, deliver: bool) -> None:
     """Deliver a message that was set aside again, with `value` unless that is `...`, or drop it."""
     if check_whole("number", number, 0) >= 2**63:
-        raise UsageError(f"number={brief(number)}: there is no such message; list them with set_aside()")
+        raise UsageError(f"number={brief(number)}: there is no such message; list them with set_aside_messages()")
     store = await session.opened()
     payload = None if value is ... else await _edited(session, run_id, number, value)
     key = session.system.entropy(16).hex()
     outcome = await store.decide_message(check_id(run_id), number, key, payload, session.actor, deliver=deliver)
     if outcome is OrderOutcome.UNKNOWN:
         await session.find(run_id)
-        raise UsageError(f"run {run_id!r} has set aside no message {number}; list them with set_aside()")
+        raise UsageError(f"run {run_id!r} has set aside no message {number}; list them with set_aside_messages()")
     if outcome is OrderOutcome.ALREADY:
         raise UsageError(f"message {number} of run {run_id!r} was delivered again or dropped before")
     if outcome is OrderOutcome.FINISHED:
@@ -144,7 +144,7 @@ async def decide(session: Session, run_id: str, number: int, value: object, *, d
 
 
 async def _edited(session: Session, run_id: str, number: int, value: object) -> str:
-    found = [one for one in await set_aside(session, run_id) if one.number == number]
+    found = [one for one in await set_aside_messages(session, run_id) if one.number == number]
     what = f"message {number} to run {run_id!r}"
     key = question_key(found[0].name, found[0].payload) if found else None
     if key is not None:

@@ -465,8 +465,8 @@ class Store(Protocol):
     async def transact(self, step: TransactionStep) -> TurnOutcome:
         """Run a user's function and write the record of its result in one transaction: APPLIED or LOST.
 
-        Raises what the function raises; `Interrupted` if the database failed and nothing was written; `Doubtful` if
-        that is unknown: ask `recorded` before trying again.
+        Raises what the function raises; `Interrupted` if the database failed and nothing was written; `CommitUnknown`
+        if that is unknown: ask `recorded` before trying again.
         """
 
     async def recorded(self, turn: Turn, actor: str) -> TurnOutcome:

@@ -23,7 +23,7 @@ from perdure.store.sql.audit import note_claims
 from perdure.store.sql.dialect import Row
 from perdure.store.sql.limits.gates import limited
 from perdure.store.sql.rows import RUN, to_run
-from perdure.store.sql.runs.claim import Suspect, group, is_poison, is_suspect, set_aside
+from perdure.store.sql.runs.claim import Suspect, block_as_poison, group, is_poison, is_suspect
 
 #: Holds for runs that the worker may take.
 MINE = "ready_queue IN (:queues) AND type IN (:types)"
@@ -318,7 +318,7 @@ class _Claim:
             if not is_suspect(run.claims, progressed=self._last.get(run_id, -1) > progress):
                 ready.append(place)
             elif is_poison(run.claims, self._request.poison_after):
-                await set_aside(self._tx, run_id, run.claims)
+                await block_as_poison(self._tx, run_id, run.claims)
             else:
                 suspects.append(Suspect(run_id, run.claims, self._homes[run_id]))
         ready.sort()

@@ -22,7 +22,7 @@ from perdure.store.sql.dialect import Row
 from perdure.store.sql.limits.gates import limited
 from perdure.store.sql.pauses import unpaused
 from perdure.store.sql.rows import RUN, to_run
-from perdure.store.sql.runs.claim import Suspect, group, is_poison, set_aside
+from perdure.store.sql.runs.claim import Suspect, block_as_poison, group, is_poison
 
 #: Maximum number of due runs that one claim makes ready, and of suspects of one type that it reads without taking.
 _DUE = 512
@@ -248,7 +248,7 @@ async def _sort_out_suspects(
         if progressed:
             fine.append(tuple(place))
         elif is_poison(claims, request.poison_after):
-            await set_aside(tx, run_id, claims)
+            await block_as_poison(tx, run_id, claims)
         else:
             candidates.suspects.append(Suspect(run_id, claims, home))
     return fine

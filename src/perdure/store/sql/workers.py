@@ -31,7 +31,7 @@ from perdure.store.contract import Change
 from perdure.store.sql.dialect import Row, Transaction
 from perdure.store.sql.limits.gates import in_chunks
 from perdure.store.sql.rows import WORKER, failure, to_json, to_worker
-from perdure.store.sql.runs.claim import LAST, claims_after, home_after, is_poison, set_aside
+from perdure.store.sql.runs.claim import LAST, block_as_poison, claims_after, home_after, is_poison
 from perdure.store.sql.runs.finish import finish
 from perdure.store.sql.runs.inbox import deliver
 from perdure.store.sql.runs.outputs import write_outputs
@@ -249,7 +249,7 @@ async def sweep(tx: Transaction, limit: int) -> SweepResult:
     await _give_back(tx, orphans, "reclaimed")
     for one in found:
         if one.poison:
-            await set_aside(tx, one.lease.run_id, one.claims)
+            await block_as_poison(tx, one.lease.run_id, one.claims)
     late = await tx.fetch(_PAST_DEADLINE, {"now": tx.now, "limit": limit})
     for run_id, close_by in late:
         if close_by:

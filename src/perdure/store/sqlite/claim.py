@@ -21,7 +21,7 @@ from perdure.store.sql.dialect import Row
 from perdure.store.sql.limits.gates import limited
 from perdure.store.sql.pauses import unpaused
 from perdure.store.sql.rows import RUN, to_json, to_run
-from perdure.store.sql.runs.claim import Suspect, group, is_poison, set_aside
+from perdure.store.sql.runs.claim import Suspect, block_as_poison, group, is_poison
 from perdure.store.sqlite.connection import NOT_TEXT, SqliteTransaction
 
 #: Maximum number of due runs that one claim makes ready, and of runs that it leaves to their last worker.
@@ -152,7 +152,7 @@ async def claim(tx: SqliteTransaction, request: ClaimRequest, entropy: Callable[
     for run_id in selection.early:
         await tx.execute(_NOT_YET, (run_id,))
     for run_id, claims in selection.poison.items():
-        await set_aside(tx, run_id, claims)
+        await block_as_poison(tx, run_id, claims)
     chosen = await _group(tx, request) if request.alone and selection.suspects else list(selection.taken)
     going_on = (
         {row[0] for row in await tx.fetch(_STARTED, (to_json(chosen),))} if tx.clock_stood_still and chosen else ()

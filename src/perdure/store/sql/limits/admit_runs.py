@@ -44,7 +44,7 @@ from perdure.store.sql.limits.waitlist import (
 )
 from perdure.store.sql.pauses import unpaused
 from perdure.store.sql.rows import RUN, to_run
-from perdure.store.sql.runs.claim import LAST, Suspect, group, is_poison, is_suspect, set_aside, take
+from perdure.store.sql.runs.claim import LAST, Suspect, block_as_poison, group, is_poison, is_suspect, take
 
 #: Gates that one transaction looks at because they are due.
 GATES = 20
@@ -350,7 +350,7 @@ class _RunAdmitter:
     async def _write(self, lines: dict[str, list[WaitlistEntry]]) -> tuple[ClaimedRun, ...]:
         tx = self._tx
         for one in self._poison:
-            await set_aside(tx, one.run_id, self._runs[one.run_id][1].claims)
+            await block_as_poison(tx, one.run_id, self._runs[one.run_id][1].claims)
         passing = self._passing
         taken = {one.run_id for one, _ in passing} | {one.run_id for one in self._poison}
         joining = [one for one in self._joining.values() if one.run_id not in taken]

@@ -160,7 +160,7 @@ CLAIMS_AFTER = f"""CASE
 HOME_AFTER = f"CASE WHEN foreign_lease OR alone OR claims <= {SUSPECT_AFTER} THEN worker ELSE '{_TRIED}' || worker END"
 
 
-async def set_aside(tx: Transaction, run_id: str, claims: int) -> str:
+async def block_as_poison(tx: Transaction, run_id: str, claims: int) -> str:
     """Block a locked run as poison until a person unblocks it; returns the error that is written, as JSON."""
     error = failure(
         WorkflowError,
@@ -301,7 +301,7 @@ async def _at_the_gates(tx: Transaction, run: Run, gates: tuple[str, ...]) -> Cl
 
 
 async def _set_aside(tx: Transaction, run: Run) -> ClaimByIdResult:
-    error = await set_aside(tx, run.id, run.claims)
+    error = await block_as_poison(tx, run.id, run.claims)
     run = replace(
         run, status=Status.BLOCKED, reason=Reason.POISON, error=error, wake_at=tx.now, token=run.token + 1, worker=None
     )
