@@ -409,5 +409,5 @@ async def observe(engine: Engine, run: Handle[Any], answers: Sequence[str]) -> S
         answers=sorted(answers),
         # A copy, because steps in threads go on counting.
         executed=sorted(what for where, what in list(executed) if where == run.id),
-        aside=sorted(f"{one.name} {one.payload}" for one in await run.set_aside()),
+        aside=sorted(f"{one.name} {one.payload}" for one in await run.set_aside_messages()),
     )
