@@ -120,7 +120,7 @@ def test_the_limits_of_children_are_those_that_the_guide_names() -> None:
     guide = Path(__file__).parents[2].joinpath("docs/guides/messages-and-children.md").read_text(encoding="utf-8")
     usual = WorkerOptions()
     assert f"| depth of a chain of children | {usual.child_depth} | `child_depth` |" in guide
-    assert f"| children of one run in progress | {usual.open_children:,} | `open_children` |" in guide
+    assert f"| unfinished children of one run | {usual.open_children:,} | `open_children` |" in guide
 
 
 async def test_a_step_with_a_number_for_retry_is_tried_so_often(stage: Stage) -> None:
