@@ -116,7 +116,8 @@ SEES: dict[str, tuple[str, ...]] = {
         "set aside 1 message(s)",
         "Expected `int`, got `str`",
         "send one that fits",
-        "perdure messages list",
+        "it still waits",
+        "perdure messages deliver",
     ),
     # the engine
     "two workflows of one type": ("first_day.one and first_day.two", "give each its own"),

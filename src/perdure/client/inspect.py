@@ -113,8 +113,8 @@ async def _undecided(store: Store, run: Run) -> str:
     first = set_aside_of(open_[0])
     return (
         f" It has set aside {len(open_)} message(s) that do not fit its code, the first under {first.name!r} "
-        f"({first.error.message}); send one that fits, or change the code and deliver it again: "
-        f"`perdure messages list URL {run.id}`."
+        f"({first.error.message}); it still waits. Send one that fits, or change the code and deliver it again: "
+        f"`perdure messages deliver URL {run.id} {first.number}`."
     )
 
 

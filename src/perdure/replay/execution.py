@@ -644,8 +644,9 @@ class Execution(OperationsApi):
                 )
                 self.effects.append(reply)
             self.log.warning(
-                "message %r to run %s is set aside: %s; send one that fits, or change the code and deliver it again: "
-                "`perdure messages list URL %s`", one.name, self.run_id, one.error, self.run_id,
+                "message %r to run %s is set aside, and the run still waits: %s; send one that fits, or change the "
+                "code and deliver it again (`perdure messages list URL %s` shows its number)",
+                one.name, self.run_id, one.error, self.run_id,
             )  # fmt: skip
 
     def _needs_no_operation(self, record: Record, operation: OpenOperation | None) -> bool:
