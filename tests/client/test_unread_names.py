@@ -52,7 +52,7 @@ async def test_a_send_under_a_misspelt_name_is_logged_and_others_are_not(
         async with engine.worker():
             await until(run, Status.WAITING)
             await until_recorded(run, 1)
-        assert caplog.records == []
+        assert not [record for record in caplog.records if record.name == "perdure.client"]
         for number, name in enumerate(("other", "part2")):
             await run.send(name, "for later, perhaps")
             async with engine.worker():

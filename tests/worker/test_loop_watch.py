@@ -161,16 +161,21 @@ async def test_c_code_that_keeps_the_interpreter_lock_is_found_out(
 
     text = "[" + "1," * 2_000_000 + "1]"
     begun = time.process_time()
-    while time.process_time() - begun < BLOCKED:
+    while time.process_time() - begun < 2 * BLOCKED:
         text = text[:-1] + ",1" * 2_000_000 + "]"
         begun = time.process_time()
         json.loads(text)
     engine = on_disk.engine(parsing)
     async with engine.worker():
-        await (await engine.start(parsing(), id="one")).result("60s")
-        await eventually(lambda: len(reports(caplog)) == 1)
-    [one] = reports(caplog)
-    assert one["run_id"] == "one"
+
+        async def is_found_out() -> bool:
+            # A process that got no processor meanwhile is not blamed, so once may not be enough on a busy machine.
+            await (await engine.start(parsing())).result("60s")
+            return bool(reports(caplog))
+
+        await eventually(is_found_out)
+    one = reports(caplog)[0]
+    assert one["run_type"] == "blocks.lock.v1"
     assert "in parsing" in one["exc_text"]
 
 
