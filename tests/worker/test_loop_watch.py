@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sys
 import threading
@@ -150,32 +149,6 @@ async def test_many_short_callbacks_in_a_row_are_no_block(on_disk: Stage, caplog
         for run in runs:
             await run.result("60s")
     assert reports(caplog) == []
-
-
-async def test_c_code_that_keeps_the_interpreter_lock_is_found_out(
-    on_disk: Stage, caplog: pytest.LogCaptureFixture
-) -> None:
-    @workflow("blocks.lock.v1")
-    async def parsing(ctx: Context) -> None:
-        json.loads(text)
-
-    text = "[" + "1," * 2_000_000 + "1]"
-    begun = time.process_time()
-    while time.process_time() - begun < BLOCKED:
-        text = text[:-1] + ",1" * 4_000_000 + "]"
-        begun = time.process_time()
-        json.loads(text)
-    engine = on_disk.engine(parsing)
-    async with engine.worker():
-
-        async def is_found_out() -> bool:
-            # A process that got no processor meanwhile is not blamed, so once may not be enough on a busy machine.
-            await (await engine.start(parsing())).result("60s")
-            return any(
-                one["run_type"] == "blocks.lock.v1" and "in parsing" in one["exc_text"] for one in reports(caplog)
-            )
-
-        assert await eventually(is_found_out)
 
 
 async def test_code_of_the_user_outside_of_runs_is_logged_too(on_disk: Stage, caplog: pytest.LogCaptureFixture) -> None:
