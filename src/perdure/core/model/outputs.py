@@ -40,7 +40,7 @@ REPLACED = frozenset({OutputKind.STATE, OutputKind.HEARTBEAT})
 def step_key(location: str, token: int, attempt: int, number: int) -> str:
     """Key of an item that a step emits.
 
-    It has the token, because two workers may both believe that they execute an attempt of this number.
+    It has the token, so that items of two leases never share a key.
     """
     return f"{short_key(location)}@{token}.{attempt}:{number}"
 
