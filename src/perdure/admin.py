@@ -3,40 +3,58 @@
 from perdure.client.audit import AuditTrail
 from perdure.client.dead_letters import BulkResult, DeadLetters
 from perdure.client.limits import Breakers, Limits
-from perdure.client.locks import HeldLock, Locks
-from perdure.client.runs import PruneReport, Runs
+from perdure.client.locks import LockContext, Locks
+from perdure.client.runs.namespace import PruneReport, Runs
 from perdure.client.schedules import Schedules
+from perdure.client.tokens import CreatedToken, Tokens
 from perdure.client.watermarks import Watermarks
 from perdure.client.workers import EngineWorker, Queues, Workers
+from perdure.core.access import Role, TokenInfo
 from perdure.core.audit import Audit, Event, EventPage
 from perdure.core.codec.failure import Failure
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice
 from perdure.core.limits.breaker import BreakerInfo, BreakerRule, Circuit
 from perdure.core.limits.limit import LimitBounds, LimitInfo, PermitScope
 from perdure.core.model.dead_letter import DeadLetter, DeadLetterPage, DeadLetterReason, Fault
+from perdure.core.model.documents import StoredDeployReport, TypeFindings, WorkflowSource
 from perdure.core.model.lock import LockInfo
 from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record, RecordKind
-from perdure.core.model.reports import DeployFinding, DeployProblem, DeployReport, FailedAttempt, RunReport, StepReport
-from perdure.core.model.run import Reason, Run, RunPage
+from perdure.core.model.reports import (
+    BulkAction,
+    BulkPreview,
+    BulkReport,
+    DeployFinding,
+    DeployProblem,
+    DeployReport,
+    FailedAttempt,
+    RunReport,
+    StepReport,
+)
+from perdure.core.model.run import Reason, Run, RunGroup, RunPage
 from perdure.core.model.run_orders import Pause, PauseKind
 from perdure.core.model.set_aside_messages import SetAsideMessage
 from perdure.core.model.waits import RunWaits, Wait, WaitKind
-from perdure.core.model.worker_info import RunningStep, RunningSteps, WorkerInfo
+from perdure.core.model.worker_info import DrainOrder, RunningStep, RunningSteps, WorkerInfo
 from perdure.core.policy.classify import Classification, ErrorCategory
 from perdure.core.routing import TypeInfo
-from perdure.core.time.schedule import Misfire, Schedule
+from perdure.core.time.schedule import BackfillPreview, Fire, Misfire, Schedule
 from perdure.workflow.definition import Definition
 
 __all__ = [
     "Audit",
     "AuditTrail",
+    "BackfillPreview",
     "BreakerInfo",
     "BreakerRule",
     "Breakers",
+    "BulkAction",
+    "BulkPreview",
+    "BulkReport",
     "BulkResult",
     "Circuit",
     "Classification",
+    "CreatedToken",
     "DeadLetter",
     "DeadLetterNotice",
     "DeadLetterPage",
@@ -46,6 +64,7 @@ __all__ = [
     "DeployFinding",
     "DeployProblem",
     "DeployReport",
+    "DrainOrder",
     "EngineWorker",
     "ErrorCategory",
     "ErrorNotice",
@@ -54,11 +73,12 @@ __all__ = [
     "FailedAttempt",
     "Failure",
     "Fault",
-    "HeldLock",
+    "Fire",
     "Interruption",
     "LimitBounds",
     "LimitInfo",
     "Limits",
+    "LockContext",
     "LockInfo",
     "Locks",
     "Message",
@@ -71,7 +91,9 @@ __all__ = [
     "Reason",
     "Record",
     "RecordKind",
+    "Role",
     "Run",
+    "RunGroup",
     "RunPage",
     "RunReport",
     "RunWaits",
@@ -82,10 +104,15 @@ __all__ = [
     "Schedules",
     "SetAsideMessage",
     "StepReport",
+    "StoredDeployReport",
+    "TokenInfo",
+    "Tokens",
+    "TypeFindings",
     "TypeInfo",
     "Wait",
     "WaitKind",
     "Watermarks",
     "WorkerInfo",
     "Workers",
+    "WorkflowSource",
 ]

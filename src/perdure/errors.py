@@ -4,8 +4,8 @@
       UsageError (also ValueError): the caller's request cannot be carried out
         UnknownWorkflow   InvalidId   InvalidName   InvalidDuration   InvalidCursor   BadArguments (also TypeError)
         EncodeError   DecodeError   PayloadTooLarge
-        RunExists   RunNotFound   RunFinished   SingletonBusy   EngineClosed
-        InvalidSchedule   ScheduleExists   ScheduleNotFound
+        RunExists   RunNotFound   RunFinished   SingletonBusy   EngineClosed   AccessRefused
+        InvalidSchedule   ScheduleExists   ScheduleNotFound   TokenExists   TokenNotFound   WorkerNotFound
       WorkflowError: the workflow's code breaks a rule of durable execution
         NeverAwaited   DuplicateName   NotInWorkflow   LoopStuck   Diverged   ChildLimit
       RunFailed   RunCancelled: the outcome of a run, raised where its result is awaited
@@ -115,6 +115,10 @@ class SingletonBusy(UsageError):
         self.run_id = run_id
 
 
+class AccessRefused(UsageError):
+    """The server does not know the token, or the role of the token does not allow the request."""
+
+
 class EngineClosed(UsageError):
     """The engine was closed, or belongs to the parent of this forked process."""
 
@@ -129,6 +133,18 @@ class ScheduleExists(UsageError):
 
 class ScheduleNotFound(UsageError, LookupError):
     """There is no schedule of that id."""
+
+
+class TokenExists(UsageError):
+    """A valid token has that name."""
+
+
+class WorkerNotFound(UsageError, LookupError):
+    """No worker of that id is known."""
+
+
+class TokenNotFound(UsageError, LookupError):
+    """There is no token of that name."""
 
 
 # Errors in workflow code

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import ctypes
 import logging
 import os
 import queue
@@ -16,10 +17,11 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
+from math import ceil
 from typing import Any, TypeVar
 
 from perdure.core.process_fork import watch_forks
-from perdure.core.system import Background, Cancellable, CrashPoint
+from perdure.core.system import DUE, Background, Cancellable, CpuClock, CrashPoint, LoopTrace
 
 T = TypeVar("T")
 
@@ -71,9 +73,9 @@ class Host:
         """Run a coroutine on a thread and an event loop of its own."""
         return _Thread(main, name)
 
-    def ticker(self, tick: Callable[[float], float], name: str) -> Background:
+    def ticker(self, tick: Callable[[CpuClock], float], name: str, trace: LoopTrace) -> Background:
         """Call a function again and again from a thread of its own."""
-        return _Ticker(tick, name)
+        return _Ticker(tick, name, trace)
 
 
 class _Threads:
@@ -207,25 +209,64 @@ class _Thread(Background):
                 raise
 
 
+class _PollFd(ctypes.Structure):
+    """`struct pollfd` of the C library."""
+
+    _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short))
+
+
+assert _PollFd.revents.offset == DUE
+#: `poll` of the C library. Unlike a wait of the standard library, it writes to memory when it ends, before its caller
+#: has the interpreter lock again. Windows has none.
+_poll = ctypes.CDLL(None).poll if os.name == "posix" else None
+
+
 class _Ticker(Background):
     """A thread that calls a function, each time after the seconds that it returned."""
 
-    def __init__(self, tick: Callable[[float], float], name: str) -> None:
+    def __init__(self, tick: Callable[[CpuClock], float], name: str, trace: LoopTrace) -> None:
         self._tick = tick
         self._name = name
-        self._stopping = threading.Event()
+        self._trace = trace
+        self._stopping = False
+        self._clock = _cpu_clock()
+        # Of no file: `poll` waits for the time to pass.
+        trace.waiting = self._waiting = bytearray(_PollFd(fd=-1))
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     async def stop(self) -> None:
-        """End the thread soon."""
-        self._stopping.set()
+        """End the thread after its present wait."""
+        self._stopping = True
 
     def _run(self) -> None:
-        wait, cpu = 0.0, time.process_time()
-        while not self._stopping.wait(wait):
-            before, cpu = cpu, time.process_time()
-            try:
-                wait = self._tick(cpu - before)
-            except Exception:
-                _log.exception("the thread %s failed and ends", self._name)
-                return
+        try:
+            while not self._stopping:
+                self._wait(self._tick(self._clock))
+        except Exception:
+            _log.exception("the thread %s failed and ends", self._name)
+        finally:
+            self._trace.end()
+
+    def _wait(self, seconds: float) -> None:
+        waiting = self._waiting
+        wait: Callable[[], object] = partial(time.sleep, seconds)
+        if _poll is not None:
+            wait = partial(_poll, ctypes.byref(_PollFd.from_buffer(waiting)), 1, ceil(seconds * 1000))
+        # The interpreter lock changes hands only at calls and jumps, so no other thread runs between these lines.
+        waiting[DUE] = 1
+        wait()
+
+
+def _cpu_clock() -> CpuClock:
+    """Clock for this process and the calling thread. Without a clock for that thread, the process counts for it."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return lambda: (time.process_time(), time.process_time())
+    of_thread = time.pthread_getcpuclockid(threading.get_ident())
+
+    def read() -> tuple[float, float]:
+        try:
+            return time.process_time(), time.clock_gettime(of_thread)
+        except OSError:  # the thread has ended
+            return time.process_time(), 0.0
+
+    return read

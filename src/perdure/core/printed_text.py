@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 
 #: Unicode categories that a terminal acts on or cannot show: controls, invisible formats (which reorder text), lone
 #: surrogates, and line separators.
@@ -45,6 +46,22 @@ def brief(value: object) -> str:
         # A user's `__repr__` may raise, an integer may be too long to print, a list may be nested too deep.
         return f"<{type(value).__name__}>"
     return text if len(text) <= _LONGEST + 2 else f"{text[:_LONGEST]}..."
+
+
+#: Names that a message lists; of more, it shows the closest and the number.
+_NAMES = 12
+_CLOSEST = 3
+
+
+def closest(name: object, known: Iterable[str]) -> str:
+    """List the names that there are, or of many those that come closest to another name, for a message."""
+    names = sorted(known)
+    if len(names) <= _NAMES:
+        return ", ".join(names) or "none"
+    # Beyond some hundred characters, the comparison takes long and finds nothing.
+    text = name[:_LONGEST] if isinstance(name, str) else ""
+    near = get_close_matches(text, names, _CLOSEST, 0.4) or names[:_CLOSEST]
+    return f"{', '.join(near)} and {len(names) - len(near)} others"
 
 
 def log_with_trace(

@@ -8,6 +8,7 @@ forgets a callback, so one set of callbacks serves all objects and holds them we
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import os
 import weakref
@@ -73,7 +74,7 @@ def detach_descriptor(descriptor: int) -> None:
 def suppress_pending_warning(task: asyncio.Task[Any]) -> None:
     """Suppress asyncio's warning about a task that is still pending when it is destroyed."""
     # An attribute of asyncio that its type stubs do not declare.
-    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    task._log_destroy_pending = False  # type: ignore[attr-defined] # asyncio's own
 
 
 def detach_loop(loop: asyncio.AbstractEventLoop) -> None:
@@ -96,6 +97,9 @@ def _call_all(moment: Callable[[_Watch], weakref.WeakMethod[Callback] | None]) -
         except Exception:
             _log.exception("%r failed to handle a fork of its process", callback)
 
+
+# A reference that is left when the interpreter ends calls back into modules that are gone.
+atexit.register(_watched.clear)
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from perdure.core.ids import check_name
 from perdure.core.option_checks import check_list
-from perdure.core.printed_text import brief
+from perdure.core.printed_text import brief, closest
 from perdure.errors import InvalidName, UsageError
 
 T = TypeVar("T")
@@ -40,6 +40,11 @@ class TypeInfo(Struct, frozen=True, kw_only=True):
     registered_at: int = 0
 
 
+def served_elsewhere(types: Iterable[TypeInfo]) -> dict[str, str]:
+    """Map the types that workers in other languages have registered to their runtimes."""
+    return {one.type: one.runtime for one in types if one.runtime != PYTHON}
+
+
 def matches(pattern: str, type: str) -> bool:
     """Tell whether a type matches a pattern."""
     return type.startswith(pattern[: -len(ANY)]) if pattern.endswith(ANY) else type == pattern
@@ -54,7 +59,7 @@ def select_types(known: Mapping[str, T], patterns: Sequence[str] | None) -> dict
         return dict(known)
     for pattern in patterns:
         if not any(matches(pattern, type) for type in known):
-            raise UsageError(f"no type matches {brief(pattern)}; there are {', '.join(sorted(known)) or 'none'}")
+            raise UsageError(f"no type matches {brief(pattern)}; there are {closest(pattern, known)}")
     return {type: value for type, value in known.items() if any(matches(pattern, type) for pattern in patterns)}
 
 

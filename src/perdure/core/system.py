@@ -13,6 +13,8 @@ from typing import Any, Protocol, TypeVar
 T = TypeVar("T")
 
 CrashPoint = Callable[[str], object]
+#: Reads the CPU seconds of this process, and of one of its threads.
+CpuClock = Callable[[], tuple[float, float]]
 
 
 class Cancellable(Protocol):
@@ -27,6 +29,44 @@ class Background(Protocol):
 
     async def stop(self) -> None:
         """Cancel the loop's main coroutine and wait for its end."""
+
+
+#: Index of the byte in `LoopTrace.waiting` that tells whether a ticker waits: that of `revents` in C's `struct pollfd`.
+DUE = 6
+_NEVER_DUE = b"\1" * (DUE + 1)
+
+
+class LoopTrace:
+    """Tells after the fact which code of an event loop has kept a ticker from its call.
+
+    Code that keeps the interpreter lock keeps the ticker's thread waiting, too. But the operating system ends the wait
+    by itself: it clears the byte `waiting[DUE]`. Code that calls a workflow or a step looks at the byte before and
+    after, and calls `note` if it is cleared. A look is no call, so it may be a part of every step.
+    """
+
+    __slots__ = ("_monotonic", "first", "late_at", "waiting")
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self.waiting: bytes | bytearray = _NEVER_DUE
+        #: Monotonic time from which the ticker's call is late.
+        self.late_at = 0.0
+        #: The code that had just ended when the call was first seen to be late; the trace itself if the code is
+        #: unknown; None if the call was not seen to be late.
+        self.first: object = None
+
+    def note(self, ended: object) -> None:
+        """Note the code that has just ended, if the ticker's call is late and nothing was noted before."""
+        if self.first is None and self._monotonic() > self.late_at:
+            self.first = ended
+
+    def end(self) -> None:
+        """End with the ticker."""
+        self.waiting, self.first = _NEVER_DUE, None
+
+
+#: The trace of a loop that has no ticker.
+NO_TRACE = LoopTrace(lambda: 0.0)
 
 
 class NoTicker(Background):
@@ -66,11 +106,11 @@ class System(Protocol):
     def background(self, main: Callable[[], Coroutine[Any, Any, None]], name: str) -> Background:
         """Run a coroutine on its own thread and event loop, so that it continues while the main loop is blocked."""
 
-    def ticker(self, tick: Callable[[float], float], name: str) -> Background:
+    def ticker(self, tick: Callable[[CpuClock], float], name: str, trace: LoopTrace) -> Background:
         """Call a function again and again from a thread of its own, in real time.
 
-        It gets the CPU seconds that this process has used since the last call, and returns the seconds until the next.
-        A system with a clock of its own never calls it.
+        It gets a clock for this process and for the thread that has asked for the ticker, and returns the seconds until
+        the next call. A system with a clock of its own never calls it.
         """
 
     @property

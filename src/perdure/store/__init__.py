@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.store.contract import MUTATING_VERBS, Listener, Store
-from perdure.store.factory import migration_script, migration_status, open_store
+from perdure.store.factory import migration_script, migration_status, open_store, tables_of
 from perdure.store.migrations import MigrationStatus
 from perdure.store.retrying import Retrying
 from perdure.store.sql.store import SqlStore
@@ -18,4 +18,5 @@ __all__ = [
     "migration_script",
     "migration_status",
     "open_store",
+    "tables_of",
 ]

@@ -16,10 +16,12 @@ from contextlib import AbstractAsyncContextManager
 from enum import IntFlag
 from typing import TYPE_CHECKING, Protocol
 
+from perdure.core.access import NewToken, StoredToken, TokenInfo
 from perdure.core.audit import Audit, Event, EventFilter
 from perdure.core.limits.admission_requests import AdmissionPreview, AdmissionRequest, AdmissionResult
 from perdure.core.limits.breaker import Circuit
-from perdure.core.limits.limit import LimitBounds, LimitInfo, WaitlistPosition
+from perdure.core.limits.limit import LimitBounds, LimitInfo, PermitInfo, WaitlistPosition
+from perdure.core.model.attributes import AttributeValue
 from perdure.core.model.claim import ClaimByIdRequest, ClaimByIdResult, ClaimRequest, ClaimResult, LoadedRun
 from perdure.core.model.dead_letter import (
     DeadLetter,
@@ -27,10 +29,13 @@ from perdure.core.model.dead_letter import (
     DeadLetterPage,
     DeleteOutcome,
 )
+from perdure.core.model.documents import Document, DocumentKind
 from perdure.core.model.lock import LockGrant, LockInfo
 from perdure.core.model.outputs import BroadcastResult, Output, OutputKind
 from perdure.core.model.record import Message, NewMessage, Record, SendOutcome
+from perdure.core.model.reports import RunSnapshot
 from perdure.core.model.run import (
+    CountBy,
     CreatedRun,
     Fork,
     NewRun,
@@ -38,12 +43,13 @@ from perdure.core.model.run import (
     RetryResult,
     Run,
     RunFilter,
+    RunGroup,
     RunPage,
 )
 from perdure.core.model.run_orders import OrderOutcome, Pause, PauseKind, RunOrder
 from perdure.core.model.turn import Lease, Turn, TurnOutcome
 from perdure.core.model.waits import RunWaits
-from perdure.core.model.worker_info import SweepResult, WorkerInfo
+from perdure.core.model.worker_info import DrainOrder, HeartbeatResult, SweepResult, WorkerInfo
 from perdure.core.policy.retention import PruneRequest, PruneResult
 from perdure.core.policy.watermark import Watermark
 from perdure.core.routing import TypeInfo
@@ -64,6 +70,7 @@ MUTATING_VERBS = (
     "terminate",
     "decide_message",
     "control",
+    "set_priority",
     "pause",
     "resume",
     "unblock",
@@ -77,9 +84,12 @@ MUTATING_VERBS = (
     "acquire_lock",
     "extend_lock",
     "release_lock",
-    "succeed",
+    "start_successors",
     "set_watermark",
     "remove_watermark",
+    "create_token",
+    "revoke_token",
+    "touch_tokens",
     "admit",
     "recheck_gates",
     "delete_idle_gates",
@@ -89,15 +99,28 @@ MUTATING_VERBS = (
     "undelete",
     "prune",
     "register",
+    "save_report",
     "heartbeat",
+    "drain",
     "report_health",
     "retire",
     "sweep",
     "claim",
-    "take",
+    "claim_by_id",
     "commit",
     "transact",
 )
+
+
+#: Runs that one call of `list` examines, if the caller names no other number.
+SCAN = 10_000
+
+
+#: Longest result of a step that a brief history has, in characters.
+BRIEF = 1000
+
+#: Outputs that a snapshot of a run has at most.
+SNAPSHOT_OUTPUTS = 1000
 
 
 class Change(IntFlag):
@@ -132,11 +155,11 @@ EventObserver = Callable[[Sequence[NewEvent]], object]
 class Store(Protocol):
     """Verbs over one database."""
 
-    #: Longest pause between two polls of a waiting task, in seconds; short where `changed` is nearly free.
+    #: Longest pause between two polls of a waiting task, in seconds; short where `poll_changes` is nearly free.
     poll_interval: float
     #: Best number of concurrent commits for a busy worker.
     lanes: int
-    #: Largest number of entries of one inbox that `load` and `marked` return, oldest first.
+    #: Largest number of entries of one inbox that `load` and `unread_messages_of_worker` return, oldest first.
     inbox_page: int
     #: Whether a writing transaction excludes all others.
     exclusive: bool
@@ -157,7 +180,7 @@ class Store(Protocol):
         """Close every connection; afterwards each verb raises `EngineClosed`."""
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call the listener after changes made through this object or found by `changed`.
+        """Call the listener after changes made through this object or found by `poll_changes`.
 
         Returns a function that stops it. This is a hint only: polling is always correct.
         """
@@ -171,7 +194,7 @@ class Store(Protocol):
         not observed, because their outcome is unknown here.
         """
 
-    async def changed(self) -> bool:
+    async def poll_changes(self) -> bool:
         """True if another connection may have written since the last call; all listeners are then called.
 
         Nearly free; always True where it cannot be known.
@@ -200,11 +223,40 @@ class Store(Protocol):
     async def get_many(self, run_ids: Sequence[str]) -> builtins.list[Run]:
         """The existing ones of these runs, in no particular order."""
 
-    async def list(self, filter: RunFilter, limit: int, cursor: str | None) -> RunPage:
-        """Runs, newest first. Raises `InvalidCursor`."""
+    async def list(self, filter: RunFilter, limit: int, cursor: str | None, scan: int = SCAN) -> RunPage:
+        """A page of runs, after examining at most about `scan` of them. Raises `InvalidCursor`.
 
-    async def history(self, run_id: str) -> builtins.list[Record]:
-        """Every record of a run, in order."""
+        A page may have fewer runs than `limit` and a cursor; the listing has ended when the cursor is None.
+        """
+
+    async def count(self, filter: RunFilter, by: CountBy, most: int) -> builtins.list[RunGroup]:
+        """Numbers of runs by groups, the largest first, after examining at most about `most` runs of each source.
+
+        Without groups, one group of all, from at most twice as many. A number that may be too small is not `exact`.
+        """
+
+    async def attributes(self, run_ids: Sequence[str]) -> dict[str, dict[str, AttributeValue]]:
+        """Attributes of runs that have any, by run and name."""
+
+    async def history(
+        self, run_id: str, after: int = -1, limit: int = 0, *, brief: bool = False
+    ) -> builtins.list[Record]:
+        """The records of a run past `after`, in order; at most `limit`, or all of them.
+
+        If `brief`, results of steps that are longer than `BRIEF` characters are None; errors and all else are whole.
+        """
+
+    async def records(self, run_id: str, numbers: Sequence[int]) -> builtins.list[Record]:
+        """The existing ones of these records of a run, in order."""
+
+    async def snapshot(
+        self, run_id: str, after: int = -1, kinds: Sequence[OutputKind] = (), children: int = 0
+    ) -> RunSnapshot | None:
+        """A run, what it waits for, its records past `after`, its outputs of these kinds and so many of its children.
+
+        It costs one statement. Results of steps that are longer than `BRIEF` characters are None. There are at most
+        `SNAPSHOT_OUTPUTS` outputs.
+        """
 
     async def waits(self, run_id: str) -> RunWaits | None:
         """Names of what a run waited for when it was last parked; None if it named nothing."""
@@ -268,6 +320,12 @@ class Store(Protocol):
     async def control(self, order: RunOrder, actor: str) -> OrderOutcome:
         """Order a run to pause, to resume, to move to another worker, or to wake up at a time."""
 
+    async def set_priority(self, run_id: str, priority: int, reason: str, actor: str) -> OrderOutcome:
+        """Change the priority of a run that has not finished, also on the waitlist where it waits.
+
+        DONE also if it has that priority.
+        """
+
     async def pause(self, pause: Pause, actor: str) -> None:
         """Stop workers from claiming runs of a type or a queue. An existing pause is left as it is."""
 
@@ -305,18 +363,25 @@ class Store(Protocol):
     async def delete_schedule(self, schedule_id: str, actor: str) -> None:
         """Delete a schedule; its runs continue."""
 
-    async def trigger(self, schedule_id: str, slots: Sequence[int], key: str, actor: str) -> builtins.list[str] | None:
+    async def trigger(
+        self, schedule_id: str, fire_times: Sequence[int], key: str, actor: str
+    ) -> builtins.list[str] | None:
         """Start the runs of some fire times, or, without any, one run under a key; returns their ids.
 
         None if there is no such schedule.
         """
+
+    async def fires(self, schedule_id: str, limit: int) -> builtins.list[Run]:
+        """The runs of the latest fire times of a schedule, latest first; without those that were started by hand."""
 
     async def fire(self, limit: int, actor: str) -> FiringResult:
         """Start one run for each fire time that is due, of up to `limit` schedules."""
 
     # gates
 
-    async def look(self, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool = False) -> AdmissionPreview:
+    async def preview_admission(
+        self, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool = False
+    ) -> AdmissionPreview:
         """Preview of admission: ready runs that need permits, and when the next waiting run may pass.
 
         Of each queue and type, `limit` runs: the first, or the `newest`.
@@ -325,10 +390,10 @@ class Store(Protocol):
     async def admit(self, request: AdmissionRequest) -> AdmissionResult:
         """Grant permits to runs and claim them; put the others on waitlists."""
 
-    async def standing(self, run_id: str) -> WaitlistPosition | None:
+    async def waitlist_position(self, run_id: str) -> WaitlistPosition | None:
         """Position of a run on a waitlist; None if it is on none."""
 
-    async def lined(self, types: Sequence[str]) -> set[str]:
+    async def waitlisted_types(self, types: Sequence[str]) -> set[str]:
         """The types that have a run on a waitlist."""
 
     async def recheck_gates(self, actor: str) -> None:
@@ -337,11 +402,14 @@ class Store(Protocol):
     async def delete_idle_gates(self, limit: int, actor: str) -> int:
         """Delete up to `limit` gates of unused keys; returns how many."""
 
-    async def set_bounds(self, gate: str, bounds: LimitBounds | None, actor: str) -> None:
+    async def set_bounds(self, gate: str, bounds: LimitBounds | None, actor: str, reason: str = "") -> None:
         """Override the limit declared in code, at once and for all workers; None removes the override."""
 
-    async def set_breaker(self, gate: str, circuit: Circuit | None, actor: str) -> None:
+    async def set_breaker(self, gate: str, circuit: Circuit | None, actor: str, reason: str = "") -> None:
         """Hold a breaker open or closed; None returns it to its rule with empty counters."""
+
+    async def permits(self, gates: Sequence[str], limit: int) -> builtins.list[PermitInfo]:
+        """Permits of these gates that count, by gate and the oldest first; at most `limit` of all."""
 
     async def gates(self, after: str, limit: int) -> builtins.list[LimitInfo]:
         """Gates in the order of their names, after one."""
@@ -360,16 +428,16 @@ class Store(Protocol):
         Without a nonce, take it away from the holder of that token.
         """
 
-    async def succeed(self, names: Sequence[str], actor: str) -> int:
+    async def start_successors(self, names: Sequence[str], actor: str) -> int:
         """Start the next run of each singleton whose current run has ended; returns how many."""
 
     async def locks(self, after: str, limit: int, name: str | None = None) -> builtins.list[LockInfo]:
         """Held locks in the order of their names, after one; or only the lock of a name."""
 
-    async def set_watermark(self, watermark: Watermark, actor: str) -> None:
+    async def set_watermark(self, watermark: Watermark, actor: str, reason: str = "") -> None:
         """Set the watermark of a queue or a type, replacing any earlier one."""
 
-    async def remove_watermark(self, kind: str, name: str, actor: str) -> None:
+    async def remove_watermark(self, kind: str, name: str, actor: str, reason: str = "") -> None:
         """Remove the watermark of a queue or a type."""
 
     async def watermarks(self) -> builtins.list[Watermark]:
@@ -378,7 +446,24 @@ class Store(Protocol):
     async def depth(self, kind: str, name: str, limit: int) -> int:
         """Number of ready runs that wait, in a queue or of a type, counted up to `limit`."""
 
-    def borrowed(
+    # access over HTTP
+
+    async def create_token(self, new: NewToken, actor: str) -> TokenInfo | None:
+        """Store a token; None if another valid token has its name, or the parent of a session is not valid."""
+
+    async def revoke_token(self, name: str, created_at: int, actor: str) -> TokenInfo | None:
+        """Revoke the token of that name that was created then, with its sessions; None if there is none."""
+
+    async def touch_tokens(self, uses: Sequence[tuple[str, int]], actor: str) -> None:
+        """Store times of use, by digest. Never makes one earlier."""
+
+    async def token(self, digest: str) -> StoredToken | None:
+        """The token of a digest, valid or not."""
+
+    async def tokens(self, after: str, limit: int, name: str | None = None) -> builtins.list[TokenInfo]:
+        """Tokens without sessions, in the order of their names, after one; or only the token or session of a name."""
+
+    def user_transaction(
         self, connection: object, actor: str, *, locking: bool = True
     ) -> AbstractAsyncContextManager[Transaction]:
         """The transaction that the caller has open on their own connection, for `create` and `send`.
@@ -389,10 +474,10 @@ class Store(Protocol):
 
     # the dead, and what is old
 
-    async def dead(self, filter: DeadLetterFilter, limit: int, cursor: str | None) -> DeadLetterPage:
+    async def list_dead_letters(self, filter: DeadLetterFilter, limit: int, cursor: str | None) -> DeadLetterPage:
         """Dead letters, latest run first. Raises `InvalidCursor`."""
 
-    async def letter(self, run_id: str) -> DeadLetter | None:
+    async def get_dead_letter(self, run_id: str) -> DeadLetter | None:
         """One dead letter; None if the run does not exist or is not dead."""
 
     async def delete(self, run_id: str, reason: str, actor: str, *, discard: bool = False) -> DeleteOutcome:
@@ -409,13 +494,22 @@ class Store(Protocol):
 
     # workers
 
-    async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
-        """Register a worker, and record the types that it serves."""
+    async def register(
+        self, worker: WorkerInfo, serves: Sequence[TypeInfo] = (), sources: Sequence[Document] = ()
+    ) -> None:
+        """Register a worker, and record the types that it serves, with their sources."""
 
-    async def heartbeat(self, worker_id: str, running: str | None = None) -> bool:
-        """Renew the worker's row. False: it was declared dead and holds no runs any more.
+    async def heartbeat(self, worker_id: str, running: str | None = None) -> HeartbeatResult:
+        """Renew the worker's row. LOST: it was declared dead and holds no runs any more. DRAIN: it is to drain.
 
         `running`: JSON of `RunningSteps`, the steps that it has had under way for a while, for `workers`.
+        """
+
+    async def drain(self, worker_id: str, order: DrainOrder, actor: str) -> OrderOutcome:
+        """Order a worker to drain; it finds the order with its next heartbeat.
+
+        ALREADY if another order was given before. FINISHED if it has stopped or is dead; the process of a dead one
+        still finds the order, if it comes back.
         """
 
     async def report_health(self, worker_id: str, errors: int, problem: str) -> None:
@@ -430,10 +524,16 @@ class Store(Protocol):
     async def workers(self) -> builtins.list[WorkerInfo]:
         """Every worker that is alive or was recently."""
 
+    async def save_report(self, report: Document, actor: str) -> None:
+        """Store the report of a deploy check under its id; only the latest few are kept."""
+
+    async def documents(self, kind: DocumentKind, name: str | None, limit: int) -> builtins.list[Document]:
+        """Sources or reports, of one name if given, latest first."""
+
     async def types(self) -> builtins.list[TypeInfo]:
         """Every registered type, and if it is enabled."""
 
-    async def holdings(self, worker_id: str) -> builtins.list[Lease]:
+    async def leases(self, worker_id: str) -> builtins.list[Lease]:
         """Leases that the database assigns to the worker."""
 
     # the hot path
@@ -441,19 +541,19 @@ class Store(Protocol):
     async def claim(self, request: ClaimRequest) -> ClaimResult:
         """Wake runs that are due, then claim ready runs. Each claim is counted; a poison run is blocked."""
 
-    async def take(self, request: ClaimByIdRequest) -> ClaimByIdResult:
+    async def claim_by_id(self, request: ClaimByIdRequest) -> ClaimByIdResult:
         """Claim one run by its id, if it is ready and free. Counts as a claim, and blocks a poison run."""
 
-    async def due(self, types: Sequence[str], queues: Sequence[str], limit: int) -> builtins.list[str]:
+    async def ready_run_ids(self, types: Sequence[str], queues: Sequence[str], limit: int) -> builtins.list[str]:
         """Up to `limit` runs that could be worked on now, longest waiting first, without paused ones."""
 
     async def load(self, run_ids: Sequence[str]) -> builtins.list[LoadedRun]:
         """Histories and unread inboxes of runs, in one read."""
 
-    async def unread(self, run_ids: Sequence[str]) -> builtins.list[Message]:
+    async def unread_messages(self, run_ids: Sequence[str]) -> builtins.list[Message]:
         """Unread inbox entries of these runs, in one read."""
 
-    async def marked(self, worker_id: str) -> builtins.list[Message]:
+    async def unread_messages_of_worker(self, worker_id: str) -> builtins.list[Message]:
         """Unread inbox entries of the worker's running runs that were written to from outside."""
 
     async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
@@ -466,8 +566,8 @@ class Store(Protocol):
         """Run a user's function and write the record of its result in one transaction: APPLIED or LOST.
 
         Raises what the function raises; `Interrupted` if the database failed and nothing was written; `CommitUnknown`
-        if that is unknown: ask `recorded` before trying again.
+        if that is unknown: ask `turn_outcome` before trying again.
         """
 
-    async def recorded(self, turn: Turn, actor: str) -> TurnOutcome:
+    async def turn_outcome(self, turn: Turn, actor: str) -> TurnOutcome:
         """Outcome of a turn with one record: APPLIED, LOST, or BUSY if it is missing and may be tried again."""

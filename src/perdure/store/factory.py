@@ -8,7 +8,7 @@ from perdure.core.audit import Audit
 from perdure.core.system import System
 from perdure.errors import UsageError
 from perdure.store.migrations import MigrationStatus, script
-from perdure.store.sql.dialect import MYSQL, POSTGRES, SQLITE
+from perdure.store.sql.dialect import MYSQL, POSTGRES, SQLITE, Dialect
 from perdure.store.sql.store import SqlStore
 from perdure.store.sqlite.store import SqliteStore
 from perdure.store.url import MysqlUrl, PostgresUrl, SqliteUrl, parse
@@ -58,12 +58,17 @@ async def migration_status(url: str, system: System) -> list[MigrationStatus]:
 
 def migration_script(url: str) -> str:
     """The SQL that creates the tables, for reading or for running by hand."""
+    return script(*tables_of(url))
+
+
+def tables_of(url: str) -> tuple[Dialect, str]:
+    """The dialect of the database that a URL names, and how the names of its tables begin, with their schema if any."""
     where = parse(url)
     if isinstance(where, SqliteUrl):
-        return script(SQLITE, where.prefix)
+        return SQLITE, where.prefix
     if isinstance(where, MysqlUrl):
-        return script(MYSQL, where.prefix)
-    return script(POSTGRES, where.tables)
+        return MYSQL, where.prefix
+    return POSTGRES, where.tables
 
 
 def _postgres(url: PostgresUrl, system: System, *, migrate: bool) -> SqlStore:

@@ -77,6 +77,23 @@ _ON_SQLITE = """
 _TIME_HERE = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000"
 
 
+#: A statement that makes an index, in these files: alone, in a CREATE TABLE of MySQL, or in an ALTER TABLE.
+_INDEX = re.compile(
+    r"CREATE (?P<unique>UNIQUE )?INDEX(?: IF NOT EXISTS| /\*M! IF NOT EXISTS \*/)? (?P<name>\w+)\s+ON (?P<table>\w+)"
+    r"\s+(?P<rest>.+)",
+    re.DOTALL,
+)
+_KEY = re.compile(r"^ +(?:ADD INDEX|(?P<unique>UNIQUE )?KEY) (?P<name>\w+) (?P<rest>\([^)]*\))", re.MULTILINE)
+_TABLE_OF = re.compile(r"(?:CREATE TABLE IF NOT EXISTS|ALTER TABLE) (\w+)")
+
+
+class Index(Struct, frozen=True, kw_only=True):
+    """An index that the migrations make, and a statement that makes it again."""
+
+    name: str
+    statement: str
+
+
 class Migration(Struct, frozen=True, kw_only=True):
     """One file."""
 
@@ -134,6 +151,27 @@ def script(dialect: Dialect, tables: str) -> str:
         statements = "".join(f"{_repeatable(statement)};\n\n" for statement in migration.statements)
         parts.append(f"-- {migration.name}\n{dialect.render(statements.rstrip() + record, tables)}")
     return "\n".join(parts)
+
+
+def indexes(dialect: Dialect, tables: str) -> list[Index]:
+    """List the indexes that a database has after all migrations, primary keys left out."""
+    made: dict[str, str] = {}
+    for statement in (statement for migration in known(dialect) for statement in migration.statements):
+        table = _TABLE_OF.match(statement)
+        if alone := _INDEX.match(statement):
+            made[alone["name"]] = _make_index(alone, alone["table"])
+        elif table is not None:
+            made |= {key["name"]: _make_index(key, table[1]) for key in _KEY.finditer(statement)}
+    prefix = tables.rpartition(".")[2]
+    return [
+        Index(name=name.replace(DEFAULT_PREFIX, prefix, 1), statement=dialect.render(statement, tables))
+        for name, statement in made.items()
+    ]
+
+
+def _make_index(found: re.Match[str], table: str) -> str:
+    unique = found.groupdict()["unique"] or ""
+    return f"CREATE {unique}INDEX {found['name']} ON {table} {' '.join(found['rest'].split())}"
 
 
 def _repeatable(statement: str) -> str:

@@ -18,6 +18,7 @@ from perdure.core.system import System
 from perdure.errors import StoreUnavailable
 from perdure.store.contract import EventObserver, Listener, Store
 from perdure.store.sql.dialect import Transaction
+from perdure.store.sql.store import SqlStore
 from perdure.store.user_connections.transaction_step import TransactionStep
 
 Ask = Callable[..., Awaitable[Any]]
@@ -37,18 +38,59 @@ def _repeated(verb: Verb) -> Verb:
     @functools.wraps(verb)
     def call(self: Retrying, *args: Any, **options: Any) -> Awaitable[Any]:
         ask = getattr(self._store, name)
-        repeat = self._within_bound if self._strict else self._until_available
+        repeat = self.within_bound if self._strict else self._until_available
         return repeat(ask, args, options)
 
     return cast("Verb", call)
 
 
-class Retrying:
-    """The verbs of `Store`, each repeated for up to `bound_seconds` while the database is unavailable.
+class Repeating:
+    """Repeats a call for up to `bound` seconds while the other side is unavailable, after pauses that grow.
 
     A `strict` bound also covers a server that does not answer at all: the caller gets an error, and the server may
-    still complete the verb.
+    still carry out the call.
     """
+
+    #: The other side, in errors.
+    other = "the database"
+
+    def __init__(self, system: System, bound_seconds: float, *, strict: bool) -> None:
+        self._system = system
+        #: How long a call is repeated, in seconds.
+        self.bound = bound_seconds
+        self._strict = strict
+
+    async def within_bound(self, verb: Ask, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Repeat a call within a strict bound. Raises `StoreUnavailable`."""
+        limit = asyncio.timeout(self.bound + _MARGIN)
+        try:
+            async with limit:
+                return await self._until_available(verb, args, options)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise StoreUnavailable(
+                f"{self.other} did not answer within {self.bound:g} s; the request may have been carried out; "
+                f"check that {self.other} runs and can be reached"
+            ) from error
+
+    async def _until_available(self, verb: Ask, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        until = self._system.monotonic() + self.bound
+        delay = _FIRST_DELAY
+        while True:
+            try:
+                return await verb(*args, **options)
+            except StoreUnavailable:
+                left = until - self._system.monotonic()
+                if left <= 0:
+                    raise
+            pause = delay * (0.5 + self._system.random() / 2)
+            await self._system.sleep(min(pause, left) if self._strict else pause)
+            delay = min(2 * delay, _LONGEST_DELAY)
+
+
+class Retrying(Repeating):
+    """The verbs of `Store`, each repeated while the database is unavailable."""
 
     def __init__(self, store: Store, system: System, bound_seconds: float = 30.0, *, strict: bool = False) -> None:
         self.poll_interval = store.poll_interval
@@ -56,16 +98,16 @@ class Retrying:
         self.inbox_page = store.inbox_page
         self.exclusive, self.blocks = store.exclusive, store.blocks
         self._store = store
-        self._system = system
         #: The database's time as last measured; asks nothing of the server.
         self.clock = store.clock
-        #: How long a verb is repeated, in seconds.
-        self.bound = bound_seconds
         # SQLite answers as soon as its file is free; its busy timeout bounds that wait.
-        self._strict = strict and not store.exclusive
+        super().__init__(system, bound_seconds, strict=strict and not store.exclusive)
 
     async def open(self) -> None:
         """Open the store, once: a failure at start-up is more likely a mistake than an outage."""
+        if self._strict and isinstance(self._store, SqlStore):
+            # Migrations take as long as they take.
+            self._store.first_answer_seconds = self.bound + _MARGIN
         await self._store.open()
 
     async def close(self) -> None:
@@ -89,13 +131,17 @@ class Retrying:
         """Call the listener after every change; the returned function ends that."""
         return self._store.subscribe(listener)
 
-    changed = _repeated(Store.changed)
+    poll_changes = _repeated(Store.poll_changes)
     now = _repeated(Store.now)
     create = _repeated(Store.create)
     get = _repeated(Store.get)
     get_many = _repeated(Store.get_many)
     list = _repeated(Store.list)
+    count = _repeated(Store.count)
+    attributes = _repeated(Store.attributes)
     history = _repeated(Store.history)
+    records = _repeated(Store.records)
+    snapshot = _repeated(Store.snapshot)
     waits = _repeated(Store.waits)
     inbox = _repeated(Store.inbox)
     events = _repeated(Store.events)
@@ -107,6 +153,7 @@ class Retrying:
     terminate = _repeated(Store.terminate)
     decide_message = _repeated(Store.decide_message)
     control = _repeated(Store.control)
+    set_priority = _repeated(Store.set_priority)
     pause = _repeated(Store.pause)
     resume = _repeated(Store.resume)
     pauses = _repeated(Store.pauses)
@@ -118,53 +165,63 @@ class Retrying:
     schedules = _repeated(Store.schedules)
     save_schedule = _repeated(Store.save_schedule)
     delete_schedule = _repeated(Store.delete_schedule)
+    fires = _repeated(Store.fires)
     trigger = _repeated(Store.trigger)
     fire = _repeated(Store.fire)
-    look = _repeated(Store.look)
+    preview_admission = _repeated(Store.preview_admission)
     admit = _repeated(Store.admit)
-    standing = _repeated(Store.standing)
-    lined = _repeated(Store.lined)
+    waitlist_position = _repeated(Store.waitlist_position)
+    waitlisted_types = _repeated(Store.waitlisted_types)
     recheck_gates = _repeated(Store.recheck_gates)
     delete_idle_gates = _repeated(Store.delete_idle_gates)
     set_bounds = _repeated(Store.set_bounds)
     set_breaker = _repeated(Store.set_breaker)
+    permits = _repeated(Store.permits)
     gates = _repeated(Store.gates)
     acquire_lock = _repeated(Store.acquire_lock)
     extend_lock = _repeated(Store.extend_lock)
     release_lock = _repeated(Store.release_lock)
-    succeed = _repeated(Store.succeed)
+    start_successors = _repeated(Store.start_successors)
     locks = _repeated(Store.locks)
     set_watermark = _repeated(Store.set_watermark)
     remove_watermark = _repeated(Store.remove_watermark)
     watermarks = _repeated(Store.watermarks)
     depth = _repeated(Store.depth)
-    dead = _repeated(Store.dead)
-    letter = _repeated(Store.letter)
+    create_token = _repeated(Store.create_token)
+    revoke_token = _repeated(Store.revoke_token)
+    touch_tokens = _repeated(Store.touch_tokens)
+    token = _repeated(Store.token)
+    tokens = _repeated(Store.tokens)
+    list_dead_letters = _repeated(Store.list_dead_letters)
+    get_dead_letter = _repeated(Store.get_dead_letter)
     delete = _repeated(Store.delete)
     undelete = _repeated(Store.undelete)
     prune = _repeated(Store.prune)
     register = _repeated(Store.register)
     heartbeat = _repeated(Store.heartbeat)
+    drain = _repeated(Store.drain)
     report_health = _repeated(Store.report_health)
     retire = _repeated(Store.retire)
     sweep = _repeated(Store.sweep)
     workers = _repeated(Store.workers)
+    save_report = _repeated(Store.save_report)
+    documents = _repeated(Store.documents)
     types = _repeated(Store.types)
-    holdings = _repeated(Store.holdings)
+    leases = _repeated(Store.leases)
     claim = _repeated(Store.claim)
-    take = _repeated(Store.take)
-    due = _repeated(Store.due)
+    claim_by_id = _repeated(Store.claim_by_id)
+    ready_run_ids = _repeated(Store.ready_run_ids)
     load = _repeated(Store.load)
-    unread = _repeated(Store.unread)
-    marked = _repeated(Store.marked)
+    unread_messages = _repeated(Store.unread_messages)
+    unread_messages_of_worker = _repeated(Store.unread_messages_of_worker)
     commit = _repeated(Store.commit)
-    recorded = _repeated(Store.recorded)
+    turn_outcome = _repeated(Store.turn_outcome)
 
-    def borrowed(
+    def user_transaction(
         self, connection: object, actor: str, *, locking: bool = True
     ) -> AbstractAsyncContextManager[Transaction]:
         """The transaction that the caller has open on their own connection; only the caller can repeat it."""
-        return self._store.borrowed(connection, actor, locking=locking)
+        return self._store.user_transaction(connection, actor, locking=locking)
 
     async def transact(self, step: TransactionStep) -> TurnOutcome:
         """Run a transaction step, once: its function is the user's code and may run in a thread."""
@@ -173,30 +230,3 @@ class Retrying:
     def bounded(self, bound_seconds: float) -> Retrying:
         """The same store with another bound."""
         return Retrying(self._store, self._system, bound_seconds)
-
-    async def _within_bound(self, verb: Ask, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        limit = asyncio.timeout(self.bound + _MARGIN)
-        try:
-            async with limit:
-                return await self._until_available(verb, args, options)
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise StoreUnavailable(
-                f"the database did not answer within {self.bound:g} s; the request may have been carried out; "
-                "check that the database runs and can be reached"
-            ) from error
-
-    async def _until_available(self, verb: Ask, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        until = self._system.monotonic() + self.bound
-        delay = _FIRST_DELAY
-        while True:
-            try:
-                return await verb(*args, **options)
-            except StoreUnavailable:
-                left = until - self._system.monotonic()
-                if left <= 0:
-                    raise
-            pause = delay * (0.5 + self._system.random() / 2)
-            await self._system.sleep(min(pause, left) if self._strict else pause)
-            delay = min(2 * delay, _LONGEST_DELAY)

@@ -256,6 +256,16 @@ def parse(url: str) -> SqliteUrl | PostgresUrl | MysqlUrl:
             raise UsageError(_unknown(url, scheme))
 
 
+def _options(url: str, parts: SplitResult) -> dict[str, str]:
+    """The options of a URL. Raises `UsageError` for one that is there twice: another reader may take the other one."""
+    options: dict[str, str] = {}
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name in options:
+            raise UsageError(f"{shown(url)!r} has the option {name!r} twice; leave one out")
+        options[name] = value
+    return options
+
+
 def _misspelt_sqlite(url: str) -> str:
     parts = urlsplit(url)
     path = f"{parts.netloc}{parts.path}".lstrip("/")
@@ -275,7 +285,7 @@ def _unknown(url: str, scheme: str) -> str:
 
 def _postgres(url: str) -> PostgresUrl:
     parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    options = _options(url, parts)
     ours: dict[str, str] = {
         name: options.pop(name) for name in ("schema", "prefix", "pool", "notify", "listen", "audit") if name in options
     }
@@ -285,7 +295,7 @@ def _postgres(url: str) -> PostgresUrl:
     schema = ours.get("schema")
     if schema is not None and not _SCHEMA.fullmatch(schema):
         raise UsageError(f"{schema!r} cannot be the name of a schema; use letters, digits and _, at most 63")
-    parts = parts._replace(query=urlencode(options))
+    parts = SplitResult(parts.scheme, parts.netloc, parts.path, urlencode(options), parts.fragment)
     return PostgresUrl(
         dsn=urlunsplit(parts),
         listen=_listen(parts, ours),
@@ -310,7 +320,7 @@ def _listen(parts: SplitResult, ours: dict[str, str]) -> str | None:
 
 def _mysql(url: str) -> MysqlUrl:
     parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    options = _options(url, parts)
     unknown = sorted(options.keys() - {"prefix", "pool", "ssl", "ssl_ca", "socket", "audit"})
     if unknown:
         raise UsageError(
@@ -348,6 +358,8 @@ def _ssl(options: Mapping[str, str], *, local: bool) -> str:
     usual = "off" if local and "ssl_ca" not in options else "verify"
     asked = options.get("ssl", usual)
     wanted = _one_of("ssl", _SSL_WORDS.get(asked, asked), ("verify", "require", "prefer", "off"))
+    if options.get("ssl_ca") == "":
+        raise UsageError("the option ssl_ca of a database URL names no file; name one, or leave it out")
     if wanted != "verify" and "ssl_ca" in options:
         raise UsageError(f"the option ssl_ca of a database URL is for ssl=verify; with ssl={wanted} it has no effect")
     return wanted
@@ -358,7 +370,7 @@ def _sqlite(url: str) -> SqliteUrl:
     if parts.fragment:
         raise UsageError(f"{url!r} has a #, which begins no part of a database URL; write %23 in the name of a file")
     path = unquote(parts.path.removeprefix("/"))
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    options = _options(url, parts)
     unknown = sorted(options.keys() - {"prefix", "synchronous", "quick_check", "busy", "audit"})
     if unknown:
         raise UsageError(

@@ -68,7 +68,8 @@ class Codec:
         """Require from now on that each value comes back exactly, even where its declared type allows a conversion."""
         self.strict = True
         # Set on the instance, so that the usual codec needs no check for each step.
-        setattr(self, "store_quickly", lambda value, declared: None)  # noqa: B010
+        # mypy refuses an assignment to a method.
+        setattr(self, "store_quickly", lambda value, declared: None)  # noqa: B010 # mypy refuses to assign a method
 
     def encode(self, value: object, what: str, declared: Any = Any) -> str:
         """Encode a value of a declared type as JSON; `what` names it in errors.

@@ -33,10 +33,12 @@ class _InspectionLock:
 _inspection = _InspectionLock()
 
 
-def convert_to(type: Any, value: Any, *, dec_hook: Callable[[type, Any], Any]) -> Any:
-    """Convert plain JSON values to a type. Raises `msgspec.ValidationError`."""
+def convert_to(
+    type: Any, value: Any, *, dec_hook: Callable[[type, Any], Any] | None = None, strict: bool = True
+) -> Any:
+    """Convert plain JSON values to a type. Raises `msgspec.ValidationError`. `strict`: text is not read as a number."""
     with _inspection.lock:
-        return msgspec.convert(value, type, str_keys=True, dec_hook=dec_hook)
+        return msgspec.convert(value, type, strict=strict, str_keys=True, dec_hook=dec_hook)
 
 
 def decoder_for(type: type[T], *, dec_hook: Callable[[type, Any], Any] | None = None) -> msgspec.json.Decoder[T]:

@@ -66,7 +66,7 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
         try:
             described = _Describer(codec).describe(error)
         except Exception as problem:
-            described = cls(message=f"<describing it raised {type(problem).__name__}>", type=_type_name(type(error)))
+            described = cls(message=f"<describing it raised {type(problem).__name__}>", type=type_name(type(error)))
         assert described is not None
         return described
 
@@ -206,7 +206,7 @@ class _Describer:
             return passed
         members = self._members(error)
         return Failure(
-            type=_type_name(type(error)),
+            type=type_name(type(error)),
             message=_clip(_message(error), _MESSAGE_CHARACTERS),
             args=None if members else self._plain(_arguments(error)),
             state=self._plain(_state(error)),
@@ -283,7 +283,7 @@ class ErrorTypes:
         for each in classes:
             # A coroutine or generator cannot raise these two.
             if not issubclass(each, StopIteration | StopAsyncIteration):
-                self._known[_type_name(each)] = each
+                self._known[type_name(each)] = each
 
     def _group(self, failure: Failure, members: list[Exception]) -> Exception:
         known = self._known.get(failure.type)
@@ -357,7 +357,8 @@ def _read(payload: str | None, kind: type[Any]) -> Any:
     return value if isinstance(value, kind) else None
 
 
-def _type_name(kind: type[BaseException]) -> str:
+def type_name(kind: type[BaseException]) -> str:
+    """Name of a class as `Failure.type` has it."""
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 

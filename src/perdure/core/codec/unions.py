@@ -245,7 +245,8 @@ def _member_from_plain(raw: Any, members: tuple[Any, ...], path: str) -> Any:
 
 def _object_from_plain(raw: Any, kind: Any, path: str) -> Any:
     if not isinstance(raw, dict | list):
-        raise ValueError(f"Expected `object`, got `{type(raw).__name__}`{_at(path)}")  # noqa: TRY004
+        # Decoders raise ValueError.
+        raise ValueError(f"Expected `object`, got `{type(raw).__name__}`{_at(path)}")  # noqa: TRY004 # as msgspec
     if not _is_special(kind, set()):
         return _converted(raw, kind, path)
     hints, kind = _field_types(kind), _class_of(kind)

@@ -10,7 +10,7 @@ from msgspec import Struct
 from perdure.core.limits.breaker import BreakerReport
 from perdure.core.limits.limit import RequiredGates
 from perdure.core.model.claim import ClaimedRun
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 
 
 class UnadmittedRun(Struct, frozen=True, gc=False):
@@ -101,6 +101,8 @@ class AdmissionRequest(Struct, frozen=True, kw_only=True):
     #: Wait for gates that another transaction has locked, instead of skipping them.
     wait_for_locks: bool = False
     poison_after: int = 5
+    #: Build of the worker's code, which a run that begins with its admission keeps.
+    build: str = ""
 
 
 class AdmissionResult(Struct, frozen=True, kw_only=True):
@@ -115,7 +117,7 @@ class AdmissionResult(Struct, frozen=True, kw_only=True):
     steps: tuple[StepAdmission, ...] = ()
     #: Number of waiting steps that were admitted.
     called: int = 0
-    next_due: int = FAR
+    next_due: int = NEVER
     #: Suspects were skipped because this worker holds other runs.
     suspects: bool = False
     #: A requested gate was locked by another transaction; try again soon.

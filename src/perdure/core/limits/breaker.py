@@ -17,7 +17,7 @@ from perdure.core.codec.decoders import decoder_for
 from perdure.core.ids import check_name
 from perdure.core.policy.retry import Retry
 from perdure.core.printed_text import brief
-from perdure.core.time.duration import FAR, Duration, microseconds
+from perdure.core.time.duration import NEVER, Duration, microseconds
 from perdure.errors import RetryAfter, StepTimeout, UsageError
 
 #: Number of buckets in a window.
@@ -163,7 +163,7 @@ class BreakerState(Struct):
     @property
     def until(self) -> int:
         """Time when an open breaker admits the first probe."""
-        return FAR - 1 if self.by_hand else self.since + self.rule.reset
+        return NEVER - 1 if self.by_hand else self.since + self.rule.reset
 
     def lacks(self, held: int) -> str:
         """The obstacle of the next call if `held` calls have passed: "open", "room", or nothing."""

@@ -32,7 +32,10 @@ STRIDE = 1_000_000
 KEYED = "/"
 
 _RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:/|per)\s*(\d*)\s*(s|sec|second|m|min|minute|h|hour|d|day)s?\s*\Z")
+_LONGEST_RATE = 100
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+#: Microseconds between two admissions at the slowest rate: 100 years, the longest duration.
+_SLOWEST_PACE = 100 * 365 * 86_400 * 1_000_000
 
 
 class PermitScope(StrEnum):
@@ -170,6 +173,18 @@ class LimitInfo(Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
+class PermitInfo(Struct, frozen=True, kw_only=True):
+    """A permit in use: the run that has it, and since when."""
+
+    limit: str
+    run_id: str
+    #: Location of the step that has it; empty: the run itself.
+    location: str = ""
+    granted_at: int
+    #: Worker that holds the run; None: none does.
+    worker: str | None = None
+
+
 class WaitlistPosition(Struct, frozen=True):
     """Position of a run on a waitlist."""
 
@@ -198,15 +213,16 @@ def pace_of(rate: str) -> int:
 
     Raises `UsageError`.
     """
-    found = _RATE.match(rate) if isinstance(rate, str) else None
+    found = _RATE.match(rate) if isinstance(rate, str) and len(rate) <= _LONGEST_RATE else None
     if found is None:
         raise UsageError(f"rate={brief(rate)} is not a rate; write '5/s', '100/m', '1000/h' or '3/10s'")
     number, times, unit = found.groups()
-    if Fraction(number) == 0 or times == "0":
-        raise UsageError(f"rate={brief(rate)} lets nothing pass at all; pause the type or the queue instead")
+    admitted, period = Fraction(number), SECOND * int(times or 1) * _UNITS[unit[0]]
     # Rounded up, so that the rate is never exceeded.
-    pace = -(-(SECOND * int(times or 1) * _UNITS[unit[0]]) // Fraction(number))
-    return max(1, int(pace))
+    pace = int(-(-period // admitted)) if admitted else 0
+    if not 0 < pace <= _SLOWEST_PACE:
+        raise UsageError(f"rate={brief(rate)} lets nothing pass at all; pause the type or the queue instead")
+    return pace
 
 
 def check_gate(name: str) -> str:

@@ -9,7 +9,7 @@ from msgspec import Struct
 from perdure.core.model.record import Message, Record
 from perdure.core.model.run import DEFAULT_QUEUE, Reason, Run, Status
 from perdure.core.model.turn import Lease
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 
 #: Claims without progress after which a run is a suspect: it may have killed the workers that held it.
 SUSPECT_AFTER = 2
@@ -32,6 +32,8 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
     poison_after: int = 5
     #: Microseconds for which a run that has become ready is left to the worker that held it last.
     affinity: int = 0
+    #: Build of the worker's code, which a run that begins with this claim keeps.
+    build: str = ""
 
 
 class ClaimedRun(Struct, frozen=True, gc=False):
@@ -56,14 +58,14 @@ class ClaimResult(Struct, frozen=True, kw_only=True):
     """Answer to a `ClaimRequest`."""
 
     runs: tuple[ClaimedRun, ...]
-    #: Time when the next run becomes ready by time alone; `FAR` if none will.
+    #: Time when the next run becomes ready by time alone; `NEVER` if none will.
     next_wake: int
     #: Suspects were skipped because this worker holds other runs.
     suspects: bool
     #: Time of the database at the claim.
     now: int
     #: Time when the next schedule is due.
-    next_fire: int = FAR
+    next_fire: int = NEVER
     #: Gates of whole types and queues; runs behind them need an admission.
     limited: tuple[str, ...] = ()
 
@@ -92,6 +94,8 @@ class ClaimByIdRequest(Struct, frozen=True, kw_only=True):
     alone: bool = False
     #: Claims without progress after which a run is blocked as poison.
     poison_after: int = 5
+    #: Build of the worker's code.
+    build: str = ""
 
 
 class ClaimRefusal(StrEnum):

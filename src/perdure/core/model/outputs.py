@@ -28,6 +28,8 @@ class OutputKind(StrEnum):
     INTERRUPTION = "takeover"
     #: A message that could not be decoded; one for each, by position. `failed` until it is decided what becomes of it.
     SET_ASIDE = "aside"
+    #: An attribute that a turn sets or removes. It is kept among the attributes of runs, not among the outputs.
+    ATTRIBUTE = "attr"
 
 
 #: Kinds with many outputs of one name, by position.

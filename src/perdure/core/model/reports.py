@@ -1,4 +1,4 @@
-"""Reports: a run and its steps, with attempts, errors and times; and the runs that the current code does not fit."""
+"""Reports: a run and its steps, with attempts and errors; runs that new code does not fit; bulk actions."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from perdure.core.model.outputs import Interruption
+from perdure.core.model.outputs import Interruption, Output
 from perdure.core.model.record import Record
-from perdure.core.model.run import Run
+from perdure.core.model.run import Run, RunGroup
 from perdure.core.model.waits import RunWaits
 from perdure.core.model.worker_info import RunningStep
 
@@ -74,6 +74,28 @@ class StepReport(Struct, frozen=True, kw_only=True):
     def last_error(self) -> FailedAttempt | None:
         """The last error; None if there was none."""
         return self.errors[-1] if self.errors else None
+
+
+class ChildLink(Struct, frozen=True, kw_only=True):
+    """A child of a run, and the location that called it."""
+
+    id: str
+    parent_location: str | None
+    created_at: int
+
+
+class RunSnapshot(Struct, frozen=True, kw_only=True):
+    """A run with its history and some of its outputs, as they were at one moment."""
+
+    run: Run
+    #: Names of what it waited for when it was last parked; None if it named nothing.
+    waits: RunWaits | None
+    #: Records past a number, in order, without long results of steps.
+    records: tuple[Record, ...]
+    #: Outputs of the kinds that were asked for, in the order of kind, name and position.
+    outputs: tuple[Output, ...]
+    #: The latest of its children, latest first.
+    children: tuple[ChildLink, ...] = ()
 
 
 class RunReport(Struct, frozen=True, kw_only=True):
@@ -148,8 +170,44 @@ class DeployReport(Struct, frozen=True, kw_only=True):
     checked: int
     more: bool
     findings: tuple[DeployFinding, ...]
+    #: Number of runs that were checked, by type.
+    by_type: dict[str, int] = {}
 
     @property
     def ok(self) -> bool:
         """True if every checked run can continue with this code."""
         return all(finding.is_warning for finding in self.findings)
+
+
+class BulkAction(StrEnum):
+    """Action on many runs."""
+
+    CANCEL = "cancel"
+    TERMINATE = "terminate"
+    RETRY = "retry"
+    PAUSE = "pause"
+    RESUME = "resume"
+    DELETE = "delete"
+    SEND = "send"
+
+
+class BulkReport(Struct, frozen=True, kw_only=True):
+    """Numbers of runs that an action was done to, that needed none, and for which it failed.
+
+    The first hundred of the latter are named with the reason.
+    """
+
+    action: str
+    done: int = 0
+    skipped: int = 0
+    failed: int = 0
+    #: By id, why there was nothing to do, and the error.
+    skipped_runs: dict[str, str] = {}
+    failed_runs: dict[str, str] = {}
+
+
+class BulkPreview(Struct, frozen=True, kw_only=True):
+    """Runs that an action would be done to: how many, and the first ten."""
+
+    count: RunGroup
+    first: tuple[Run, ...]

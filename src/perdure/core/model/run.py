@@ -11,11 +11,13 @@ stored as `source@generation`, which names the generation that uses the source.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
 from msgspec import Struct
 
+from perdure.core.model.attributes import Attribute, Condition
 from perdure.core.model.record import Record
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 
 #: Queue and priority of a run that names none. Lower priorities go first.
 DEFAULT_QUEUE = "default"
@@ -72,7 +74,7 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
     #: Earliest start; 0: now.
     wake_at: int = 0
     #: Time by which the run has to finish; with `close_by`, time by which it has to start.
-    deadline: int = FAR
+    deadline: int = NEVER
     #: Time by which the run has to finish, if `deadline` is that of its start; else 0.
     close_by: int = 0
     #: Number of attempts allowed; 0: as its code declares.
@@ -85,6 +87,7 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
     #: Number of ancestors that a child may have; a deeper child is not created, and its parent gets an error. 0: any
     #: number.
     max_depth: int = 0
+    attributes: tuple[Attribute, ...] = ()
     #: The run waits for another one of its singleton; it is not made ready by time.
     held_back: bool = False
     #: New for each request; tells a repeated request from a second one.
@@ -93,14 +96,14 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
     def initial_state(self, now: int) -> tuple[str, str | None, int]:
         """Status, reason and wake-up time of the new run."""
         if self.held_back:
-            return Status.WAITING.value, Reason.LIMIT.value, FAR
+            return Status.WAITING.value, Reason.LIMIT.value, NEVER
         if self.wake_at > now:
             return Status.WAITING.value, Reason.TIMER.value, self.wake_at
         return Status.PENDING.value, None, now
 
 
-class Run(Struct, frozen=True, kw_only=True, gc=False):
-    """A run, as stored. The field names are the names of the columns."""
+class Run(Struct, frozen=True, gc=False):
+    """A run, as stored. The field names are the names of the columns, but for `attributes`, which comes last."""
 
     id: str
     type: str
@@ -147,6 +150,10 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
     lease_until: int = 0
     #: Time of deletion: the run is hidden from listings until it is restored or pruned. 0: not deleted.
     deleted_at: int = 0
+    #: Build of the worker that began the run, of a run that a handle or a listing has read; empty: unknown.
+    build: str = ""
+    #: Attributes by name, of a run that a handle or a listing has read; None: not read.
+    attributes: dict[str, Any] | None = None
 
 
 class CreatedRun(Struct, frozen=True):
@@ -160,7 +167,7 @@ class CreatedRun(Struct, frozen=True):
 
 
 class RunFilter(Struct, frozen=True, kw_only=True):
-    """Filter of a listing of runs, newest first. None means any.
+    """Filter of a listing of runs, newest first unless `oldest`. None means any.
 
     `deleted`: only deleted runs (True), none of them (False), or both (None).
     """
@@ -172,13 +179,54 @@ class RunFilter(Struct, frozen=True, kw_only=True):
     created_after: int | None = None
     created_before: int | None = None
     deleted: bool | None = False
+    #: Oldest first.
+    oldest: bool = False
+    id_prefix: str | None = None
+    #: Id of the schedule that started them.
+    schedule: str | None = None
+    #: Only runs without a parent.
+    roots: bool = False
+    #: Part of the message or the class of their error; without `status`, of runs that failed, were cancelled or are
+    #: blocked.
+    error: str | None = None
+    #: Build that began them.
+    build: str | None = None
+    attributes: tuple[Condition, ...] = ()
+
+
+class CountBy(Struct, frozen=True):
+    """Groups of a count: a column (`status`, `type` or `queue`), an attribute, or none."""
+
+    column: str = ""
+    attribute: str = ""
+
+    @property
+    def is_grouped(self) -> bool:
+        """True if there are groups."""
+        return bool(self.column or self.attribute)
+
+
+class RunGroup(Struct, frozen=True):
+    """Number of runs in one group of a count; `value` is what they have in common."""
+
+    value: Any
+    count: int
+    #: False: there are at least as many.
+    exact: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.count:,}" if self.exact else f"{self.count:,}+"
 
 
 class RunPage(Struct, frozen=True):
-    """A page of runs; pass `cursor` for the next page, None at the end."""
+    """A page of runs; pass `cursor` for the next page, None at the end.
+
+    `previous` is the cursor to the page before, in the same order; None for the first page.
+    """
 
     runs: tuple[Run, ...]
     cursor: str | None
+    previous: str | None = None
 
 
 #: Prefix of the write id of a child that outlives its parent.

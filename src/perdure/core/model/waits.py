@@ -61,6 +61,22 @@ class RunWaits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     more: int = 0
     #: By name, the number of messages that have arrived and that the code has not asked for.
     unread: dict[str, int] = {}
+    #: True: the code takes messages of the awaited names and of no others, ever.
+    closed: bool = False
+
+
+def message_names(found: RunWaits) -> list[str] | None:
+    """Names of all messages that the code of a run takes; None if it may take others, or some are not named."""
+    # Messages come first, so all of them are named if another wait is.
+    if not found.closed or (found.more and all(wait.kind is WaitKind.MESSAGE for wait in found.waits)):
+        return None
+    return [wait.name for wait in found.waits if wait.kind is WaitKind.MESSAGE]
+
+
+def is_not_taken(name: str, found: RunWaits) -> bool:
+    """Tell whether the code of a run never takes a message of that name."""
+    names = message_names(found)
+    return names is not None and name not in names and not _MARKS & {*name}
 
 
 def meant_by(name: str, found: RunWaits) -> str | None:
@@ -81,11 +97,13 @@ _NONE: Mapping[str, int] = MappingProxyType({})
 _waits_decoder = decoder_for(RunWaits)
 
 
-def waits_to_json(token: int, waits: Sequence[Wait], total: int, unread: Mapping[str, int] = _NONE) -> str:
+def waits_to_json(
+    token: int, waits: Sequence[Wait], total: int, unread: Mapping[str, int] = _NONE, *, closed: bool = False
+) -> str:
     """Encode the first waits of `total` and the unread messages by name, as many of each as there is room for."""
     named, letters = tuple(waits[:NAMED_WAITS]), dict(islice(unread.items(), NAMED_WAITS))
     while True:
-        cell = RunWaits(token=token, waits=named, more=total - len(named), unread=letters)
+        cell = RunWaits(token=token, waits=named, more=total - len(named), unread=letters, closed=closed)
         text = msgspec.json.encode(cell).decode()
         if len(text) <= _WAITS_CHARACTERS or not (named or letters):
             return text

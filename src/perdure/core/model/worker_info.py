@@ -1,17 +1,18 @@
-"""Workers, as stored, with the steps that they execute, and the result of a sweep.
+"""Workers, as stored, with the steps that they execute and orders to drain, and the result of a sweep.
 
 Nothing but inspection reads the steps. They are bounded, and a cell that cannot be read counts as empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from enum import StrEnum
+from collections.abc import Container, Sequence
+from enum import IntEnum, StrEnum
 
 import msgspec
 from msgspec import Struct
 
 from perdure.core.codec.decoders import decoder_for
+from perdure.core.model.run import Run, Status
 
 #: Share of its lease after which a heartbeat is missing. One is sent about every third of it.
 _LATE = 0.4
@@ -50,6 +51,36 @@ NO_STEPS = RunningSteps()
 _steps_decoder = decoder_for(RunningSteps)
 
 
+class DrainOrder(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Order to a worker: claim no more runs, let steps finish, stop."""
+
+    #: Random; tells a repeated order from a second one.
+    key: str
+    #: Time and author of the order.
+    at: int = 0
+    actor: str = ""
+    #: Reason, for people.
+    reason: str = ""
+    #: Seconds for which steps may go on; None: the worker's own grace period.
+    grace: float | None = None
+
+
+_drain_decoder = decoder_for(DrainOrder)
+
+#: Prefix of the audit trail's run id for events of a worker.
+TRAIL = "worker:"
+
+
+class HeartbeatResult(IntEnum):
+    """Answer to a heartbeat. Only LOST is false."""
+
+    #: The worker was declared dead, or never registered.
+    LOST = 0
+    RENEWED = 1
+    #: Renewed, and the worker is ordered to drain.
+    DRAIN = 2
+
+
 class WorkerStatus(StrEnum):
     """Status of a worker."""
 
@@ -77,12 +108,21 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     problem: str = ""
     #: Steps and activities that had been under way for a while at its last heartbeat.
     running: RunningSteps = NO_STEPS
+    #: Build of its code.
+    build: str = ""
+    #: Order to drain; None if there is none.
+    drain: DrainOrder | None = None
     #: Time of the database when this was read.
     read_at: int = 0
 
     def is_late(self, now: int) -> bool:
         """True if a heartbeat is missing."""
         return now - self.heartbeat_at >= self.lease * _LATE
+
+    @property
+    def is_draining(self) -> bool:
+        """True if it is alive and ordered to drain."""
+        return self.status is WorkerStatus.ALIVE and self.drain is not None
 
     @property
     def silence(self) -> float:
@@ -95,6 +135,25 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
         if self.status is not WorkerStatus.ALIVE or not self.is_late(self.read_at):
             return None
         return max(0, self.heartbeat_at + self.lease - self.read_at) / 1e6
+
+
+def living_workers(workers: Sequence[WorkerInfo], now: int) -> list[WorkerInfo]:
+    """Return the workers whose lease has not ended."""
+    return [w for w in workers if w.status is WorkerStatus.ALIVE and w.heartbeat_at + w.lease >= now]
+
+
+def workers_for(run: Run, alive: Sequence[WorkerInfo]) -> list[WorkerInfo]:
+    """Return the workers that serve the type and the queue of a run."""
+    return [w for w in alive if run.type in w.types and run.queue in w.queues]
+
+
+def is_unserved(run: Run, workers: Sequence[WorkerInfo], elsewhere: Container[str], now: int) -> bool:
+    """Return whether a run is ready and no live worker takes it. `elsewhere`: types of workers in other languages.
+
+    Workers in other languages send no heartbeat and count as live.
+    """
+    ready = run.status is Status.PENDING and run.type not in elsewhere
+    return ready and not workers_for(run, living_workers(workers, now))
 
 
 class SweepResult(Struct, frozen=True, kw_only=True):
@@ -127,3 +186,13 @@ def steps_from_json(text: str | None) -> RunningSteps:
         return _steps_decoder.decode(text) if text else NO_STEPS
     except msgspec.MsgspecError:
         return NO_STEPS
+
+
+def drain_from_json(text: str | None) -> DrainOrder | None:
+    """Decode the order of a row; an order that cannot be read counts as one, because a person gave it."""
+    if not text:
+        return None
+    try:
+        return _drain_decoder.decode(text)
+    except msgspec.MsgspecError:
+        return DrainOrder(key="", reason="its order cannot be read")

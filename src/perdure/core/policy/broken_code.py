@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from perdure.core.printed_text import brief
 from perdure.errors import PerdureError, UsageError
 
 #: Classes of errors that block a run, unless its workflow or worker says otherwise.
@@ -56,5 +57,5 @@ def check_block_on(classes: Sequence[type[Exception]] | None) -> tuple[type[Exce
     given: Any = tuple(classes) if isinstance(classes, list | tuple | set | frozenset) else (classes,)
     for each in given:
         if not isinstance(each, type) or not issubclass(each, Exception):
-            raise UsageError(f"block_on has classes of errors, such as [NameError], not {each!r}")
+            raise UsageError(f"block_on has classes of errors, such as [NameError], not {brief(each)}")
     return tuple(given)

@@ -15,7 +15,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from perdure.core.codec.failure import Failure, type_name
 from perdure.core.codec.pydantic_models import problems_of
+from perdure.errors import StepFailed
 
 _REQUEST_TIMEOUT, _TOO_EARLY, _TOO_MANY_REQUESTS, _UNAVAILABLE = 408, 425, 429, 503
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -89,6 +91,17 @@ def classify(error: BaseException, *, now: int | None = None) -> Classification:
     except Exception:
         # An attribute of an error may be a property that raises.
         return Classification(category=ErrorCategory.UNKNOWN)
+
+
+def names_of(error: BaseException) -> frozenset[str]:
+    """Names of an error: of its class and base classes, both plain and as stored.
+
+    An error of an unknown class, from another process or language, also has the names that were stored with it.
+    """
+    stored = [type_name(each) for each in type(error).__mro__ if issubclass(each, BaseException)]
+    if isinstance(error, StepFailed) and isinstance(failure := getattr(error, "failure", None), Failure):
+        stored.append(failure.type)
+    return frozenset(stored).union(name.rpartition(".")[2] for name in stored)
 
 
 def _by_status(status: int, headers: Any, now: int | None) -> Classification:

@@ -14,7 +14,7 @@ from typing import cast
 
 from msgspec import Struct
 
-from perdure.core.policy.classify import classify
+from perdure.core.policy.classify import classify, names_of
 from perdure.core.printed_text import brief
 from perdure.core.time.duration import Duration, microseconds, seconds
 from perdure.errors import Fatal, InvalidDuration, RetryAfter, StepTimeout, UsageError
@@ -28,10 +28,11 @@ class Retry(Struct, frozen=True):
     initial: Duration = "1s"
     factor: float = 2.0
     max: Duration = "60s"
-    #: Fraction by which a delay varies, up and down.
+    #: Fraction by which a delay varies, up and down; with `jitter_only_adds` only up.
     jitter: float = 0.1
-    #: Exceptions that are not retried.
-    give_up_on: tuple[type[BaseException], ...] = ()
+    #: Exceptions that are not retried: classes, or names such as `KeyError` or `shop.Declined`. A name also matches an
+    #: error that came from another process or language, whose class is not known here.
+    give_up_on: tuple[type[BaseException] | str, ...] = ()
     #: Retry attempts that exceeded the step's timeout.
     on_timeout: bool = True
     #: Function of the number of attempts and the error that returns the delay. It replaces `initial`, `factor`, `max`,
@@ -44,6 +45,8 @@ class Retry(Struct, frozen=True):
     #: Classify errors of HTTP libraries and the like (see `classify`): errors that blame the request or the data are
     #: not retried; a `Retry-After` of the server is followed and uses up no attempt.
     classify: bool = True
+    #: Jitter lengthens a delay and never shortens it.
+    jitter_only_adds: bool = False
 
     def __post_init__(self) -> None:
         if self.attempts is not None and (not _is_whole(self.attempts) or self.attempts < 1):
@@ -57,13 +60,16 @@ class Retry(Struct, frozen=True):
         _check_number("jitter", self.jitter, 0, 1, "a number from 0 to 1")
         if self.power is not None:
             _check_number("power", self.power, 0, math.inf, "a number from 0, or None")
-        if not isinstance(self.give_up_on, tuple) or not all(_is_exception(each) for each in self.give_up_on):
-            raise UsageError(f"Retry(give_up_on={brief(self.give_up_on)}): give a tuple of exception classes")
+        if not isinstance(self.give_up_on, tuple) or not all(_is_error(each) for each in self.give_up_on):
+            raise UsageError(
+                f"Retry(give_up_on={brief(self.give_up_on)}): give a tuple of exception classes, or of their names as "
+                "the history has them, such as ('shop.Declined',)"
+            )
         if self.delay is not None and not callable(self.delay):
             raise UsageError(
                 f"Retry(delay={brief(self.delay)}): give a function of the attempt's number and its error, or None"
             )
-        for name in ("on_timeout", "classify"):
+        for name in ("on_timeout", "classify", "jitter_only_adds"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"Retry({name}={brief(getattr(self, name))}): give True or False")
         _check_extra(self.extra)
@@ -102,8 +108,8 @@ class Retry(Struct, frozen=True):
 
     @classmethod
     def quadratic_minutes(cls, attempts: int | None = 3) -> Retry:
-        """3 attempts; 1 min, 4 min, and so on by the square of the attempt, up to a day; jitter 10 %."""
-        return cls(attempts=attempts, initial="1m", power=2.0, max="1d")
+        """3 attempts; 1 min, 4 min, and so on by the square of the attempt, up to a day; jitter adds up to 10 %."""
+        return cls(attempts=attempts, initial="1m", power=2.0, max="1d", jitter_only_adds=True)
 
     def next_delay(self, attempt: int, error: BaseException, random: float) -> float | None:
         """Seconds from the failure of attempt `attempt` (from 1) to the next one; None: give up.
@@ -119,19 +125,19 @@ class Retry(Struct, frozen=True):
         longest = seconds(self.max)
         low, high = (seconds(bound) for bound in self.extra)
         result = self._growth(attempt) + low + (high - low) * random
-        result *= 1 + self.jitter * (2 * random - 1)
+        result *= 1 + self.jitter * (random if self.jitter_only_adds else 2 * random - 1)
         return min(result, longest)
 
     def is_worth_retrying(self, error: BaseException) -> bool:
         """Tell whether another attempt may succeed after an error."""
         for each in _leaves(error):
-            if not isinstance(each, Exception) or isinstance(each, (Fatal, *self.give_up_on)):
+            if not isinstance(each, Exception) or isinstance(each, Fatal) or self._gives_up_on(each):
                 return False
             if isinstance(each, StepTimeout) and not self.on_timeout:
                 return False
             if self.classify and self.delay is None and classify(each).is_final:
                 return False
-        return not isinstance(error, self.give_up_on)
+        return not self._gives_up_on(error)
 
     def requested_delay(self, error: BaseException, now: int) -> float | None:
         """Seconds to wait that the error itself requests, without counting the attempt; None if it requests none."""
@@ -139,7 +145,12 @@ class Retry(Struct, frozen=True):
             return _delay_of(error)
         if not self.classify or self.delay is not None or self.attempts == 1:
             return None
-        return None if isinstance(error, self.give_up_on) else classify(error, now=now).retry_after
+        return None if self._gives_up_on(error) else classify(error, now=now).retry_after
+
+    def _gives_up_on(self, error: BaseException) -> bool:
+        classes = tuple(each for each in self.give_up_on if not isinstance(each, str))
+        names = {each for each in self.give_up_on if isinstance(each, str)}
+        return isinstance(error, classes) or bool(names and not names.isdisjoint(names_of(error)))
 
     def _growth(self, attempt: int) -> float:
         initial = seconds(self.initial)
@@ -181,7 +192,10 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_exception(value: object) -> bool:
+def _is_error(value: object) -> bool:
+    if isinstance(value, str):
+        good = value.isprintable() and not any(each.isspace() or each in ",()'\"" for each in value)
+        return good and value.strip(".") == value != ""
     return isinstance(value, type) and issubclass(value, BaseException)
 
 

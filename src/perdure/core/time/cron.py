@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from perdure.core.printed_text import brief
-from perdure.core.time.duration import FAR, Duration, instant, microseconds, moment_of
+from perdure.core.time.duration import NEVER, Duration, instant, microseconds, moment_of
 from perdure.errors import InvalidDuration, InvalidSchedule
 
 ALIASES = {
@@ -156,8 +156,8 @@ def fire_times(timing: Timing, after: int) -> Iterator[int]:
 
 
 def next_fire_time(timing: Timing, after: int) -> int:
-    """The first fire time after a time; `FAR` if there is none."""
-    return next(fire_times(timing, after), FAR)
+    """The first fire time after a time; `NEVER` if there is none."""
+    return next(fire_times(timing, after), NEVER)
 
 
 def latest_fire_times(timing: Timing, low: int, high: int, count: int) -> list[int]:
@@ -207,7 +207,7 @@ def zone_of(timing: Timing) -> tzinfo:
 
 def _at_intervals(interval: int, start: int, after: int) -> Iterator[int]:
     fire_time = max(start, start + ((after - start) // interval + 1) * interval)
-    while fire_time < FAR:
+    while fire_time < NEVER:
         yield fire_time
         fire_time += interval
 

@@ -21,7 +21,7 @@ Moment = datetime | Duration
 
 #: "Never", as a wake-up time or a deadline: the last microsecond of the year 9999. Times in the database are never
 #: NULL, because `LEAST(NULL, now)` differs between databases.
-FAR = 253_402_300_799_999_999
+NEVER = 253_402_300_799_999_999
 
 _UNITS = {
     "w": 604_800_000_000,
@@ -69,7 +69,7 @@ def instant(value: datetime | Duration, now: int) -> int:
     Raises `InvalidDuration`.
     """
     if not isinstance(value, datetime):
-        return min(now + microseconds(value), FAR)
+        return min(now + microseconds(value), NEVER)
     if value.utcoffset() is None:
         raise InvalidDuration(
             f"{brief(value)} has no time zone, so it is not a point in time; "
@@ -78,12 +78,34 @@ def instant(value: datetime | Duration, now: int) -> int:
     result = (value - _EPOCH) // _MICROSECOND
     if result < 0:
         raise InvalidDuration(f"{brief(value)} is before 1970; give a later point in time")
-    return min(result, FAR)
+    return min(result, NEVER)
 
 
 def moment_of(time: int) -> datetime:
     """Convert a stored time to a datetime."""
     return _EPOCH + timedelta(microseconds=time)
+
+
+#: Units in which lengths of time are written, and their sizes in seconds.
+_SHOWN_UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
+
+
+def length(microseconds: int) -> str:
+    """A length of time in two units at most: `2 h 14 m`, `1.25 s`, `320 ms`."""
+    if microseconds < 0:
+        return f"-{length(-microseconds)}"
+    if microseconds < 1_000:
+        return f"{microseconds} µs" if microseconds else "0 s"
+    if microseconds < 1_000_000:
+        return f"{microseconds / 1_000:.3g} ms" if microseconds < 999_500 else "1 s"
+    if microseconds < 59_950_000:
+        return f"{microseconds / 1e6:.3g} s"
+    seconds = round(microseconds / 1e6)
+    for index, (size, unit) in enumerate(_SHOWN_UNITS):
+        if seconds >= size:
+            more, smaller = (seconds % size) // _SHOWN_UNITS[index + 1][0], _SHOWN_UNITS[index + 1][1]
+            return f"{seconds // size} {unit} {more} {smaller}" if more else f"{seconds // size} {unit}"
+    return "0 s"
 
 
 def _parse(text: str) -> int:

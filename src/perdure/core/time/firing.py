@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perdure.core.time.cron import Timing, fire_times, latest_fire_times, next_fire_time
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.core.time.schedule import LONGEST_QUEUE, Overlap, Schedule
 
 #: Number of fire times that one transaction handles.
@@ -48,8 +48,8 @@ def plan_firing(schedule: Schedule, now: int, *, busy: bool) -> FiringPlan:
     """Plan the fire times that are due at a time; `busy`: the schedule's last run has not ended."""
     timing = schedule.timing
     late, skipped = _late(schedule, timing, now)
-    chosen = (late + _on_time(schedule, timing, now, BATCH + 1 - len(late)))[: BATCH + 1]
-    rest = chosen[BATCH:]
+    chosen = (late + _on_time(schedule, timing, now, BATCH + 1 - len(late)))[: BATCH + 1]  # equivalent: constant: rest
+    rest = chosen[BATCH:]  # only the first is used, so another one makes no difference
     chosen = chosen[:BATCH]
     overlaps = _OverlapPolicy(schedule, busy=busy)
     for time in overlaps.without_replaced(chosen):
@@ -57,9 +57,9 @@ def plan_firing(schedule: Schedule, now: int, *, busy: bool) -> FiringPlan:
     following = rest[0] if rest else _following(schedule, timing, now, chosen)
     after = replace(
         schedule,
-        next_slot=following,
+        next_fire_time=following,
         waiting=tuple(overlaps.waiting),
-        last_slot=overlaps.start[-1] if overlaps.start else schedule.last_slot,
+        last_fire_time=overlaps.start[-1] if overlaps.start else schedule.last_fire_time,
     )
     return FiringPlan(
         start=tuple(overlaps.start),
@@ -72,8 +72,8 @@ def plan_firing(schedule: Schedule, now: int, *, busy: bool) -> FiringPlan:
 def when_due(schedule: Schedule, now: int) -> int:
     """Time when a schedule has to be planned again."""
     if schedule.paused:
-        return FAR
-    due = schedule.due(schedule.next_slot)
+        return NEVER
+    due = schedule.due(schedule.next_fire_time)
     if not schedule.waiting:
         return due
     waited = (now - schedule.waiting[0]) // 10
@@ -87,7 +87,7 @@ def _missed_before(schedule: Schedule, now: int) -> int:
 
 def _late(schedule: Schedule, timing: Timing, now: int) -> tuple[list[int], list[SkippedTimes]]:
     """Missed fire times that are caught up on, and those that are not."""
-    first, end = schedule.next_slot, _missed_before(schedule, now)
+    first, end = schedule.next_fire_time, _missed_before(schedule, now)
     if first >= end:
         return [], []
     limit, within = schedule.misfire.limit, schedule.misfire.within
@@ -104,7 +104,7 @@ def _late(schedule: Schedule, timing: Timing, now: int) -> tuple[list[int], list
 
 def _on_time(schedule: Schedule, timing: Timing, now: int, count: int) -> list[int]:
     """Fire times that are due and not missed, in order."""
-    low = max(schedule.next_slot, _missed_before(schedule, now))
+    low = max(schedule.next_fire_time, _missed_before(schedule, now))
     # In order: each waits for the one before it, whatever its jitter.
     return list(
         takewhile(lambda time: schedule.due(time) <= now, _fire_times_between(timing, low, now + 1, max(0, count)))
@@ -118,11 +118,11 @@ def _fire_times_between(timing: Timing, low: int, end: int, count: int) -> Itera
 
 def _following(schedule: Schedule, timing: Timing, now: int, chosen: list[int]) -> int:
     """The first fire time that was not handled."""
-    if schedule.next_slot > now:
-        return schedule.next_slot
+    if schedule.next_fire_time > now:
+        return schedule.next_fire_time
     end = _missed_before(schedule, now)
     # Missed fire times are handled; of those that are due, the chosen ones.
-    done = max([end - 1, schedule.next_slot - 1, *chosen[-1:]])
+    done = max([end - 1, schedule.next_fire_time - 1, *chosen[-1:]])
     return next_fire_time(timing, done)
 
 

@@ -10,13 +10,14 @@ import hashlib
 from datetime import datetime
 from enum import StrEnum
 
-from msgspec import Struct
+from msgspec import MsgspecError, Struct
 
+from perdure.core.codec.decoders import decoder_for
 from perdure.core.ids import check_id
-from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE
+from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, Status
 from perdure.core.printed_text import brief
 from perdure.core.time.cron import Timing, from_stored
-from perdure.core.time.duration import FAR, Duration, microseconds, moment_of
+from perdure.core.time.duration import NEVER, Duration, microseconds, moment_of
 from perdure.errors import InvalidSchedule
 
 #: Prefix of the audit trail's run id for events of a schedule itself.
@@ -92,6 +93,8 @@ class Schedule(Struct, frozen=True, kw_only=True):
     start_within: int = 0
     max_attempts: int = 0
     options: str = "{}"
+    #: JSON of the attributes of its runs.
+    attributes: str = "{}"
     #: Largest random delay of a fire time, in microseconds; always the same for the same fire time.
     jitter: int = 0
     misfire: Misfire = Misfire()
@@ -99,13 +102,13 @@ class Schedule(Struct, frozen=True, kw_only=True):
     paused: bool = False
     #: Reason of the pause, for people.
     reason: str = ""
-    #: First fire time that has not been handled, and time when the schedule is planned next; `FAR` for never.
-    next_slot: int = FAR
-    due_at: int = FAR
+    #: First fire time that has not been handled, and time when the schedule is planned next; `NEVER` for never.
+    next_fire_time: int = NEVER
+    due_at: int = NEVER
     #: Fire times that wait for the last run to end.
     waiting: tuple[int, ...] = ()
     #: Last fire time that started a run, and the last run, started by the schedule or by hand.
-    last_slot: int = 0
+    last_fire_time: int = 0
     last_run: str = ""
     #: Error in planning the schedule; empty if there is none.
     error: str = ""
@@ -126,10 +129,10 @@ class Schedule(Struct, frozen=True, kw_only=True):
 
     def due(self, fire_time: int) -> int:
         """Time when a fire time is due, with its jitter."""
-        if fire_time >= FAR or self.jitter == 0:
+        if fire_time >= NEVER or self.jitter == 0:
             return fire_time
         drawn = hashlib.sha256(f"{self.id}\0{fire_time}".encode()).digest()[:8]
-        return min(FAR, fire_time + int.from_bytes(drawn, "big") % (self.jitter + 1))
+        return min(NEVER, fire_time + int.from_bytes(drawn, "big") % (self.jitter + 1))
 
 
 class SaveOutcome(StrEnum):
@@ -145,8 +148,55 @@ class FiringResult(Struct, frozen=True, kw_only=True):
 
     #: Ids of the runs that were started.
     runs: tuple[str, ...]
-    #: Time when the next schedule is due; `FAR` if there is none.
+    #: Time when the next schedule is due; `NEVER` if there is none.
     next_due: int
+
+
+class Fire(Struct, frozen=True, kw_only=True):
+    """A fire time of a schedule in the past: its run, or why it was skipped."""
+
+    #: The fire time, in microseconds since the epoch; of a range that was skipped, its last.
+    at: int
+    #: First fire time of a range that was skipped; 0: one fire time.
+    since: int = 0
+    #: Its run; empty if it was skipped.
+    run_id: str = ""
+    status: Status | None = None
+    #: Time of the run's outcome; 0 before that.
+    finished_at: int = 0
+    #: Reason why it was skipped, such as `overlap` or `missed`.
+    skipped: str = ""
+
+
+class BackfillPreview(Struct, frozen=True, kw_only=True):
+    """Fire times that a backfill would start runs for."""
+
+    #: Number of fire times in the range, and of those that have no run yet.
+    fire_times: int
+    missing: int
+    #: The first ten of the latter.
+    first: tuple[datetime, ...]
+
+
+class _SkippedData(Struct, frozen=True, rename={"first": "from", "last": "to"}):
+    """Data of an event of the kind `schedule_passed`."""
+
+    first: int
+    last: int
+    reason: str = ""
+
+
+_skipped_decoder = decoder_for(_SkippedData)
+
+
+def skipped_fire(data: str) -> list[Fire]:
+    """Decode the data of an event of the kind `schedule_passed`; nothing if it cannot be read."""
+    try:
+        found = _skipped_decoder.decode(data)
+    except MsgspecError:
+        return []
+    since = found.first if found.first < found.last else 0
+    return [Fire(at=found.last, since=since, skipped=found.reason)]
 
 
 def trail_of(schedule_id: str) -> str:

@@ -16,14 +16,13 @@ from msgspec.structs import replace
 
 from perdure.core.model.claim import SUSPECT_AFTER, ClaimedRun, ClaimRequest, ClaimResult
 from perdure.core.model.run import Run, Status
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.store.mysql.transaction import MysqlTransaction, Sql, sql_list
-from perdure.store.server.claim_preview import ClaimPreview
 from perdure.store.sql.audit import note_claims
 from perdure.store.sql.dialect import Row
 from perdure.store.sql.limits.gates import limited
 from perdure.store.sql.rows import RUN, to_run
-from perdure.store.sql.runs.claim import Suspect, block_as_poison, group, is_poison, is_suspect
+from perdure.store.sql.runs.claim import ClaimPreview, Suspect, block_as_poison, group, is_poison, is_suspect
 
 #: Holds for runs that the worker may take.
 MINE = "ready_queue IN (:queues) AND type IN (:types)"
@@ -76,10 +75,10 @@ async def preview_claim(tx: MysqlTransaction, request: ClaimRequest, now: Sql | 
         alive=alive,
         welcome=request.worker in alive,
         held=bool(held),
-        next_wake=FAR if next_wake is None else next_wake,
+        next_wake=NEVER if next_wake is None else next_wake,
         ready=ready,
         early=bool(early),
-        next_fire=FAR if next_fire is None else next_fire,
+        next_fire=NEVER if next_fire is None else next_fire,
         paused=frozenset(msgspec.json.decode(paused or "[]", type=list[tuple[str, str]])),
     )
 
@@ -175,7 +174,8 @@ INSERT INTO perdure_runs (id, token, claims, progress, started_at, seed, marked,
 VALUES :rows
 ON DUPLICATE KEY UPDATE status = 'running', reason = NULL, worker = :worker, home = :worker, nonce = :nonce,
   token = VALUES(token), claims = VALUES(claims), progress = VALUES(progress), started_at = VALUES(started_at),
-  seed = VALUES(seed), marked = VALUES(marked), deadline = VALUES(deadline), close_by = 0
+  seed = VALUES(seed), marked = VALUES(marked), deadline = VALUES(deadline), close_by = 0,
+  build = IF(build = '', :build, build)
 """
 
 _LATER = f"""
@@ -234,13 +234,13 @@ class _Claim:
         await self._apply_timers()
         request = self._request
         first = request.limit - request.by_age
-        ready, old = await self._candidates(FAR)
+        ready, old = await self._candidates(NEVER)
         doubtful = [row for row in sorted({*ready, *old}) if row[3] >= SUSPECT_AFTER]
         if doubtful:
             # Suspects filled part of the page, so candidates are read again without them.
             ready, old = await self._candidates(SUSPECT_AFTER)
             if request.alone:
-                [found] = await self._tx.send(self._for_all_pairs(SUSPECTS, 2 * request.limit, FAR))
+                [found] = await self._tx.send(self._for_all_pairs(SUSPECTS, 2 * request.limit, NEVER))
                 doubtful = sorted({*doubtful, *found.rows})
         suspects = await self._sort_out_suspects(ready, doubtful)
         if old and len(ready) >= first:
@@ -382,13 +382,13 @@ class _Claim:
             rows.append((run.id, run.token, run.claims, last, run.started_at, run.seed, marked, run.deadline))
             taken.append(ClaimedRun(run, last))
         note_claims(self._tx, (claimed.run for claimed in taken), now)
-        self._tx.insert(_TAKE, rows, worker=request.worker, nonce=request.nonce)
+        self._tx.insert(_TAKE, rows, worker=request.worker, nonce=request.nonce, build=request.build)
         return taken
 
     async def _next_wake(self) -> int:
         [answer] = await self._tx.send(self._tx.fill(_LATER, **self._values))
         [(waiting, left, more)] = answer.rows
-        times = [FAR if waiting is None else waiting]
+        times = [NEVER if waiting is None else waiting]
         if left is not None:
             times.append(left + self._request.affinity)
         if more:

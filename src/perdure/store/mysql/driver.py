@@ -16,7 +16,7 @@ import asyncmy.errors
 from msgspec import Struct
 
 from perdure.errors import UsageError
-from perdure.store.server.timeouts import DEFAULT_TIMEOUTS, Timeouts
+from perdure.store.server.pool import DEFAULT_TIMEOUTS, Timeouts
 from perdure.store.sql.dialect import Row
 from perdure.store.url import MysqlUrl, connecting, secrets_in
 
@@ -102,8 +102,8 @@ class MysqlConnection:
         #: True: its server is one of several of a cluster that accept writes.
         self.clustered = False
         self.trace: Callable[[str], object] | None = None
-        #: Role of a session that is lent to functions of the user, as it logged in.
-        self.role: object = None
+        #: Role and database of a session that is lent to functions of the user, as it logged in.
+        self.lent_as: Row = (None, None)
         self._text_settings = self._text_settings_now()
 
     @property

@@ -14,7 +14,7 @@ from perdure.store.contract import Change
 from perdure.store.mysql.transaction import MysqlTransaction, sql_list
 from perdure.store.sql.audit import created_event
 from perdure.store.sql.reads import check_whole
-from perdure.store.sql.rows import MESSAGE, RECORD, RUN, to_message, to_record, to_run
+from perdure.store.sql.rows import MESSAGE, RECORD, SHOWN_RUN, to_message, to_record, to_run
 from perdure.store.sql.runs.create import as_run, params_of
 
 NEW_RUNS = """
@@ -48,7 +48,7 @@ def rows_of(runs: Sequence[NewRun], now: int) -> list[tuple[object, ...]]:
 #: Affects the next transaction only, whose first query takes the snapshot for all.
 SNAPSHOT = ("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ", "START TRANSACTION READ ONLY")
 
-_RUNS = f"SELECT {RUN} FROM perdure_runs WHERE id IN (:ids)"
+_RUNS = f"SELECT {SHOWN_RUN} FROM perdure_runs WHERE id IN (:ids)"
 
 _HISTORIES = f"""
 SELECT run_id, {RECORD}

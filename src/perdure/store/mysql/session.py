@@ -8,7 +8,7 @@ from perdure.errors import StoreError
 from perdure.store.mysql.driver import MysqlConnection
 from perdure.store.mysql.transaction import Sql
 from perdure.store.server.identity import ServerIdentity
-from perdure.store.server.timeouts import Timeouts
+from perdure.store.server.pool import Timeouts
 from perdure.store.sql.dialect import Row
 
 #: Minimum packet size in bytes: a payload of the usual limit, escaped, with other statements.
@@ -23,8 +23,10 @@ _COLLATION = {"MariaDB": "utf8mb4_nopad_bin", "MySQL": "utf8mb4_0900_bin"}
 #: Values are stored exactly: nothing is truncated, padded or converted.
 _SETTINGS = (
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-    "SET NAMES utf8mb4 COLLATE {collation}, autocommit = 1, time_zone = '+00:00', group_concat_max_len = 16777216",
-    "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'",
+    (
+        "SET NAMES utf8mb4 COLLATE {collation}, autocommit = 1, time_zone = '+00:00', group_concat_max_len = 16777216, "
+        "sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'"
+    ),
 )
 #: Minimum seconds that the server keeps an idle session, because opening one takes time.
 _SHORTEST_IDLE = 5
@@ -32,8 +34,8 @@ _SHORTEST_IDLE = 5
 #: Sets the limits to the defaults of the server.
 _DEFAULT_LIMITS = "SET SESSION innodb_lock_wait_timeout = DEFAULT, net_write_timeout = DEFAULT, {} = DEFAULT"
 
-#: A reset does not change it back.
-_ROLE = "SELECT CURRENT_ROLE()"
+#: A reset changes neither back.
+_ROLE_AND_DATABASE = "SELECT CURRENT_ROLE(), DATABASE()"
 
 _SERVER_LIMITS = "SELECT @@max_allowed_packet, @@sql_mode"
 
@@ -118,19 +120,25 @@ async def set_up_session(connection: MysqlConnection, where: str) -> ServerIdent
 
 
 async def prepare_lending(connection: MysqlConnection) -> None:
-    """Remove the time limits of a session, for statements of the user, and note its role."""
+    """Remove the time limits of a session, for statements of the user, and note its role and database."""
     limit = "max_statement_time" if _kind_of(connection) == "MariaDB" else "max_execution_time"
-    results = await connection.send([_DEFAULT_LIMITS.format(limit), _ROLE])
-    connection.role = results[-1].rows
+    results = await connection.send([_DEFAULT_LIMITS.format(limit), _ROLE_AND_DATABASE])
+    [connection.lent_as] = results[-1].rows
 
 
 async def clean_session(connection: MysqlConnection, database: str) -> bool:
-    """Remove what a function of the user has left on a session; tell whether nothing is left."""
-    name = database.replace("`", "``")
+    """Remove what a function of the user has left on a session; tell whether nothing is left.
+
+    Every transaction step pays for these statements, so they are few.
+    """
     # The reset has removed the time limits too.
     await connection.reset()
-    results = await connection.send([f"USE `{name}`", *_settings(_kind_of(connection)), _ROLE])
-    return results[-1].rows == connection.role
+    results = await connection.send([*_settings(_kind_of(connection)), _ROLE_AND_DATABASE])
+    [(role, chosen)] = results[-1].rows
+    if chosen != connection.lent_as[1]:
+        name = database.replace("`", "``")
+        await connection.send([f"USE `{name}`"])
+    return bool(role == connection.lent_as[0])
 
 
 def _settings(kind: str) -> list[str]:

@@ -18,13 +18,12 @@ from perdure.core.model.run import CreatedRun, NewRun
 from perdure.core.model.turn import Turn, TurnOutcome
 from perdure.core.model.worker_info import SweepResult, WorkerInfo
 from perdure.core.system import System
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.store import migrations
 from perdure.store.mysql import errors
 from perdure.store.mysql.claim import MysqlPreview, claim, preview_claim
-from perdure.store.mysql.commit import commit, deliver
-from perdure.store.mysql.commit_simple import commit_simply, is_simple
+from perdure.store.mysql.commit import commit, commit_simply, deliver, is_simple
 from perdure.store.mysql.driver import AlreadyThere, MysqlConnection, MysqlConnector
 from perdure.store.mysql.errors import ERRORS, is_made
 from perdure.store.mysql.runs import create_new_runs, load_runs
@@ -55,7 +54,7 @@ SELECT :now,
   OR EXISTS (SELECT 1 FROM perdure_workers WHERE status <> 'alive' AND heartbeat_at < :now - :remembered)
   OR EXISTS (
     SELECT 1 FROM perdure_runs
-    WHERE finished_at = 0 AND status IN ('pending', 'waiting') AND deadline < {FAR} AND deadline <= :now
+    WHERE finished_at = 0 AND status IN ('pending', 'waiting') AND deadline < {NEVER} AND deadline <= :now
   )
   OR EXISTS (SELECT 1 FROM perdure_singletons) OR EXISTS (SELECT 1 FROM perdure_successors)
   OR EXISTS (
@@ -75,10 +74,15 @@ SELECT :now,
 _PARENTS = "SELECT parent_id FROM perdure_runs WHERE id IN (:ids) AND parent_id IS NOT NULL"
 _LOCK_IN_ORDER = "SELECT 1 FROM perdure_runs FORCE INDEX (PRIMARY) WHERE id IN (:ids) ORDER BY id FOR UPDATE"
 
-#: LAST_INSERT_ID makes the server return the time that it wrote.
+#: LAST_INSERT_ID makes the server return twice the time that it wrote, and 1 more if the worker is ordered to drain.
+#: The time of a statement is that of its beginning: one that was overtaken must not set the row back.
 _BEAT = """
 UPDATE perdure_workers
-SET heartbeat_at = LAST_INSERT_ID(:now), running = :running
+SET
+  heartbeat_at = LAST_INSERT_ID(
+    2 * IF(heartbeat_at BETWEEN :now AND :now + lease, heartbeat_at, :now) + (drain <> '')
+  ) DIV 2,
+  running = :running
 WHERE id = :id AND status = 'alive' AND heartbeat_at >= :last AND :who <=> :server
 """
 
@@ -160,11 +164,13 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
                 await self._roll_back(tx.connection, error)
                 return None
 
-        alone = any(is_single(new) for new in runs)
+        alone = any(new.attributes or is_single(new) for new in runs)
         made = None if alone else await self._at_once("create", actor, quickly)
         return await super().create(runs, actor, all_or_none=all_or_none) if made is None else made
 
-    async def _beat(self, tx: MysqlTransaction, worker_id: str, last: int, running: str | None) -> int | None:
+    async def _beat(
+        self, tx: MysqlTransaction, worker_id: str, last: int, running: str | None
+    ) -> tuple[int, bool] | None:
         """Write a heartbeat with the server's time, unless a proxy leads to another server than before."""
         clustered = tx.connection.clustered
         server = None if clustered else self._tracker.server
@@ -174,7 +180,8 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
         [answer] = await tx.send(beat)
         if answer.count:
             # A server of a cluster may lag behind what another one has acknowledged.
-            return 0 if clustered else answer.last_insert_id
+            beat_at, draining = divmod(answer.last_insert_id, 2)
+            return 0 if clustered else beat_at, bool(draining)
         if not clustered:
             known = self._tracker.snapshot()
             [answer] = await tx.send(identity_query(tx.connection))

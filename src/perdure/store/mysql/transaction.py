@@ -48,6 +48,10 @@ def literal(value: object) -> str:
         return _escaped(value)
     if isinstance(value, int):
         return str(int(value))
+    if isinstance(value, float):
+        # With an exponent, so that it is a double and not a decimal.
+        text = repr(float(value))
+        return text if "e" in text else f"{text}e0"
     raise TypeError(f"{value!r} of type {type(value).__name__} cannot be stored in a column")
 
 

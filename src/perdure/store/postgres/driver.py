@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs] # it has none
 
-from perdure.store.server.timeouts import Timeouts
+from perdure.store.server.pool import Timeouts
 from perdure.store.url import connecting, secrets_of, shown
 
 #: Errors of the server, errors of the driver itself, and the error for a key that is taken.

@@ -19,8 +19,8 @@ from perdure.core.system import System
 from perdure.store.contract import Change, Listener
 from perdure.store.postgres import errors
 from perdure.store.postgres.driver import PostgresConnection, close_gracefully, connect
-from perdure.store.postgres.sessions import session_name
-from perdure.store.server.timeouts import Timeouts
+from perdure.store.postgres.session import session_name
+from perdure.store.server.pool import Timeouts
 from perdure.store.url import PostgresUrl
 
 _log = logging.getLogger("perdure.store")

@@ -14,11 +14,10 @@ from perdure.core.model.claim import LoadedRun
 from perdure.core.model.record import Message, Record
 from perdure.core.model.run import CreatedRun, NewRun, Run
 from perdure.store.contract import Change
-from perdure.store.postgres.columns import Unjoinable, join_numbers, join_texts, unnest_texts
-from perdure.store.postgres.transaction import PostgresTransaction
+from perdure.store.postgres.transaction import PostgresTransaction, Unjoinable, join_numbers, join_texts, unnest_texts
 from perdure.store.sql.audit import created_event
 from perdure.store.sql.reads import check_whole, inbox
-from perdure.store.sql.rows import MESSAGE, RECORD, RUN, to_message, to_record, to_run
+from perdure.store.sql.rows import MESSAGE, RECORD, SHOWN_RUN, to_message, to_record, to_run
 from perdure.store.sql.runs.create import as_run, params_of
 
 _NULLABLE = frozenset({"idempotency_key", "parent_id", "parent_location"})
@@ -127,7 +126,7 @@ def arrays_of(runs: Sequence[NewRun], now: int) -> list[list[object]]:
     return [[row[column] for row in rows] for column in _COLUMNS]
 
 
-_RUNS = f"SELECT {RUN} FROM perdure_runs WHERE id = ANY($1::text[])"
+_RUNS = f"SELECT {SHOWN_RUN} FROM perdure_runs WHERE id = ANY($1::text[])"
 
 _HISTORIES = f"""
 SELECT run_id, {RECORD}

@@ -16,8 +16,9 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, TypeVar
 
 from perdure.core.model.claim import ClaimRequest, ClaimResult, LoadedRun
+from perdure.core.model.documents import Document
 from perdure.core.model.record import NewMessage, SendOutcome
-from perdure.core.model.run import CreatedRun, NewRun, Run, RunFilter, RunPage
+from perdure.core.model.run import CreatedRun, NewRun, Run
 from perdure.core.model.turn import Turn, TurnOutcome
 from perdure.core.model.worker_info import SweepResult, WorkerInfo
 from perdure.core.routing import TypeInfo
@@ -26,10 +27,8 @@ from perdure.errors import StoreError, UsageError
 from perdure.store import migrations
 from perdure.store.contract import Change
 from perdure.store.postgres import errors
-from perdure.store.postgres.claim import PostgresPreview, claim
-from perdure.store.postgres.claim_ready import claim_ready
-from perdure.store.postgres.commit import commit, deliver
-from perdure.store.postgres.commit_simple import append_records, commit_simply, is_simple, only_append
+from perdure.store.postgres.claim import PostgresPreview, claim, claim_ready
+from perdure.store.postgres.commit import append_records, commit, commit_simply, deliver, is_simple, only_append
 from perdure.store.postgres.driver import (
     AlreadyThere,
     PostgresConnection,
@@ -38,24 +37,25 @@ from perdure.store.postgres.driver import (
     is_left_clean,
     start_lending,
 )
-from perdure.store.postgres.identity import (
+from perdure.store.postgres.notify import Notifier
+from perdure.store.postgres.runs import create_new_runs, get_runs, load_runs
+from perdure.store.postgres.session import (
     NOTHING_KNOWN,
     TIMELINE,
     ServerSession,
+    end_abandoned,
     fence,
     on_timeline,
     read_identity,
+    session_name,
     timeline_of,
 )
-from perdure.store.postgres.notify import Notifier
-from perdure.store.postgres.runs import create_new_runs, get_runs, load_runs
-from perdure.store.postgres.sessions import end_abandoned, session_name
 from perdure.store.postgres.sweep import SweepPreview, merge_swept, preview_sweep, reclaim_runs
 from perdure.store.postgres.transaction import PostgresTransaction, StatementCache, begin
 from perdure.store.server.identity import IdentitySnapshot, ServerReplaced
 from perdure.store.server.pool import LoopPools, lend
 from perdure.store.server.store import ServerStore
-from perdure.store.sql import reads, workers
+from perdure.store.sql import workers
 from perdure.store.sql.dialect import POSTGRES, Row, Transaction
 from perdure.store.sql.runs.create import is_single
 from perdure.store.sql.turn import NO_FENCE, Fence
@@ -90,7 +90,7 @@ _BEAT = f"""
 UPDATE perdure_workers
 SET heartbeat_at = COALESCE($2::bigint, {POSTGRES.time}), running = $4::text
 WHERE id = $1 AND status = 'alive' AND heartbeat_at >= $3::bigint
-RETURNING heartbeat_at, {{told}}
+RETURNING heartbeat_at, drain <> '', {{told}}
 """
 _BEATS = {True: _BEAT.format(told=TIMELINE), False: _BEAT.format(told="''")}
 
@@ -156,11 +156,13 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
             except AlreadyThere:
                 return None
 
-        alone = any(is_single(new) for new in runs)
+        alone = any(new.attributes or is_single(new) for new in runs)
         made = None if alone else await self._at_once("create", actor, quickly)
         return await super().create(runs, actor, all_or_none=all_or_none) if made is None else made
 
-    async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
+    async def register(
+        self, worker: WorkerInfo, serves: Sequence[TypeInfo] = (), sources: Sequence[Document] = ()
+    ) -> None:
         """Register a worker; warn once if the server need not prove its identity."""
         if self._url.is_unverified and not self._warned:
             self._warned = True
@@ -170,20 +172,22 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
                 "was issued by an authority of your own",
                 self.where,
             )
-        await super().register(worker, serves)
+        await super().register(worker, serves, sources)
 
-    async def _beat(self, tx: PostgresTransaction, worker_id: str, last: int, running: str | None) -> int | None:
+    async def _beat(
+        self, tx: PostgresTransaction, worker_id: str, last: int, running: str | None
+    ) -> tuple[int, bool] | None:
         """Write a heartbeat with the time of the server's clock."""
         asked, fenced = self._clock.start_measurement(), self._fenced
         rows = await tx.run(_BEATS[bool(fenced)], worker_id, self._clock.told, last, running)
         if not rows:
             return None
-        [(beat, timeline)] = rows
+        [(beat, draining, timeline)] = rows
         self._clock.finish_measurement(asked, beat)
         if timeline != fenced:
             self._moved(timeline)
             return None
-        return int(beat)
+        return int(beat), bool(draining)
 
     def _moved(self, timeline: str) -> None:
         """Record that a pooler leads to another server than before."""
@@ -240,10 +244,6 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
     async def get_many(self, run_ids: Sequence[str]) -> builtins.list[Run]:
         """Return those of the runs that exist, with one statement for any number of ids."""
         return await self._read("get_many", lambda tx: get_runs(tx, run_ids))
-
-    async def list(self, filter: RunFilter, limit: int, cursor: str | None) -> RunPage:
-        """List runs, newest first; each of several statuses is read from its own index range."""
-        return await self._read("list", lambda tx: reads.list_runs(tx, filter, limit, cursor, apart=True))
 
     async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
         """Commit turns; in one statement if they touch no other run."""

@@ -17,9 +17,9 @@ from msgspec import Struct
 from perdure.core.audit import Audit
 from perdure.core.model.outputs import LOST, OutputKind
 from perdure.core.model.worker_info import SweepResult
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.store.contract import Change
-from perdure.store.postgres.sessions import LATELY
+from perdure.store.postgres.session import LATELY
 from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.store.server.clock import ServerClock
 from perdure.store.sql.dialect import POSTGRES
@@ -56,7 +56,7 @@ SELECT clock.now,
   EXISTS (SELECT 1 FROM perdure_workers WHERE status <> 'alive' AND heartbeat_at < clock.now - $2::bigint)
   OR EXISTS (
     SELECT 1 FROM perdure_runs
-    WHERE status IN ('pending', 'waiting') AND deadline < {FAR} AND deadline <= clock.now
+    WHERE status IN ('pending', 'waiting') AND deadline < {NEVER} AND deadline <= clock.now
   )
   OR EXISTS (SELECT 1 FROM perdure_singletons) OR EXISTS (SELECT 1 FROM perdure_successors),
   EXISTS (SELECT 1 FROM perdure_workers WHERE status = 'dead' AND heartbeat_at > clock.now - {LATELY})

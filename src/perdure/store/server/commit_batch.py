@@ -17,6 +17,7 @@ from perdure.store.contract import Change
 from perdure.store.server.batch_effects import BatchEffects, RunDraft
 from perdure.store.sql.audit import created_event, note_heartbeats
 from perdure.store.sql.dialect import Row, Transaction
+from perdure.store.sql.runs.attributes import set_first_attributes
 from perdure.store.sql.runs.children import adopt, within_limits
 from perdure.store.sql.runs.inbox import stop_children
 from perdure.store.sql.singletons import line_up
@@ -200,6 +201,7 @@ class CommitBatch(ABC, Generic[X]):
             return
         made = await self._made([child for _, child in wanted.values()])
         await line_up(self._tx, [child for _, child in wanted.values() if child.held_back and child.id in made])
+        await set_first_attributes(self._tx, [child for _, child in wanted.values() if child.id in made])
         for parent, child in (*wanted.values(), *again):
             if child.id in made and wanted[child.id][1] is child:
                 effects.add(child)

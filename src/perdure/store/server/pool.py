@@ -5,6 +5,10 @@ its own loop never waits for connections of others. When a loop ends, its connec
 connection as it took it, so that there is nothing to reset between two uses; connections that functions of the user had
 are cleaned. Connections to a replaced server are not used again. While the server cannot be reached, one task at a time
 tries to reconnect, at growing random intervals.
+
+Timeouts of connections are shorter than a lease, so that its holder notices a lost server in time. The server gets
+them, too, so that it neither continues a statement whose client has given up, nor keeps the locks of a client that
+died.
 """
 
 from __future__ import annotations
@@ -15,9 +19,38 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Generic, Protocol, TypeVar
 
+from msgspec import Struct
+
 from perdure.core.process_fork import detach_descriptor, suppress_pending_warning
 from perdure.core.system import System
 from perdure.errors import EngineClosed
+
+#: The part of a lease that a statement may take, and the shortest time that is worth trying, in seconds.
+_SHARE = 0.8
+_SHORTEST = 1.0
+
+
+class Timeouts(Struct, frozen=True):
+    """Timeouts in seconds."""
+
+    statement: float = 12.0
+    connect: float = 5.0
+    lock: float = 2.0
+
+    def within(self, lease: float) -> Timeouts:
+        """Timeouts for the holder of a lease of that many seconds."""
+        statement = min(self.statement, max(_SHORTEST, _SHARE * lease))
+        return Timeouts(statement, min(self.connect, statement / 2), min(self.lock, statement / 4))
+
+    @property
+    def server_statement(self) -> float:
+        """Statement timeout of the server: slightly below our own, so that the server reports it before we give up."""
+        return 0.85 * self.statement
+
+
+#: Timeouts without a lease, or with one of the default length.
+DEFAULT_TIMEOUTS = Timeouts()
+
 
 #: Seconds before the second attempt to reach a server that could not be reached, and between two attempts at the most.
 _FIRST_PAUSE = 0.05

@@ -7,6 +7,7 @@ as long as a statement may take. Every verb may be repeated. After that the call
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import os
 from abc import abstractmethod
@@ -15,23 +16,25 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, Protocol, TypeVar
 
 from perdure.core.audit import Audit
+from perdure.core.model.documents import Document
 from perdure.core.model.outputs import BroadcastResult
 from perdure.core.model.record import NewMessage, RecordKind, SendOutcome
 from perdure.core.model.run_orders import OrderOutcome
 from perdure.core.model.turn import Turn, TurnOutcome
-from perdure.core.model.worker_info import WorkerInfo
+from perdure.core.model.worker_info import HeartbeatResult, WorkerInfo
 from perdure.core.process_fork import never_finalize, watch_forks
 from perdure.core.routing import TypeInfo
 from perdure.core.system import System
 from perdure.core.time.schedule import FiringResult
+from perdure.errors import StoreUnavailable
 from perdure.store.contract import Change
 from perdure.store.server.clock import ServerClock
 from perdure.store.server.commit_batch import RecordsExist
 from perdure.store.server.identity import ServerReplaced, ServerTracker
-from perdure.store.server.pool import LoopPools, Pool, PooledConnection
-from perdure.store.server.timeouts import DEFAULT_TIMEOUTS
+from perdure.store.server.pool import DEFAULT_TIMEOUTS, LoopPools, Pool, PooledConnection
 from perdure.store.sql import schedules, workers
-from perdure.store.sql.dialect import Dialect, Transaction, TransactionNotices
+from perdure.store.sql.dialect import Dialect, Transaction, TransactionNotices, counted
+from perdure.store.sql.documents import save_sources
 from perdure.store.sql.rows import known
 from perdure.store.sql.runs.inbox import broadcast, cancel, send
 from perdure.store.sql.runs.terminate import terminate
@@ -96,7 +99,7 @@ class ServerStore(SqlStore, Generic[C, X]):
             self._process = 0
             await self._pools.close()
 
-    async def changed(self) -> bool:
+    async def poll_changes(self) -> bool:
         """True: it cannot be known without asking, and asking is as dear as claiming."""
         self._check_open()
         return True
@@ -159,7 +162,9 @@ class ServerStore(SqlStore, Generic[C, X]):
         self._trace = callback
         self._pools.here().flush()
 
-    async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
+    async def register(
+        self, worker: WorkerInfo, serves: Sequence[TypeInfo] = (), sources: Sequence[Document] = ()
+    ) -> None:
         """Register a worker; from now on wait for the server no longer than its lease allows."""
         patience = self._timeouts.within(worker.lease / 1e6)
         if patience != self._timeouts:
@@ -168,6 +173,7 @@ class ServerStore(SqlStore, Generic[C, X]):
 
         async def body(tx: X) -> None:
             await workers.enlist(tx, serves)
+            await save_sources(tx, sources)
             await self._register(tx, worker)
             self._tracker.register(worker.id, tx.epoch)
 
@@ -177,27 +183,33 @@ class ServerStore(SqlStore, Generic[C, X]):
         """Apply the patience to the connections of this loop: new ones take the place of those that are idle."""
         self._pools.here().flush()
 
-    async def heartbeat(self, worker_id: str, running: str | None = None) -> bool:
-        """Renew the worker's row; also False if it registered on a server that another one has replaced."""
+    async def heartbeat(self, worker_id: str, running: str | None = None) -> HeartbeatResult:
+        """Renew the worker's row; also LOST if it registered on a server that another one has replaced."""
         life = self._tracker.registration(worker_id)
         try:
             beat = await self._at_once(
                 "heartbeat", worker_id, lambda tx: self._beat(tx, worker_id, 0 if life is None else life.beat, running)
             )
         except ServerReplaced:
-            return False
-        if life is None:
-            return beat is not None
+            return HeartbeatResult.LOST
         if beat is None:
-            if await self._read("heartbeat", lambda tx: workers.went_back(tx, worker_id, life.beat)):
+            if life is not None and await self._went_back(worker_id, life.beat):
                 self._tracker.record_loss()
-            return False
-        life.beat = beat
-        return True
+            return HeartbeatResult.LOST
+        at, draining = beat
+        if life is not None:
+            life.beat = at
+        return HeartbeatResult.DRAIN if draining else HeartbeatResult.RENEWED
+
+    async def _went_back(self, worker_id: str, beat: int) -> bool:
+        return await self._read("heartbeat", lambda tx: workers.went_back(tx, worker_id, beat))
 
     @abstractmethod
-    async def _beat(self, tx: X, worker_id: str, last: int, running: str | None) -> int | None:
-        """Renew the row if it is not older than `last`; the time that it has then, None if it was not renewed."""
+    async def _beat(self, tx: X, worker_id: str, last: int, running: str | None) -> tuple[int, bool] | None:
+        """Renew the row if it is not older than `last`; None if it was not renewed.
+
+        Returns the time that the row has then, and whether the worker is ordered to drain.
+        """
 
     async def transact(self, step: TransactionStep) -> TurnOutcome:
         """Run a function of the user's and write the record of its result in one transaction."""
@@ -210,10 +222,10 @@ class ServerStore(SqlStore, Generic[C, X]):
         except ServerReplaced:
             return TurnOutcome.LOST
 
-    async def recorded(self, turn: Turn, actor: str) -> TurnOutcome:
+    async def turn_outcome(self, turn: Turn, actor: str) -> TurnOutcome:
         """Outcome of a turn with one record: APPLIED, LOST, or BUSY."""
         try:
-            return await super().recorded(turn, actor)
+            return await super().turn_outcome(turn, actor)
         except ServerReplaced:
             return TurnOutcome.LOST
 
@@ -290,17 +302,25 @@ class ServerStore(SqlStore, Generic[C, X]):
     async def _connect(self) -> None:
         self._process = os.getpid()
         watch_forks(self._after_fork_in_child)
+        limit = asyncio.timeout(self.first_answer_seconds)
         try:
-            await self.now()
-        except BaseException:
+            async with limit:
+                await self.now()
+        except BaseException as error:
             await self.close()
+            if limit.expired() and isinstance(error, TimeoutError):
+                raise StoreUnavailable(
+                    f"{self.where} did not answer within {self.first_answer_seconds:.0f} s; check that it runs, and "
+                    "that the host and the port in the URL are right"
+                ) from error
             raise
 
     async def _write(self, verb: str, actor: str, body: Callable[[X], Coroutine[Any, Any, T]]) -> T:
         return await self._transact(verb, actor, body)
 
     async def _read(self, verb: str, body: Callable[[X], Coroutine[Any, Any, T]]) -> T:
-        return await self._with(verb, lambda connection: body(self._transaction(connection, "", locking=False)))
+        read = counted(body)
+        return await self._with(verb, lambda connection: read(self._transaction(connection, "", locking=False)))
 
     async def _transact(
         self, verb: str, actor: str, body: Callable[[X], Coroutine[Any, Any, T]], *, entered: bool = False

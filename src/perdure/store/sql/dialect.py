@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import Any, Protocol, TypeVar, cast
 
 from msgspec import Struct
 
@@ -26,13 +29,14 @@ DEFAULT_PREFIX = "perdure_"
 
 _NAME = re.compile(r"\bperdure_(\w+)")
 _USE = re.compile(r"\{use (\w+)\}")
+_SIZE = re.compile(r"\{size (\w+)\}")
 _OF_STATE = re.compile(r"\{(\w+) of (pending|waiting)\}")
 _IN_STATE = re.compile(r"\{(pending|waiting) (\w+\.)?(\w+)\}")
 _TABLES = frozenset({
-    "runs", "history", "messages", "events", "outputs", "topics", "pauses", "schedules", "workers", "health",
-    "registry", "migrations",
+    "runs", "attributes", "history", "messages", "events", "outputs", "topics", "pauses", "schedules", "workers",
+    "health", "registry", "migrations",
     "gates", "lines", "permits", "shares",
-    "locks", "singletons", "successors", "watermarks",
+    "locks", "singletons", "successors", "watermarks", "tokens", "documents",
     "runs_view", "events_view", "types_view", "workers_view",
 })  # fmt: skip
 
@@ -57,6 +61,12 @@ class Dialect(Struct, frozen=True, kw_only=True):
     only_in: dict[str, str] = {}
     #: A query that yields a row if the table `:name` exists.
     table_exists: str
+    #: Statuses of which an index gives the runs in the order of their creation.
+    listed: frozenset[str]
+    #: True if an index gives the deleted runs in that order, too.
+    lists_deleted: bool = False
+    #: Length of a text, in characters or bytes.
+    size_of: str = "LENGTH({})"
     #: An expression for the database's time in microseconds; empty where that is the time of this machine.
     time: str = ""
 
@@ -69,6 +79,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
         if "{" in text:
             text = text.replace("{skip_locked}", self.skip_locked).replace("{keep_gate}", self.keep_gate)
             text = _USE.sub(lambda index: self.use_index.format(index[1]), text)
+            text = _SIZE.sub(lambda column: self.size_of.format(column[1]), text)
             text = _OF_STATE.sub(lambda found: self._column(found[2], found[1]), text)
             text = _IN_STATE.sub(lambda found: self._in_state(found[1], found[2] or "", found[3]), text)
         if tables == DEFAULT_PREFIX:
@@ -93,6 +104,8 @@ SQLITE = Dialect(
     keep_gate="ON CONFLICT DO NOTHING",
     use_index="",
     table_exists="SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = :name",
+    listed=frozenset({"pending", "running", "waiting", "failed", "cancelled", "blocked"}),
+    lists_deleted=True,
 )
 
 POSTGRES = Dialect(
@@ -104,6 +117,9 @@ POSTGRES = Dialect(
     keep_gate="ON CONFLICT DO NOTHING",
     use_index="",
     table_exists="SELECT 1 WHERE to_regclass(:name) IS NOT NULL",
+    listed=frozenset({"failed", "cancelled", "blocked"}),
+    # Of a compressed text, the length in bytes is known without reading it.
+    size_of="OCTET_LENGTH({})",
     # At the moment of evaluation, not at the start of the transaction.
     time="(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
 )
@@ -120,6 +136,7 @@ MYSQL = Dialect(
     # Generated columns, so that changes of a run in other states do not touch their indexes.
     only_in={"pending queue": "ready_queue", "waiting wake_at": "waits_until"},
     table_exists="SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = :name",
+    listed=frozenset({"pending", "running", "waiting", "completed", "failed", "cancelled", "blocked"}),
     # At the start of the statement.
     time="TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
 )
@@ -248,6 +265,7 @@ class TransactionLog(ABC):
 
 
 #: What a verb does in a transaction.
+X = TypeVar("X", bound=Transaction)
 Body = Callable[[Transaction], Coroutine[Any, Any, T]]
 
 
@@ -264,7 +282,67 @@ def drive(verb: Coroutine[Any, Any, T]) -> T:
     )
 
 
+#: Lengths of lists in statements that are executed with any number of values.
+_LENGTHS = (4, 20, 60, 100)
+
+
+class StatementCount:
+    """Number of statements that reading verbs have sent within `counting_statements`."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+
+_COUNT: ContextVar[StatementCount | None] = ContextVar("perdure_statements", default=None)
+
+
+@contextmanager
+def counting_statements() -> Generator[StatementCount]:
+    """Count the statements of reading verbs that this task calls."""
+    count = StatementCount()
+    token = _COUNT.set(count)
+    try:
+        yield count
+    finally:
+        _COUNT.reset(token)
+
+
+class _CountedTransaction:
+    """A transaction that counts its queries."""
+
+    def __init__(self, tx: Transaction, count: StatementCount) -> None:
+        self._tx = tx
+        self._count = count
+
+    def fetch(self, sql: str, params: Params) -> Coroutine[Any, Any, list[Row]]:
+        """Run a query."""
+        self._count.number += 1
+        return self._tx.fetch(sql, params)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tx, name)
+
+
+def counted(body: Callable[[X], Coroutine[Any, Any, T]]) -> Callable[[X], Coroutine[Any, Any, T]]:
+    """The same body of a reading verb, whose statements are counted if the caller wants to know."""
+    count = _COUNT.get()
+    return body if count is None else lambda tx: body(cast("X", _CountedTransaction(tx, count)))
+
+
+def padded(name: str, values: Sequence[object]) -> tuple[str, dict[str, object]]:
+    """A list for `IN (…)` of one of a few lengths, so that few statements serve any number of values up to 100."""
+    length = next(length for length in _LENGTHS if length >= len(values))
+    return placeholders(name, [*values, *[values[-1]] * (length - len(values))])
+
+
 def placeholders(name: str, values: Sequence[object]) -> tuple[str, dict[str, object]]:
     """A list for `IN (…)` and its parameters."""
-    params = {f"{name}{index}": value for index, value in enumerate(values)}
-    return ", ".join(f":{key}" for key in params), params
+    text, names = _numbered(name, len(values))
+    return text, dict(zip(names, values, strict=True))
+
+
+@cache
+def _numbered(name: str, count: int) -> tuple[str, tuple[str, ...]]:
+    """A list of parameters and their names, which depend on their number alone."""
+    names = tuple(f"{name}{index}" for index in range(count))
+    return ", ".join(f":{key}" for key in names), names

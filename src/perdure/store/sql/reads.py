@@ -1,32 +1,36 @@
-"""Reading: single runs, listings, histories, inboxes and audit trails.
-
-A listing goes from the newest run to the oldest. Its cursor names the last run that was shown, so that runs created
-meanwhile neither shift the pages nor appear twice.
-"""
+"""Reading: single runs, histories, inboxes and audit trails."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Sequence
-
-from msgspec.structs import replace
 
 from perdure.core.audit import Event
 from perdure.core.model.claim import LoadedRun
 from perdure.core.model.outputs import Interruption, Output, OutputKind, interruption_of
 from perdure.core.model.record import Message, Record, RecordKind
-from perdure.core.model.run import Run, RunFilter, RunPage, Status
+from perdure.core.model.reports import ChildLink, RunSnapshot
+from perdure.core.model.run import Run
 from perdure.core.model.waits import RunWaits, waits_from_json
-from perdure.core.printed_text import brief
-from perdure.errors import InvalidCursor, StoreCorrupt
-from perdure.store.contract import Store
-from perdure.store.sql.dialect import Params, Transaction, placeholders
-from perdure.store.sql.rows import EVENT, MESSAGE, RECORD, RUN, to_event, to_message, to_record, to_run, values
+from perdure.errors import StoreCorrupt
+from perdure.store.contract import BRIEF, SNAPSHOT_OUTPUTS, Store
+from perdure.store.sql.dialect import Row, Transaction, padded, placeholders
+from perdure.store.sql.rows import (
+    EVENT,
+    MESSAGE,
+    OUTPUT,
+    RECORD,
+    SHOWN_RUN,
+    to_event,
+    to_message,
+    to_output,
+    to_record,
+    to_run,
+    values,
+)
 from perdure.store.sql.runs.create import CHUNK
 
 _RUN = f"""
-SELECT {RUN}
+SELECT {SHOWN_RUN}
 FROM perdure_runs
 WHERE id = :run_id
 """
@@ -37,13 +41,60 @@ FROM perdure_runs
 WHERE id = :run_id
 """
 
-_NEWEST = "ORDER BY created_at DESC, id DESC LIMIT :limit"
-_PAGE = f"SELECT {RUN} FROM perdure_runs {{}} {_NEWEST}"
-
 _HISTORY = f"""
 SELECT {RECORD}
 FROM perdure_history
-WHERE run_id = :run_id
+WHERE run_id = :run_id AND seq > :after
+ORDER BY run_id, seq
+LIMIT :limit
+"""
+
+# The time that a step took identifies a result that is left out.
+_BRIEF_HISTORY = _HISTORY.replace(
+    " payload,",
+    f" CASE WHEN kind = 'step' AND failed = 0 AND started_at > 0 AND {{size payload}} > {BRIEF} "
+    "THEN NULL ELSE payload END,",
+)
+
+# Large cells of the run come once, not with every record. An output has the columns of a record that are like its own.
+_LARGE = ("input", "output", "error", "options", "waits")
+_CELLS = ", ".join(
+    f"CASE WHEN x.part = 0 THEN r.{name} END" if name in _LARGE else f"r.{name}"
+    for name in (*SHOWN_RUN.split(", "), "waits")
+)
+_SNAPSHOT = f"""
+SELECT x.part, {", ".join(f"x.{name}" for name in RECORD.split(", "))}, {_CELLS}
+FROM (
+  SELECT 0 AS part, 0 AS seq, '' AS kind, '' AS location, '' AS payload, 0 AS failed, 0 AS at, 0 AS started_at,
+    '' AS digest, 0 AS attempts, 0 AS retry_at, 0 AS inbox_seq, 0 AS run_attempt
+  UNION ALL
+  {_BRIEF_HISTORY.replace("SELECT", "SELECT 1 AS part,").partition("ORDER BY")[0]}
+  UNION ALL
+  SELECT 2 AS part, position, kind, name, payload, failed, at, 0, COALESCE(output_key, ''), 0, 0, 0, 0
+  FROM (
+    SELECT {OUTPUT}
+    FROM perdure_outputs
+    WHERE run_id = :run_id AND kind IN ({{kinds}})
+    ORDER BY run_id, kind, name, position
+    LIMIT {SNAPSHOT_OUTPUTS}
+  ) o
+  UNION ALL
+  SELECT 3 AS part, 0, '', parent_location, id, 0, created_at, 0, '', 0, 0, 0, 0
+  FROM (
+    SELECT id, parent_location, created_at
+    FROM perdure_runs
+    WHERE parent_id = :run_id
+    ORDER BY parent_id DESC, created_at DESC
+    LIMIT :children
+  ) c
+) x
+JOIN perdure_runs r ON r.id = :run_id
+"""
+
+_RECORDS = f"""
+SELECT {RECORD}
+FROM perdure_history
+WHERE run_id = :run_id AND seq IN ({{chosen}})
 ORDER BY run_id, seq
 """
 
@@ -55,7 +106,10 @@ ORDER BY run_id, seq
 LIMIT :limit
 """
 
-#: More than any inbox has.
+#: Place of the first cell of the run in a row of `_SNAPSHOT`.
+_PLACE = 1 + len(RECORD.split(", "))
+
+#: More than any inbox or history has.
 _ALL = 1_000_000_000
 
 _EVENTS = f"""
@@ -106,38 +160,57 @@ async def get_many(tx: Transaction, run_ids: Sequence[str]) -> list[Run]:
     found: list[Run] = []
     for start in range(0, len(run_ids), CHUNK):
         chosen, params = placeholders("id", run_ids[start : start + CHUNK])
-        found += values(to_run, await tx.fetch(f"SELECT {RUN} FROM perdure_runs WHERE id IN ({chosen})", params))
+        found += values(to_run, await tx.fetch(f"SELECT {SHOWN_RUN} FROM perdure_runs WHERE id IN ({chosen})", params))
     return found
 
 
-async def list_runs(
-    tx: Transaction, filter: RunFilter, limit: int, cursor: str | None, *, apart: bool = False
-) -> RunPage:
-    """A page of runs, newest first. `apart` looks for each status by itself, where each has an index of its own."""
-    statuses = filter.status or ()
-    if apart and len(statuses) > 1:
-        sql, params = _each(filter, statuses, cursor)
-    else:
-        where, params = _where(filter, cursor)
-        sql = _PAGE.format(where)
-    rows = await tx.fetch(sql, {**params, "limit": limit + 1})
-    runs = tuple(values(to_run, rows[:limit]))
-    return RunPage(runs, _encode(runs[-1]) if len(rows) > limit and runs else None)
+async def history(
+    tx: Transaction, run_id: str, after: int = -1, limit: int = 0, *, brief: bool = False
+) -> list[Record]:
+    """The records of a run past a number, or the first of them; if brief, without long results."""
+    params = {"run_id": run_id, "after": after, "limit": limit or _ALL}
+    return values(to_record, await tx.fetch(_BRIEF_HISTORY if brief else _HISTORY, params))
 
 
-def _each(filter: RunFilter, statuses: Sequence[Status], cursor: str | None) -> tuple[str, Params]:
-    params: dict[str, object] = {}
-    pages: list[str] = []
-    for number, status in enumerate(dict.fromkeys(statuses)):
-        where, given = _where(replace(filter, status=(status,)), cursor)
-        params = {**given, **params, f"status{number}": status.value}
-        pages.append(f"({_PAGE.format(where.replace(':status0', f':status{number}'))})")
-    return f"SELECT * FROM ({' UNION ALL '.join(pages)}) page {_NEWEST}", params
+async def records(tx: Transaction, run_id: str, numbers: Sequence[int]) -> list[Record]:
+    """The existing ones of these records of a run."""
+    found: list[Record] = []
+    wanted = sorted(set(numbers))
+    for start in range(0, len(wanted), 100):
+        chosen, params = padded("seq", wanted[start : start + 100])
+        rows = await tx.fetch(_RECORDS.replace("{chosen}", chosen), {**params, "run_id": run_id})
+        found += values(to_record, rows)
+    return found
 
 
-async def history(tx: Transaction, run_id: str) -> list[Record]:
-    """Every record of a run."""
-    return values(to_record, await tx.fetch(_HISTORY, {"run_id": run_id}))
+async def snapshot(
+    tx: Transaction, run_id: str, after: int = -1, kinds: Sequence[OutputKind] = (), children: int = 0
+) -> RunSnapshot | None:
+    """A run, what it waits for, its records past a number, its outputs of these kinds and some of its children."""
+    chosen, params = placeholders("kind", [kind.value for kind in kinds] or [""])
+    given = {**params, "run_id": run_id, "after": after, "children": children}
+    rows = await tx.fetch(_SNAPSHOT.replace("{kinds}", chosen), given)
+    parts: tuple[list[Row], ...] = ([], [], [], [])
+    for row in rows:
+        parts[row[0]].append(row)
+    if not parts[0]:
+        return None
+    cells = parts[0][0][_PLACE:]
+    records = values(to_record, [row[1:_PLACE] for row in parts[1]])
+    shown = [
+        (run_id, kind, name, position, payload, failed, at, key or None)
+        for _, position, kind, name, payload, failed, at, _, key, *_ in parts[2]
+    ]
+    return RunSnapshot(
+        run=to_run(cells[:-1]),
+        waits=waits_from_json(cells[-1]),
+        records=tuple(sorted(records, key=lambda one: one.seq)),
+        outputs=tuple(sorted(values(to_output, shown), key=lambda one: (one.kind, one.name, one.position))),
+        children=tuple(
+            ChildLink(id=id, parent_location=location, created_at=at)
+            for _, _, _, location, id, _, at, *_ in sorted(parts[3], key=lambda row: (row[6], row[4]), reverse=True)
+        ),
+    )
 
 
 async def inbox(tx: Transaction, run_id: str, after: int, limit: int = 0) -> list[Message]:
@@ -160,14 +233,14 @@ async def load(tx: Transaction, run_ids: Sequence[str], page: int) -> list[Loade
         rows = await tx.fetch(_HISTORIES.format(chosen), params)
         for row, record in zip(rows, values(to_record, [row[1:] for row in rows]), strict=True):
             records[row[0]].append(record)
-    for message in await unread(tx, [run.id for run in runs if run.inbox_seq > run.inbox_read], page):
+    for message in await unread_messages(tx, [run.id for run in runs if run.inbox_seq > run.inbox_read], page):
         inboxes[message.run_id].append(message)
     for run in runs:
         check_whole(run.id, records[run.id])
     return [LoadedRun(run=run, records=tuple(records[run.id]), inbox=tuple(inboxes[run.id])) for run in runs]
 
 
-async def unread(tx: Transaction, run_ids: Sequence[str], page: int) -> list[Message]:
+async def unread_messages(tx: Transaction, run_ids: Sequence[str], page: int) -> list[Message]:
     """The unread entries of some runs, a page of each."""
     found: list[Message] = []
     for start in range(0, len(run_ids), CHUNK):
@@ -199,56 +272,9 @@ def check_counters(run: Run) -> None:
         )
 
 
-async def marked(tx: Transaction, worker_id: str, page: int) -> list[Message]:
+async def unread_messages_of_worker(tx: Transaction, worker_id: str, page: int) -> list[Message]:
     """New inbox entries of a worker's running runs, a page of each, by number, since unread entries have no gaps."""
     return values(to_message, await tx.fetch(_MARKED, {"worker": worker_id, "page": page}))
-
-
-def _where(filter: RunFilter, cursor: str | None) -> tuple[str, Params]:
-    terms: list[str] = []
-    params: dict[str, object] = {}
-    if filter.status is not None:
-        chosen, statuses = placeholders("status", [status.value for status in filter.status])
-        terms.append(f"status IN ({chosen})" if statuses else "1 = 0")
-        if Status.COMPLETED not in filter.status:
-            # Says the obvious so that the index of all others can be used.
-            terms.append("status <> 'completed'")
-        params |= statuses
-    if filter.deleted is not None:
-        terms.append("deleted_at > 0" if filter.deleted else "deleted_at = 0")
-    for column in ("type", "queue", "parent_id"):
-        value = getattr(filter, column)
-        if value is not None:
-            terms.append(f"{column} = :{column}")
-            params[column] = value
-    if filter.created_after is not None:
-        terms.append("created_at > :created_after")
-        params["created_after"] = filter.created_after
-    if filter.created_before is not None:
-        terms.append("created_at < :created_before")
-        params["created_before"] = filter.created_before
-    if cursor is not None:
-        params["last_at"], params["last_id"] = _decode(cursor)
-        # The first term is implied, but some planners find no range of the index in the second.
-        terms.append("created_at <= :last_at AND (created_at, id) < (:last_at, :last_id)")
-    return ("WHERE " + " AND ".join(terms) if terms else ""), params
-
-
-def _encode(run: Run) -> str:
-    return base64.urlsafe_b64encode(f"{run.created_at}:{run.id}".encode()).decode().rstrip("=")
-
-
-def _decode(cursor: str) -> tuple[int, str]:
-    try:
-        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
-        created_at, _, run_id = text.partition(":")
-        if not run_id or "\0" in run_id or not 0 <= int(created_at) < 2**63:
-            raise ValueError(cursor)
-        return int(created_at), run_id
-    except (TypeError, ValueError, binascii.Error) as error:
-        raise InvalidCursor(
-            f"{brief(cursor)} is not a cursor of a listing; pass the cursor of the page before"
-        ) from error
 
 
 _INTERRUPTIONS = 500

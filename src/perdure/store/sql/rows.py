@@ -15,19 +15,20 @@ from perdure.core.codec.failure import Failure
 from perdure.core.model.outputs import Output, OutputKind, source_of
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.run import Reason, Run, Status
-from perdure.core.model.worker_info import NO_STEPS, WorkerInfo, WorkerStatus, steps_from_json
+from perdure.core.model.worker_info import NO_STEPS, WorkerInfo, WorkerStatus, drain_from_json, steps_from_json
 from perdure.errors import PerdureError, StoreCorrupt
 from perdure.store.sql.dialect import Row
 
 T = TypeVar("T")
 
-#: In the order of the fields of `Run`, and of `Record`.
-RUN = ", ".join(Run.__struct_fields__)
+#: In the order of the fields of `Run`, and of `Record`. A claim does not read the build, which is for people.
+SHOWN_RUN = ", ".join(name for name in Run.__struct_fields__ if name != "attributes")
+RUN = SHOWN_RUN.removesuffix(", build")
 RECORD = ", ".join(Record.__struct_fields__)
 MESSAGE = "run_id, seq, kind, name, payload, failed, message_key, sent_at"
 OUTPUT = "run_id, kind, name, position, payload, failed, at, output_key"
 EVENT = "id, run_id, at, kind, actor, data"
-WORKER = "id, host, pid, queues, types, slots, lease, started_at, heartbeat_at, status, running"
+WORKER = "id, host, pid, queues, types, slots, lease, started_at, heartbeat_at, status, running, build, drain"
 
 _STATUS = {status.value: status for status in Status}
 _REASON: dict[str | None, Reason | None] = {None: None, **{reason.value: reason for reason in Reason}}
@@ -37,25 +38,13 @@ _WORKER_STATUS = {status.value: status for status in WorkerStatus}
 
 
 def to_run(row: Row) -> Run:
-    """A row of `RUN`."""
-    # Unpacked by hand, as are records: what every claim and every replay goes through, ten times as fast as by name.
-    (
-        id, type, queue, priority, status, reason, input, output, error, attempt, generation, token, nonce, worker,
-        wake_at, deadline, created_at, started_at, finished_at, seed, inbox_seq, inbox_read, claims,
-        parent_id, parent_location, idempotency_key, close_by, max_attempts, options, lease_until, deleted_at,
-    ) = row  # fmt: skip
+    """A row of `RUN` or `SHOWN_RUN`."""
+    # By position, since `RUN` has the order of the fields: every claim passes here, and names cost several times more.
+    id, type, queue, priority, status, reason, *rest = row
     try:
-        known_status, known_reason = _STATUS[status], _REASON[reason]
+        return Run(id, type, queue, priority, _STATUS[status], _REASON[reason], *rest)
     except KeyError as unknown:
         raise StoreCorrupt(f"run {id!r} has a status or reason that Perdure does not know: {unknown}") from unknown
-    return Run(
-        id=id, type=type, queue=queue, priority=priority, status=known_status, reason=known_reason, input=input,
-        output=output, error=error, attempt=attempt, generation=generation, token=token, nonce=nonce, worker=worker,
-        wake_at=wake_at, deadline=deadline, created_at=created_at, started_at=started_at, finished_at=finished_at,
-        seed=seed, inbox_seq=inbox_seq, inbox_read=inbox_read, claims=claims,
-        parent_id=parent_id, parent_location=parent_location, idempotency_key=idempotency_key,
-        close_by=close_by, max_attempts=max_attempts, options=options, lease_until=lease_until, deleted_at=deleted_at,
-    )  # fmt: skip
 
 
 def to_record(row: Row) -> Record:
@@ -116,7 +105,10 @@ def to_event(row: Row) -> Event:
 
 def to_worker(row: Row) -> WorkerInfo:
     """A row of `WORKER`, followed by its error count and latest problem. An unreadable row says so in its problem."""
-    id, host, pid, queues, types, slots, lease, started_at, heartbeat_at, status, running, errors, problem = row
+    (
+        id, host, pid, queues, types, slots, lease, started_at, heartbeat_at, status, running, build, drain, errors,
+        problem,
+    ) = row  # fmt: skip
     known = _WORKER_STATUS.get(status, WorkerStatus.DEAD)
     try:
         serves = _names(queues), _names(types)
@@ -140,6 +132,8 @@ def to_worker(row: Row) -> WorkerInfo:
         problem=problem or "",
         # A worker that has stopped in order has ended its steps or given their runs back.
         running=NO_STEPS if known is WorkerStatus.STOPPED else steps_from_json(running),
+        build=build,
+        drain=drain_from_json(drain),
     )
 
 

@@ -13,15 +13,16 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure.core.codec.decoders import decoder_for
-from perdure.core.model.run import FINISHED, NewRun
+from perdure.core.model.run import FINISHED, NewRun, Run
 from perdure.core.policy.singleton import stored_singleton_of
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.core.time.firing import plan_firing
 from perdure.core.time.schedule import FiringResult, Misfire, Overlap, SaveOutcome, Schedule, run_id_of, trail_of
 from perdure.errors import SingletonBusy, StoreCorrupt, StoreUnavailable
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Row, Transaction, placeholders
-from perdure.store.sql.rows import UNREADABLE, to_json, unreadable
+from perdure.store.sql.rows import SHOWN_RUN, UNREADABLE, to_json, to_run, unreadable, values
+from perdure.store.sql.runs.attributes import attributes_of_schedule
 from perdure.store.sql.runs.create import create
 from perdure.store.sql.runs.inbox import cancel
 
@@ -29,7 +30,9 @@ from perdure.store.sql.runs.inbox import cancel
 _LEFT_ALONE = 60_000_000
 
 _NAMES = Schedule.__struct_fields__
-_COLUMNS = ", ".join(_NAMES)
+#: Columns whose names are older than those of their fields.
+_STORED = {"next_fire_time": "next_slot", "last_fire_time": "last_slot"}
+_COLUMNS = ", ".join(_STORED.get(name, name) for name in _NAMES)
 
 _ONE = f"""
 SELECT {_COLUMNS}
@@ -49,6 +52,15 @@ SELECT {_COLUMNS}
 FROM perdure_schedules
 WHERE id > :after
 ORDER BY id
+LIMIT :limit
+"""
+
+#: Ids of runs end with their fire times, so that their order is that of time; those started by hand end otherwise.
+_FIRES = f"""
+SELECT {SHOWN_RUN}
+FROM perdure_runs
+WHERE id >= :first AND id < :past AND SUBSTR(id, :start) NOT LIKE '%@%'
+ORDER BY id DESC
 LIMIT :limit
 """
 
@@ -75,16 +87,17 @@ _CHANGE = """
 UPDATE perdure_schedules
 SET spec = :spec, type = :type, input = :input, queue = :queue, priority = :priority, deadline = :deadline,
     start_within = :start_within,
-    max_attempts = :max_attempts, options = :options, jitter = :jitter, misfire = :misfire, overlap = :overlap,
-    paused = :paused, reason = :reason, next_slot = :next_slot, due_at = :due_at,
+    max_attempts = :max_attempts, options = :options, attributes = :attributes, jitter = :jitter, misfire = :misfire,
+    overlap = :overlap,
+    paused = :paused, reason = :reason, next_slot = :next_fire_time, due_at = :due_at,
     waiting = :waiting, error = :error, changed_at = :changed_at, version = :version, write_id = :write_id
 WHERE id = :id
 """
 
 _ADVANCE = """
 UPDATE perdure_schedules
-SET next_slot = :next_slot, due_at = :due_at, waiting = :waiting, last_slot = :last_slot, last_run = :last_run,
-    error = :error,
+SET next_slot = :next_fire_time, due_at = :due_at, waiting = :waiting, last_slot = :last_fire_time,
+    last_run = :last_run, error = :error,
     version = version + 1
 WHERE id = :id
 """
@@ -118,6 +131,13 @@ async def schedules(tx: Transaction, after: str, limit: int) -> list[Schedule]:
     return [_shown(row) for row in await tx.fetch(_PAGE, {"after": after, "limit": limit})]
 
 
+async def fires(tx: Transaction, schedule_id: str, limit: int) -> list[Run]:
+    """The runs of the latest fire times, latest first."""
+    # The id of another schedule may begin with that of this one and an @.
+    params = {"first": f"{schedule_id}@0", "past": f"{schedule_id}@:", "start": len(schedule_id) + 2, "limit": limit}
+    return values(to_run, await tx.fetch(_FIRES, params))
+
+
 async def save(tx: Transaction, schedule: Schedule, version: int, write_id: str, event: str) -> SaveOutcome:
     """Create a schedule (version 0), or change one that is of that version."""
     rows = await tx.fetch(_LOCKED, {"id": schedule.id})
@@ -142,16 +162,19 @@ async def delete(tx: Transaction, schedule_id: str) -> None:
         tx.note(trail_of(schedule_id), "schedule_deleted")
 
 
-async def trigger(tx: Transaction, schedule_id: str, slots: Sequence[int], key: str) -> list[str] | None:
-    """Start runs of some slots, or of none one under a key; their ids. None if there is no such schedule."""
+async def trigger(tx: Transaction, schedule_id: str, fire_times: Sequence[int], key: str) -> list[str] | None:
+    """Start the runs of some fire times, or, without any, one run under a key; returns their ids.
+
+    None if there is no such schedule.
+    """
     rows = await tx.fetch(_LOCKED, {"id": schedule_id})
     if not rows:
         return None
     wanted = to_schedule(rows[0][1:])
     by_hand = f"{schedule_id}@{key}"
-    ids = {run_id_of(schedule_id, slot): slot for slot in slots} or {by_hand: 0}
+    ids = {run_id_of(schedule_id, time): time for time in fire_times} or {by_hand: 0}
     started = await _start(tx, wanted, ids)
-    if started and not slots:
+    if started and not fire_times:
         await tx.execute(_ADVANCE, {**_row(wanted), "last_run": by_hand})
     if stored_singleton_of(wanted.options) is None:
         return list(ids)
@@ -162,7 +185,7 @@ async def trigger(tx: Transaction, schedule_id: str, slots: Sequence[int], key: 
 async def next_due(tx: Transaction) -> int:
     """When a schedule is due next."""
     [(due,)] = await tx.fetch(_NEXT_DUE, {})
-    return FAR if due is None else due
+    return NEVER if due is None else due
 
 
 async def fire(tx: Transaction, limit: int) -> FiringResult:
@@ -199,7 +222,7 @@ async def _fire(tx: Transaction, wanted: Schedule) -> list[str]:
         failed = replace(wanted, due_at=tx.now + _LEFT_ALONE, error=str(error))
         await tx.execute(_ADVANCE, _row(failed))
         return []
-    started = await _start(tx, wanted, {run_id_of(wanted.id, slot): slot for slot in todo.start})
+    started = await _start(tx, wanted, {run_id_of(wanted.id, time): time for time in todo.start})
     for one in todo.skipped:
         tx.note(wanted.trail, "schedule_passed", to_json({"from": one.first, "to": one.last, "reason": one.why}))
     after = replace(todo.schedule, error="")
@@ -211,10 +234,10 @@ async def _fire(tx: Transaction, wanted: Schedule) -> list[str]:
     return started
 
 
-async def _is_stopped(tx: Transaction, wanted: Schedule, slot: int) -> bool:
-    """Ask the last run to stop for the sake of a slot; whether it has ended at once."""
-    reason = f"the schedule {wanted.id!r} has come to its next slot"
-    await cancel(tx, wanted.last_run, reason, f"schedule:{slot}")
+async def _is_stopped(tx: Transaction, wanted: Schedule, fire_time: int) -> bool:
+    """Ask the last run to stop for the sake of a fire time; returns whether it has ended at once."""
+    reason = f"the schedule {wanted.id!r} has come to its next fire time"
+    await cancel(tx, wanted.last_run, reason, f"schedule:{fire_time}")
     return not await _goes_on(tx, wanted.last_run)
 
 
@@ -245,7 +268,7 @@ async def _there(tx: Transaction, ids: Iterable[str]) -> set[str]:
     return {row[0] for row in await tx.fetch(f"SELECT id FROM perdure_runs WHERE id IN ({chosen})", params)}
 
 
-async def _has_its_turn(tx: Transaction, wanted: Schedule, new: NewRun, slot: int) -> bool:
+async def _has_its_turn(tx: Transaction, wanted: Schedule, new: NewRun, fire_time: int) -> bool:
     """Create a run of which there may be only one, or say why not."""
     try:
         [answer] = await create(tx, [new])
@@ -254,13 +277,13 @@ async def _has_its_turn(tx: Transaction, wanted: Schedule, new: NewRun, slot: in
     else:
         if answer.created:
             return True
-    tx.note(wanted.trail, "schedule_passed", to_json({"from": slot, "to": slot, "reason": "singleton"}))
+    tx.note(wanted.trail, "schedule_passed", to_json({"from": fire_time, "to": fire_time, "reason": "singleton"}))
     return False
 
 
 def _new_run(wanted: Schedule, run_id: str, now: int) -> NewRun:
-    finished_by = now + wanted.deadline if wanted.deadline else FAR
-    begun_by = now + wanted.start_within if wanted.start_within else FAR
+    finished_by = now + wanted.deadline if wanted.deadline else NEVER
+    begun_by = now + wanted.start_within if wanted.start_within else NEVER
     return NewRun(
         id=run_id,
         type=wanted.type,
@@ -271,6 +294,7 @@ def _new_run(wanted: Schedule, run_id: str, now: int) -> NewRun:
         close_by=finished_by if begun_by < finished_by else 0,
         max_attempts=wanted.max_attempts,
         options=wanted.options,
+        attributes=attributes_of_schedule(wanted.id, wanted.attributes),
         write_id=wanted.trail,
     )
 
@@ -280,7 +304,7 @@ _misfire = decoder_for(Misfire)
 
 def to_schedule(row: Row) -> Schedule:
     """A row of a schedule. Raises `StoreCorrupt`."""
-    fields = dict(zip(_NAMES, row, strict=True))
+    fields = dict(zip(_NAMES, row, strict=True))  # equivalent: constant: one value for each name is selected
     try:
         fields["misfire"] = _misfire.decode(fields["misfire"])
         fields["overlap"] = Overlap(fields["overlap"])
@@ -295,7 +319,7 @@ def _shown(row: Row) -> Schedule:
     try:
         return to_schedule(row)
     except StoreCorrupt as broken:
-        fields = dict(zip(_NAMES, row, strict=True))
+        fields = dict(zip(_NAMES, row, strict=True))  # equivalent: constant: one value for each name is selected
         fields |= {"misfire": Misfire(), "overlap": Overlap.SKIP, "waiting": (), "error": str(broken)}
         return Schedule(**{**fields, "paused": fields["paused"] != 0})
 

@@ -19,11 +19,12 @@ from msgspec.structs import replace
 
 from perdure.core.model.run import FINISHED, CreatedRun, NewRun, Reason, Run, Status
 from perdure.core.policy.singleton import SingletonPolicy, StoredSingleton, stored_singleton_of
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.errors import SingletonBusy, StoreUnavailable
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Row, Transaction
 from perdure.store.sql.rows import RUN, failure, to_json, to_run
+from perdure.store.sql.runs.attributes import set_first_attributes
 from perdure.store.sql.runs.finish import finish
 from perdure.store.sql.runs.inbox import cancel, deliver
 
@@ -99,7 +100,7 @@ WHERE id = :run_id AND status = 'waiting' AND reason = 'limit'
 
 _HOLD_BACK = """
 UPDATE perdure_runs
-SET status = 'waiting', reason = 'limit', wake_at = :far
+SET status = 'waiting', reason = 'limit', wake_at = :never
 WHERE id = :run_id AND status = 'pending'
 """
 
@@ -134,7 +135,7 @@ class _Waiting(Struct, frozen=True):
     is_ready: bool
 
 
-async def succeed(tx: Transaction, names: Sequence[str]) -> int:
+async def start_successors(tx: Transaction, names: Sequence[str]) -> int:
     """Start the next runs; returns how many."""
     begun = 0
     # In one order everywhere: two who do this at once must not wait for each other.
@@ -187,7 +188,7 @@ async def hold_back_again(tx: Transaction, run_id: str, options: str) -> None:
     before = await head(tx, single.name)
     if before == run_id:
         return
-    await tx.execute(_HOLD_BACK, {"run_id": run_id, "far": FAR})
+    await tx.execute(_HOLD_BACK, {"run_id": run_id, "never": NEVER})
     row = {"run_id": run_id, "name": single.name, "place": tx.now, "wake_at": 0, "policy": SingletonPolicy.QUEUE.value}
     await tx.execute(_LINE_UP, row)
     await _settle(tx, single.name, before)
@@ -369,6 +370,7 @@ async def debounce(tx: Transaction, new: NewRun, single: StoredSingleton) -> New
         "wake_at": changed.wake_at,
     }
     await tx.execute(_PUT_OFF, change)
+    await set_first_attributes(tx, [replace(new, id=there.id)])
     remembered = ",".join([new.write_id, *requests][:_REMEMBERED])
     await tx.execute(_SET_PUT_OFF_HEAD, {"name": single.name, "run_id": run_id, "write_id": remembered, "since": since})
     tx.note(there.id, "debounce", f'{{"until":{changed.wake_at}}}')

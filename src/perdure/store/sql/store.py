@@ -17,11 +17,13 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from perdure.core.access import NewToken, StoredToken, TokenInfo
 from perdure.core.audit import Audit, Event, EventFilter
 from perdure.core.codec.failure import Failure
 from perdure.core.limits.admission_requests import AdmissionPreview, AdmissionRequest, AdmissionResult
 from perdure.core.limits.breaker import Circuit
-from perdure.core.limits.limit import LimitBounds, LimitInfo, WaitlistPosition
+from perdure.core.limits.limit import LimitBounds, LimitInfo, PermitInfo, WaitlistPosition
+from perdure.core.model.attributes import AttributeValue
 from perdure.core.model.claim import ClaimByIdRequest, ClaimByIdResult, ClaimRequest, ClaimResult, LoadedRun
 from perdure.core.model.dead_letter import (
     DeadLetter,
@@ -29,10 +31,13 @@ from perdure.core.model.dead_letter import (
     DeadLetterPage,
     DeleteOutcome,
 )
+from perdure.core.model.documents import Document, DocumentKind
 from perdure.core.model.lock import LockGrant, LockInfo
 from perdure.core.model.outputs import BroadcastResult, Output, OutputKind
 from perdure.core.model.record import Message, NewMessage, Record, SendOutcome
+from perdure.core.model.reports import RunSnapshot
 from perdure.core.model.run import (
+    CountBy,
     CreatedRun,
     Fork,
     NewRun,
@@ -40,12 +45,13 @@ from perdure.core.model.run import (
     RetryResult,
     Run,
     RunFilter,
+    RunGroup,
     RunPage,
 )
 from perdure.core.model.run_orders import OrderOutcome, Pause, PauseKind, RunOrder
 from perdure.core.model.turn import Lease, Turn, TurnOutcome
 from perdure.core.model.waits import RunWaits
-from perdure.core.model.worker_info import SweepResult, WorkerInfo
+from perdure.core.model.worker_info import DrainOrder, HeartbeatResult, SweepResult, WorkerInfo
 from perdure.core.policy.retention import PruneRequest, PruneResult
 from perdure.core.policy.watermark import Watermark
 from perdure.core.routing import TypeInfo
@@ -53,25 +59,28 @@ from perdure.core.system import System
 from perdure.core.time.schedule import FiringResult, SaveOutcome, Schedule
 from perdure.errors import EngineClosed, SchemaMismatch
 from perdure.store import migrations
-from perdure.store.contract import Change, EventObserver, Listener
+from perdure.store.contract import SCAN, Change, EventObserver, Listener
 from perdure.store.migrations import MigrationStatus
-from perdure.store.sql import locks, pauses, reads, schedules, singletons, watermarks, workers
+from perdure.store.sql import documents, locks, pauses, reads, schedules, singletons, tokens, watermarks, workers
 from perdure.store.sql.audit import delete_events, events_page
 from perdure.store.sql.dialect import Body, Dialect, Row, Transaction, TransactionNotices
 from perdure.store.sql.limits import breakers, gates, waitlist
 from perdure.store.sql.limits.admit_runs import admit
+from perdure.store.sql.limits.gates import valid_permits
+from perdure.store.sql.listing import count_runs, list_runs
 from perdure.store.sql.runs import dead_letters
-from perdure.store.sql.runs.claim import claim_by_id, due
+from perdure.store.sql.runs.attributes import read_attributes
+from perdure.store.sql.runs.claim import claim_by_id, ready_run_ids
 from perdure.store.sql.runs.create import create
 from perdure.store.sql.runs.inbox import broadcast, cancel, send
 from perdure.store.sql.runs.outputs import outputs
-from perdure.store.sql.runs.pause_and_evict import control
+from perdure.store.sql.runs.pause_and_evict import control, set_priority
 from perdure.store.sql.runs.pruning import prune
 from perdure.store.sql.runs.reopen import fork as fork_run
 from perdure.store.sql.runs.reopen import retry, unblock
 from perdure.store.sql.runs.set_aside_messages import decide_message
 from perdure.store.sql.runs.terminate import terminate
-from perdure.store.sql.turn import recorded
+from perdure.store.sql.turn import turn_outcome
 from perdure.store.user_connections.transaction import StoreDatabase, join_transaction
 from perdure.store.user_connections.transaction_step import TransactionStep, run_transaction_step
 
@@ -86,6 +95,9 @@ _log = logging.getLogger("perdure.store")
 class SqlStore(ABC):
     """The verbs of `Store` that are the same on every database."""
 
+    #: Longest wait for the first answer of a server; None: as long as the attempts to connect take.
+    first_answer_seconds: float | None = None
+
     poll_interval: float
     lanes: int
     inbox_page = 1000
@@ -93,6 +105,8 @@ class SqlStore(ABC):
     blocks = False
     #: What the database is called in messages.
     where: str
+    #: Its file, on SQLite; None: in memory.
+    _file: str | None = ""
     _system: System
 
     def __init__(self, dialect: Dialect, tables: str, clock: Callable[[], int], *, migrate: bool, audit: Audit) -> None:
@@ -124,7 +138,7 @@ class SqlStore(ABC):
         """Close every connection; afterwards each verb raises `EngineClosed`."""
 
     @abstractmethod
-    async def changed(self) -> bool:
+    async def poll_changes(self) -> bool:
         """True if another connection may have written since the last call; all listeners are then called."""
 
     @abstractmethod
@@ -164,7 +178,7 @@ class SqlStore(ABC):
         """Run a verb that only reads."""
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call the listener after changes made through this object or found by `changed`."""
+        """Call the listener after changes made through this object or found by `poll_changes`."""
         self._listeners = [*self._listeners, listener]
 
         def unsubscribe() -> None:
@@ -195,13 +209,37 @@ class SqlStore(ABC):
         """The existing ones of these runs, in no particular order."""
         return await self._read("get_many", partial(reads.get_many, run_ids=run_ids))
 
-    async def list(self, filter: RunFilter, limit: int, cursor: str | None) -> RunPage:
-        """Runs, newest first. Raises `InvalidCursor`."""
-        return await self._read("list", partial(reads.list_runs, filter=filter, limit=limit, cursor=cursor))
+    async def list(self, filter: RunFilter, limit: int, cursor: str | None, scan: int = SCAN) -> RunPage:
+        """A page of runs. Raises `InvalidCursor`."""
+        return await self._read(
+            "list",
+            partial(list_runs, filter=filter, limit=limit, cursor=cursor, scan=scan, dialect=self._dialect),
+        )
 
-    async def history(self, run_id: str) -> builtins.list[Record]:
-        """Every record of a run, in order."""
-        return await self._read("history", partial(reads.history, run_id=run_id))
+    async def count(self, filter: RunFilter, by: CountBy, most: int) -> builtins.list[RunGroup]:
+        """Numbers of runs by groups."""
+        return await self._read("count", partial(count_runs, filter=filter, by=by, most=most, dialect=self._dialect))
+
+    async def attributes(self, run_ids: Sequence[str]) -> dict[str, dict[str, AttributeValue]]:
+        """Attributes of runs that have any, by run and name."""
+        return await self._read("attributes", partial(read_attributes, run_ids=run_ids))
+
+    async def history(
+        self, run_id: str, after: int = -1, limit: int = 0, *, brief: bool = False
+    ) -> builtins.list[Record]:
+        """The records of a run past `after`, in order; at most `limit`, or all of them."""
+        return await self._read("history", lambda tx: reads.history(tx, run_id, after, limit, brief=brief))
+
+    async def records(self, run_id: str, numbers: Sequence[int]) -> builtins.list[Record]:
+        """The existing ones of these records of a run, in order."""
+        return await self._read("records", partial(reads.records, run_id=run_id, numbers=numbers))
+
+    async def snapshot(
+        self, run_id: str, after: int = -1, kinds: Sequence[OutputKind] = (), children: int = 0
+    ) -> RunSnapshot | None:
+        """A run, what it waits for, its records past `after`, its outputs of these kinds and some of its children."""
+        read = partial(reads.snapshot, run_id=run_id, after=after, kinds=kinds, children=children)
+        return await self._read("snapshot", read)
 
     async def waits(self, run_id: str) -> RunWaits | None:
         """Names of what a run waited for when it was last parked; None if it named nothing."""
@@ -261,7 +299,7 @@ class SqlStore(ABC):
             "decide_message", actor, lambda tx: decide_message(tx, run_id, number, key, payload, deliver=deliver)
         )
 
-    def borrowed(
+    def user_transaction(
         self, connection: object, actor: str, *, locking: bool = True
     ) -> AbstractAsyncContextManager[Transaction]:
         """The transaction that the caller has open on their own connection, for `create` and `send`."""
@@ -270,6 +308,12 @@ class SqlStore(ABC):
     async def control(self, order: RunOrder, actor: str) -> OrderOutcome:
         """Order a run to pause, to resume, to move to another worker, or to wake up at a time."""
         return await self._write("control", actor, partial(control, order=order))
+
+    async def set_priority(self, run_id: str, priority: int, reason: str, actor: str) -> OrderOutcome:
+        """Change the priority of a run that has not finished; DONE also if it has that priority."""
+        return await self._write(
+            "set_priority", actor, partial(set_priority, run_id=run_id, priority=priority, reason=reason)
+        )
 
     async def pause(self, pause: Pause, actor: str) -> None:
         """Stop workers from claiming runs of a type or a queue. An existing pause is left as it is."""
@@ -321,19 +365,29 @@ class SqlStore(ABC):
         """Delete a schedule; its runs continue."""
         return await self._write("delete_schedule", actor, partial(schedules.delete, schedule_id=schedule_id))
 
-    async def trigger(self, schedule_id: str, slots: Sequence[int], key: str, actor: str) -> builtins.list[str] | None:
+    async def trigger(
+        self, schedule_id: str, fire_times: Sequence[int], key: str, actor: str
+    ) -> builtins.list[str] | None:
         """Start the runs of some fire times, or, without any, one run under a key; returns their ids."""
         return await self._write(
-            "trigger", actor, partial(schedules.trigger, schedule_id=schedule_id, slots=slots, key=key)
+            "trigger", actor, partial(schedules.trigger, schedule_id=schedule_id, fire_times=fire_times, key=key)
         )
+
+    async def fires(self, schedule_id: str, limit: int) -> builtins.list[Run]:
+        """The runs of the latest fire times of a schedule, latest first; without those that were started by hand."""
+        return await self._read("fires", partial(schedules.fires, schedule_id=schedule_id, limit=limit))
 
     async def fire(self, limit: int, actor: str) -> FiringResult:
         """Start one run for each fire time that is due, of up to `limit` schedules."""
         return await self._write("fire", actor, partial(schedules.fire, limit=limit))
 
-    async def look(self, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool = False) -> AdmissionPreview:
+    async def preview_admission(
+        self, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool = False
+    ) -> AdmissionPreview:
         """Preview of admission: ready runs that need permits, and when the next waiting run may pass."""
-        return await self._read("look", partial(waitlist.look, pairs=pairs, limit=limit, newest=newest))
+        return await self._read(
+            "preview_admission", partial(waitlist.preview_admission, pairs=pairs, limit=limit, newest=newest)
+        )
 
     async def admit(self, request: AdmissionRequest) -> AdmissionResult:
         """Grant permits to runs and claim them; put the others on waitlists."""
@@ -351,13 +405,13 @@ class SqlStore(ABC):
         if missing:
             await self._write("make_gates", "", partial(gates.make_gates, wanted=missing))
 
-    async def standing(self, run_id: str) -> WaitlistPosition | None:
+    async def waitlist_position(self, run_id: str) -> WaitlistPosition | None:
         """Position of a run on a waitlist; None if it is on none."""
-        return await self._read("standing", partial(waitlist.standing, run_id=run_id))
+        return await self._read("waitlist_position", partial(waitlist.waitlist_position, run_id=run_id))
 
-    async def lined(self, types: Sequence[str]) -> set[str]:
+    async def waitlisted_types(self, types: Sequence[str]) -> set[str]:
         """The types that have a run on a waitlist."""
-        return await self._read("lined", partial(gates.lined, types=types))
+        return await self._read("waitlisted_types", partial(gates.waitlisted_types, types=types))
 
     async def recheck_gates(self, actor: str) -> None:
         """Re-examine every gate that waits for room, in case a holder died without releasing its permit."""
@@ -367,13 +421,20 @@ class SqlStore(ABC):
         """Delete up to `limit` gates of unused keys; returns how many."""
         return await self._write("delete_idle_gates", actor, partial(gates.delete_idle_gates, limit=limit))
 
-    async def set_bounds(self, gate: str, bounds: LimitBounds | None, actor: str) -> None:
+    async def set_bounds(self, gate: str, bounds: LimitBounds | None, actor: str, reason: str = "") -> None:
         """Override the limit declared in code, at once and for all workers; None removes the override."""
-        return await self._write("set_bounds", actor, partial(gates.set_bounds, name=gate, bounds=bounds))
+        return await self._write(
+            "set_bounds", actor, partial(gates.set_bounds, name=gate, bounds=bounds, reason=reason)
+        )
 
-    async def set_breaker(self, gate: str, circuit: Circuit | None, actor: str) -> None:
+    async def set_breaker(self, gate: str, circuit: Circuit | None, actor: str, reason: str = "") -> None:
         """Hold a breaker open or closed; None returns it to its rule with empty counters."""
-        return await self._write("set_breaker", actor, partial(breakers.set_breaker, name=gate, circuit=circuit))
+        work = partial(breakers.set_breaker, name=gate, circuit=circuit, reason=reason)
+        return await self._write("set_breaker", actor, work)
+
+    async def permits(self, gates: Sequence[str], limit: int) -> builtins.list[PermitInfo]:
+        """Permits of these gates that count, by gate and the oldest first; at most `limit` of all."""
+        return await self._read("permits", partial(valid_permits, names=gates, limit=limit))
 
     async def gates(self, after: str, limit: int) -> builtins.list[LimitInfo]:
         """Gates in the order of their names, after one."""
@@ -395,21 +456,23 @@ class SqlStore(ABC):
         """Release a lock held under that token and nonce."""
         return await self._write("release_lock", actor, partial(locks.release, name=name, token=token, nonce=nonce))
 
-    async def succeed(self, names: Sequence[str], actor: str) -> int:
+    async def start_successors(self, names: Sequence[str], actor: str) -> int:
         """Start the next run of each singleton whose current run has ended; returns how many."""
-        return await self._write("succeed", actor, partial(singletons.succeed, names=names))
+        return await self._write("start_successors", actor, partial(singletons.start_successors, names=names))
 
     async def locks(self, after: str, limit: int, name: str | None = None) -> builtins.list[LockInfo]:
         """Held locks in the order of their names, after one; or only the lock of a name."""
         return await self._read("locks", partial(locks.locks, after=after, limit=limit, name=name))
 
-    async def set_watermark(self, watermark: Watermark, actor: str) -> None:
+    async def set_watermark(self, watermark: Watermark, actor: str, reason: str = "") -> None:
         """Set the watermark of a queue or a type, replacing any earlier one."""
-        return await self._write("set_watermark", actor, partial(watermarks.set_watermark, watermark=watermark))
+        work = partial(watermarks.set_watermark, watermark=watermark, reason=reason)
+        return await self._write("set_watermark", actor, work)
 
-    async def remove_watermark(self, kind: str, name: str, actor: str) -> None:
+    async def remove_watermark(self, kind: str, name: str, actor: str, reason: str = "") -> None:
         """Remove the watermark of a queue or a type."""
-        return await self._write("remove_watermark", actor, partial(watermarks.remove_watermark, kind=kind, name=name))
+        work = partial(watermarks.remove_watermark, kind=kind, name=name, reason=reason)
+        return await self._write("remove_watermark", actor, work)
 
     async def watermarks(self) -> builtins.list[Watermark]:
         """Every watermark."""
@@ -419,13 +482,35 @@ class SqlStore(ABC):
         """Number of ready runs that wait, in a queue or of a type, counted up to `limit`."""
         return await self._read("depth", partial(watermarks.depth, kind=kind, name=name, limit=limit))
 
-    async def dead(self, filter: DeadLetterFilter, limit: int, cursor: str | None) -> DeadLetterPage:
-        """Dead letters, latest run first. Raises `InvalidCursor`."""
-        return await self._read("dead", partial(dead_letters.dead, filter=filter, limit=limit, cursor=cursor))
+    async def create_token(self, new: NewToken, actor: str) -> TokenInfo | None:
+        """Store a token; None if another valid token has its name."""
+        return await self._write("create_token", actor, partial(tokens.create_token, new=new))
 
-    async def letter(self, run_id: str) -> DeadLetter | None:
+    async def revoke_token(self, name: str, created_at: int, actor: str) -> TokenInfo | None:
+        """Revoke the token of that name that was created then; None if there is none."""
+        return await self._write("revoke_token", actor, partial(tokens.revoke_token, name=name, created_at=created_at))
+
+    async def touch_tokens(self, uses: Sequence[tuple[str, int]], actor: str) -> None:
+        """Store times of use, by digest. Never makes one earlier."""
+        return await self._write("touch_tokens", actor, partial(tokens.touch_tokens, uses=uses))
+
+    async def token(self, digest: str) -> StoredToken | None:
+        """The token of a digest, valid or not."""
+        return await self._read("token", partial(tokens.token, digest=digest))
+
+    async def tokens(self, after: str, limit: int, name: str | None = None) -> builtins.list[TokenInfo]:
+        """Tokens in the order of their names, after one; or only the token of a name."""
+        return await self._read("tokens", partial(tokens.tokens, after=after, limit=limit, name=name))
+
+    async def list_dead_letters(self, filter: DeadLetterFilter, limit: int, cursor: str | None) -> DeadLetterPage:
+        """Dead letters, latest run first. Raises `InvalidCursor`."""
+        return await self._read(
+            "list_dead_letters", partial(dead_letters.list_dead_letters, filter=filter, limit=limit, cursor=cursor)
+        )
+
+    async def get_dead_letter(self, run_id: str) -> DeadLetter | None:
         """One dead letter; None if the run does not exist or is not dead."""
-        return await self._read("letter", partial(dead_letters.letter, run_id=run_id))
+        return await self._read("get_dead_letter", partial(dead_letters.get_dead_letter, run_id=run_id))
 
     async def delete(self, run_id: str, reason: str, actor: str, *, discard: bool = False) -> DeleteOutcome:
         """Hide a finished run from listings. With `discard`, only a dead letter; a blocked one is cancelled first."""
@@ -441,27 +526,42 @@ class SqlStore(ABC):
         """Permanently delete finished runs and all their data, one batch that examines `limit` runs."""
         return await self._write("prune", actor, partial(prune, prune=what, limit=limit, cursor=cursor))
 
-    async def take(self, request: ClaimByIdRequest) -> ClaimByIdResult:
+    async def claim_by_id(self, request: ClaimByIdRequest) -> ClaimByIdResult:
         """Claim one run by its id, if it is ready and free. Counts as a claim, and blocks a poison run."""
         return await self._write(
-            "take", request.worker, partial(claim_by_id, request=request, entropy=self._system.entropy)
+            "claim_by_id", request.worker, partial(claim_by_id, request=request, entropy=self._system.entropy)
         )
 
-    async def due(self, types: Sequence[str], queues: Sequence[str], limit: int) -> builtins.list[str]:
+    async def ready_run_ids(self, types: Sequence[str], queues: Sequence[str], limit: int) -> builtins.list[str]:
         """Up to `limit` runs that could be worked on now, longest waiting first, without paused ones."""
-        return await self._read("due", partial(due, types=types, queues=queues, limit=limit))
+        return await self._read("ready_run_ids", partial(ready_run_ids, types=types, queues=queues, limit=limit))
 
-    async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
-        """Register a worker, and record the types that it serves."""
+    async def register(
+        self, worker: WorkerInfo, serves: Sequence[TypeInfo] = (), sources: Sequence[Document] = ()
+    ) -> None:
+        """Register a worker, and record the types that it serves, with their sources."""
 
         async def body(tx: Transaction) -> None:
             await workers.enlist(tx, serves)
+            await documents.save_sources(tx, sources)
             await workers.register(tx, worker)
 
         await self._write("register", worker.id, body)
 
-    async def heartbeat(self, worker_id: str, running: str | None = None) -> bool:
-        """Renew the worker's row. False: it was declared dead and holds no runs any more."""
+    async def save_report(self, report: Document, actor: str) -> None:
+        """Store the report of a deploy check under its id; only the latest few are kept."""
+        return await self._write("save_report", actor, partial(documents.save_report, report=report))
+
+    async def documents(self, kind: DocumentKind, name: str | None, limit: int) -> builtins.list[Document]:
+        """Sources or reports, of one name if given, latest first."""
+        return await self._read("documents", partial(documents.documents, kind=kind, name=name, limit=limit))
+
+    async def drain(self, worker_id: str, order: DrainOrder, actor: str) -> OrderOutcome:
+        """Order a worker to drain; it finds the order with its next heartbeat."""
+        return await self._write("drain", actor, partial(workers.drain, worker_id=worker_id, order=order))
+
+    async def heartbeat(self, worker_id: str, running: str | None = None) -> HeartbeatResult:
+        """Renew the worker's row. LOST: it was declared dead and holds no runs any more."""
         return await self._write(
             "heartbeat", worker_id, partial(workers.heartbeat, worker_id=worker_id, running=running)
         )
@@ -490,21 +590,26 @@ class SqlStore(ABC):
         """Every registered type, and if it is enabled."""
         return await self._read("types", workers.types)
 
-    async def holdings(self, worker_id: str) -> builtins.list[Lease]:
+    async def leases(self, worker_id: str) -> builtins.list[Lease]:
         """Leases that the database assigns to the worker."""
-        return await self._read("holdings", partial(workers.holdings, worker_id=worker_id))
+        return await self._read("leases", partial(workers.leases, worker_id=worker_id))
 
     async def load(self, run_ids: Sequence[str]) -> builtins.list[LoadedRun]:
         """Histories and unread inboxes of runs, in one read."""
         return await self._read("load", partial(reads.load, run_ids=run_ids, page=self.inbox_page))
 
-    async def unread(self, run_ids: Sequence[str]) -> builtins.list[Message]:
+    async def unread_messages(self, run_ids: Sequence[str]) -> builtins.list[Message]:
         """Unread inbox entries of these runs, in one read."""
-        return await self._read("unread", partial(reads.unread, run_ids=run_ids, page=self.inbox_page))
+        return await self._read(
+            "unread_messages", partial(reads.unread_messages, run_ids=run_ids, page=self.inbox_page)
+        )
 
-    async def marked(self, worker_id: str) -> builtins.list[Message]:
+    async def unread_messages_of_worker(self, worker_id: str) -> builtins.list[Message]:
         """Unread inbox entries of the worker's running runs that were written to from outside."""
-        return await self._read("marked", partial(reads.marked, worker_id=worker_id, page=self.inbox_page))
+        return await self._read(
+            "unread_messages_of_worker",
+            partial(reads.unread_messages_of_worker, worker_id=worker_id, page=self.inbox_page),
+        )
 
     async def transact(self, step: TransactionStep) -> TurnOutcome:
         """Run a user's function and write the record of its result in one transaction: APPLIED or LOST."""
@@ -515,9 +620,9 @@ class SqlStore(ABC):
         """First statement of a transaction step: bounds it, so that it does not outlive its worker's lease."""
         return ""
 
-    async def recorded(self, turn: Turn, actor: str) -> TurnOutcome:
+    async def turn_outcome(self, turn: Turn, actor: str) -> TurnOutcome:
         """Outcome of a turn with one record: APPLIED, LOST, or BUSY if it is missing and may be tried again."""
-        return await self._write("recorded", actor, partial(recorded, turn=turn))
+        return await self._write("turn_outcome", actor, partial(turn_outcome, turn=turn))
 
     async def migrations(self) -> builtins.list[MigrationStatus]:
         """Each migration and when it was applied; works on a store that is not open, and does not open it."""
@@ -542,7 +647,12 @@ class SqlStore(ABC):
     @property
     def _home(self) -> StoreDatabase:
         return StoreDatabase(
-            dialect=self._dialect, tables=self._tables, where=self.where, clock=self.clock, audit=self.audit
+            dialect=self._dialect,
+            tables=self._tables,
+            where=self.where,
+            clock=self.clock,
+            audit=self.audit,
+            file=self._file,
         )
 
     @property

@@ -5,7 +5,7 @@ from those of its records that exist. Outputs, subscriptions and trimming are wr
 in the same transaction.
 
 A transaction step writes its one record on the user's transaction: the run's row is locked and the lease checked first.
-After a lost answer, `recorded` asks under the same lock, which the transaction held until it ended.
+After a lost answer, `turn_outcome` asks under the same lock, which the transaction held until it ended.
 
 Continue-as-new keeps the run's id and outputs and replaces its input, type and history. Messages that the old
 generation took in but did not receive are carried into the new inbox; if the renewal is refused they stay unread, so
@@ -192,7 +192,7 @@ async def append(tx: Transaction, turn: Turn, fence: Fence = NO_FENCE) -> TurnOu
     return TurnOutcome.APPLIED
 
 
-async def recorded(tx: Transaction, turn: Turn) -> TurnOutcome:
+async def turn_outcome(tx: Transaction, turn: Turn) -> TurnOutcome:
     """Outcome of such a turn: APPLIED, LOST, or BUSY: it is missing and its lease holds, so it may be tried again."""
     holds = await _holds(tx, turn)
     [record] = turn.records

@@ -113,7 +113,7 @@ def _to_watermark(row: Row) -> Watermark:
     )
 
 
-async def set_watermark(tx: Transaction, watermark: Watermark) -> None:
+async def set_watermark(tx: Transaction, watermark: Watermark, reason: str = "") -> None:
     """Set it, in place of the one that is there."""
     kind, name = watermark.kind, watermark.name
     wanted = (watermark.high, watermark.floor, watermark.when_full)
@@ -124,13 +124,13 @@ async def set_watermark(tx: Transaction, watermark: Watermark) -> None:
     if await tx.execute(_CHANGE if there else _INSERT, {**row, "actor": tx.actor, "now": tx.now}) != 1:
         # Perhaps by this very request at an earlier try; that is seen by looking again.
         raise StoreUnavailable(f"another client set the watermark of the {kind} {name!r} at the same moment; try again")
-    tx.note(f"{TRAIL}{kind}:{name}", "watermark_set", to_json(row))
+    tx.note(f"{TRAIL}{kind}:{name}", "watermark_set", to_json({**row, **({"reason": reason} if reason else {})}))
 
 
-async def remove_watermark(tx: Transaction, kind: str, name: str) -> None:
+async def remove_watermark(tx: Transaction, kind: str, name: str, reason: str = "") -> None:
     """Remove a watermark."""
     if await tx.execute(_REMOVE, {"kind": kind, "name": name}):
-        tx.note(f"{TRAIL}{kind}:{name}", "watermark_removed")
+        tx.note(f"{TRAIL}{kind}:{name}", "watermark_removed", to_json({"reason": reason} if reason else {}))
 
 
 async def depth(tx: Transaction, kind: str, name: str, limit: int) -> int:

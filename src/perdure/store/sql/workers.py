@@ -21,11 +21,19 @@ from msgspec.structs import replace
 
 from perdure.core.model.outputs import LOST, Interruption, interruption_output
 from perdure.core.model.run import Status
-from perdure.core.model.run_orders import PauseKind
+from perdure.core.model.run_orders import OrderOutcome, PauseKind
 from perdure.core.model.turn import Lease
-from perdure.core.model.worker_info import SweepResult, WorkerInfo
+from perdure.core.model.worker_info import (
+    TRAIL,
+    DrainOrder,
+    HeartbeatResult,
+    SweepResult,
+    WorkerInfo,
+    WorkerStatus,
+    drain_from_json,
+)
 from perdure.core.routing import TypeInfo
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.errors import Expired, NotStarted
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Row, Transaction
@@ -45,8 +53,8 @@ POISON_AFTER = 5
 _PROBLEM = 2000
 
 _REGISTER = """
-INSERT INTO perdure_workers (id, host, pid, queues, types, slots, lease, started_at, heartbeat_at, status)
-VALUES (:id, :host, :pid, :queues, :types, :slots, :lease, :now, :now, 'alive')
+INSERT INTO perdure_workers (id, host, pid, queues, types, slots, lease, started_at, heartbeat_at, status, build)
+VALUES (:id, :host, :pid, :queues, :types, :slots, :lease, :now, :now, 'alive', :build)
 {or_ignore}
 """
 
@@ -54,6 +62,20 @@ _HEARTBEAT = """
 UPDATE perdure_workers
 SET heartbeat_at = :now, running = :running
 WHERE id = :id AND status = 'alive'
+RETURNING drain
+"""
+
+_ORDERED = """
+SELECT status, drain
+FROM perdure_workers
+WHERE id = :id
+{for_update}
+"""
+
+_ORDER = """
+UPDATE perdure_workers
+SET drain = :drain
+WHERE id = :id
 """
 
 _WENT_BACK = """
@@ -179,7 +201,7 @@ WHERE id = :run_id AND token = :token AND status = 'running'
 _PAST_DEADLINE = f"""
 SELECT id, close_by
 FROM perdure_runs
-WHERE status IN ('pending', 'waiting') AND finished_at = 0 AND deadline < {FAR} AND deadline <= :now
+WHERE status IN ('pending', 'waiting') AND finished_at = 0 AND deadline < {NEVER} AND deadline <= :now
 ORDER BY deadline
 LIMIT :limit
 {{skip_locked}}
@@ -208,14 +230,37 @@ async def register(tx: Transaction, worker: WorkerInfo) -> None:
         "types": to_json(worker.types),
         "slots": worker.slots,
         "lease": worker.lease,
+        "build": worker.build,
         "now": tx.now,
     }
     await tx.execute(_REGISTER, row)
 
 
-async def heartbeat(tx: Transaction, worker_id: str, running: str | None = None) -> bool:
-    """Renew a worker's row, if it is still alive."""
-    return await tx.execute(_HEARTBEAT, {"id": worker_id, "now": tx.now, "running": running}) == 1
+async def heartbeat(tx: Transaction, worker_id: str, running: str | None = None) -> HeartbeatResult:
+    """Renew a worker's row, if it is still alive. For SQLite; servers have statements of their own."""
+    rows = await tx.fetch(_HEARTBEAT, {"id": worker_id, "now": tx.now, "running": running})
+    if not rows:
+        return HeartbeatResult.LOST
+    return HeartbeatResult.DRAIN if rows[0][0] else HeartbeatResult.RENEWED
+
+
+async def drain(tx: Transaction, worker_id: str, order: DrainOrder) -> OrderOutcome:
+    """Order a worker to drain. A dead one gets the order, too, because its process may come back."""
+    rows = await tx.fetch(_ORDERED, {"id": worker_id})
+    if not rows:
+        return OrderOutcome.UNKNOWN
+    status, text = rows[0]
+    there = drain_from_json(text)
+    if status == WorkerStatus.STOPPED:
+        # It may have stopped because of this order, whose answer was lost.
+        return OrderOutcome.DONE if there is not None and there.key == order.key else OrderOutcome.FINISHED
+    if there is None:
+        stored = replace(order, at=tx.now, actor=tx.actor)
+        await tx.execute(_ORDER, {"id": worker_id, "drain": to_json(stored)})
+        tx.note(TRAIL + worker_id, "worker_drained", to_json({"reason": order.reason, "grace": order.grace}))
+    elif there.key != order.key:
+        return OrderOutcome.ALREADY
+    return OrderOutcome.DONE if status == WorkerStatus.ALIVE else OrderOutcome.FINISHED
 
 
 async def report_health(tx: Transaction, worker_id: str, errors: int, problem: str) -> None:
@@ -233,7 +278,7 @@ async def went_back(tx: Transaction, worker_id: str, beat: int) -> bool:
 async def retire(tx: Transaction, worker_id: str) -> None:
     """End a life in order."""
     await tx.execute(_END, {"id": worker_id, "status": "stopped"})
-    await _give_back(tx, [_Orphan(lease) for lease in await _held(tx, worker_id, FAR)], "released")
+    await _give_back(tx, [_Orphan(lease) for lease in await _held(tx, worker_id, NEVER)], "released")
 
 
 async def sweep(tx: Transaction, limit: int) -> SweepResult:
@@ -274,9 +319,9 @@ async def workers(tx: Transaction) -> list[WorkerInfo]:
     return [replace(to_worker(row), read_at=tx.now) for row in await tx.fetch(_WORKERS, {})]
 
 
-async def holdings(tx: Transaction, worker_id: str) -> list[Lease]:
+async def leases(tx: Transaction, worker_id: str) -> list[Lease]:
     """Leases that the database assigns to a worker."""
-    return await _held(tx, worker_id, FAR)
+    return await _held(tx, worker_id, NEVER)
 
 
 async def _held(tx: Transaction, worker_id: str, limit: int) -> list[Lease]:

@@ -15,7 +15,7 @@ from operator import itemgetter
 from msgspec.structs import replace
 
 from perdure.core.model.claim import SUSPECT_AFTER, ClaimedRun, ClaimRequest, ClaimResult
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.store.sql.audit import note_claims
 from perdure.store.sql.dialect import Row
 from perdure.store.sql.limits.gates import limited
@@ -79,7 +79,8 @@ SET status = 'running', reason = NULL, worker = :worker, home = :worker, nonce =
     started_at = CASE WHEN started_at = 0 THEN :now ELSE started_at END,
     deadline = CASE WHEN close_by > 0 THEN close_by ELSE deadline END, close_by = 0,
     seed = CASE WHEN seed = '' THEN fresh_seed ELSE seed END,
-    marked = CASE WHEN inbox_seq > inbox_read THEN 1 ELSE 0 END
+    marked = CASE WHEN inbox_seq > inbox_read THEN 1 ELSE 0 END,
+    build = CASE WHEN build = '' THEN :build ELSE build END
 FROM chosen
 WHERE id = chosen.run_id AND status = 'pending'
 RETURNING progress, {RUN}
@@ -134,7 +135,7 @@ class _Selection:
         self.early: dict[str, None] = {}
         self.exhausted = False
         #: When the first run that was left to its last worker may be taken by any worker.
-        self.left_until = FAR
+        self.left_until = NEVER
 
 
 async def claim(tx: SqliteTransaction, request: ClaimRequest, entropy: Callable[[int], bytes]) -> ClaimResult:
@@ -172,6 +173,7 @@ async def _take(
     params = {
         "worker": request.worker,
         "nonce": request.nonce,
+        "build": request.build,
         "now": tx.now,
         "chosen": to_json([(run_id, seeds[32 * place : 32 * place + 32]) for place, run_id in enumerate(chosen)]),
     }
@@ -241,10 +243,10 @@ async def _group(tx: SqliteTransaction, request: ClaimRequest) -> list[str]:
     return group([one for one in suspects if not is_poison(one.claims, request.poison_after)], request.limit)
 
 
-async def _answer(tx: SqliteTransaction, rows: list[Row], *, suspects: bool, left_until: int = FAR) -> ClaimResult:
+async def _answer(tx: SqliteTransaction, rows: list[Row], *, suspects: bool, left_until: int = NEVER) -> ClaimResult:
     # `progress` is the number of the last record at the claim; -1: there was none.
     runs = tuple(ClaimedRun(to_run(row[1:]), row[0]) for row in rows)
     [(waiting, firing)] = await tx.fetch(NEXT, ())
     next_wake = left_until if waiting is None else min(left_until, waiting)
-    next_fire = FAR if firing is None else firing
+    next_fire = NEVER if firing is None else firing
     return ClaimResult(runs=runs, next_wake=next_wake, suspects=suspects, now=tx.now, next_fire=next_fire)

@@ -162,7 +162,7 @@ class SqliteTransaction(TransactionLog):
         super().__init__(actor, audit, has_observers=has_observers)
         self._connection = connection
         self._render = render
-        self.now = now  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.now = now  # pyright: ignore[reportIncompatibleMethodOverride] # a given clock
         #: True: other transactions may have had the same time.
         self.clock_stood_still = clock_stood_still
         #: True: text that is not UTF-8 can be read, with the prefix `NOT_TEXT`.

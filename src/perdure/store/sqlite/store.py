@@ -24,14 +24,13 @@ from perdure.core.model.turn import Turn, TurnOutcome
 from perdure.core.process_fork import never_finalize, watch_forks
 from perdure.core.system import System
 from perdure.store.contract import Change
-from perdure.store.sql.dialect import SQLITE, Row
+from perdure.store.sql.dialect import SQLITE, Row, counted
 from perdure.store.sql.store import SqlStore, Trace
 from perdure.store.sqlite.claim import claim
 from perdure.store.sqlite.commit import commit
 from perdure.store.sqlite.connection import Body, SerialThread, SqliteClock, SqliteConnection
 from perdure.store.sqlite.files import note_inherited
 from perdure.store.url import SqliteUrl
-from perdure.store.user_connections.transaction import StoreDatabase
 
 T = TypeVar("T")
 
@@ -57,6 +56,7 @@ class SqliteStore(SqlStore):
         # There is one writer, and it holds the interpreter while it works.
         self.lanes = 1
         self._url = url
+        self._file = url.path
         self._system = system
         self._writer = SqliteConnection(url, system, self._clock, writes=True, inline=inline)
         self.where = self._writer.where
@@ -79,7 +79,7 @@ class SqliteStore(SqlStore):
         for connection in self._connections:
             await connection.thread.run(connection.close)
 
-    async def changed(self) -> bool:
+    async def poll_changes(self) -> bool:
         """Tell whether another connection may have written since the last call."""
         if self._process != os.getpid():
             self._check_open()
@@ -128,10 +128,6 @@ class SqliteStore(SqlStore):
             yield connection.begin()
         finally:
             connection.close()
-
-    @property
-    def _home(self) -> StoreDatabase:
-        return msgspec.structs.replace(super()._home, file=self._url.path)
 
     def _before_fork(self) -> None:
         """Close the connections, because SQLite does not allow a child to inherit them.
@@ -193,7 +189,7 @@ class SqliteStore(SqlStore):
             self._check_open()
         # The least busy reader, so that a long listing does not delay the loading of a run.
         reader = min(self._readers, key=_busyness)
-        return reader.thread.run(partial(self._transact, reader, verb, "", body))
+        return reader.thread.run(partial(self._transact, reader, verb, "", counted(body)))
 
     def _transact(self, connection: SqliteConnection, verb: str, actor: str, body: Body[T]) -> T:
         answer, tx = connection.transact(verb, actor, body, self.audit, has_observers=bool(self._observers))

@@ -1,5 +1,6 @@
--- fail, version 1: fail an attempt. Another attempt follows after a delay, unless all attempts are used up or
--- none is wanted; then the run has failed. A run that was asked to stop is cancelled.
+-- fail, version 1: fail an attempt. Another attempt follows after a delay, unless all attempts are used up, none is
+-- wanted, or the retry policy in the run's options gives up on errors of this type; then the run has failed. A run that
+-- was asked to stop is cancelled.
 -- @id, @token, @nonce: as `claim` returned them
 -- @error_type: such as 'TimeoutError'
 -- @error_message
@@ -7,7 +8,7 @@
 -- Returns one row: outcome (applied; lost: another worker has the run, and nothing was written), status (of the run,
 -- afterwards).
 -- A repetition after a lost answer returns applied again.
-SET @status = NULL, @location = NULL, @generation = NULL;
+SET @status = NULL, @location = NULL, @generation = NULL, @gives_up = FALSE;
 SELECT (SELECT parent_id FROM perdure_runs WHERE id = @id) INTO @parent;
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 START TRANSACTION;
@@ -15,15 +16,23 @@ SELECT COUNT(*) INTO @locked
 FROM perdure_runs FORCE INDEX (PRIMARY)
 WHERE id IN (@id, COALESCE(@parent, @id))
 FOR UPDATE;
+SELECT COALESCE(IF(JSON_VALID(options), JSON_TYPE(JSON_EXTRACT(options, '$.retry.give_up_on')) = 'ARRAY' AND (
+    JSON_CONTAINS(options, JSON_QUOTE(COALESCE(@error_type, 'Exception')), '$.retry.give_up_on')
+    OR JSON_CONTAINS(options, JSON_QUOTE(SUBSTRING_INDEX(COALESCE(@error_type, 'Exception'), '.', -1)), '$.retry.give_up_on')
+  ), FALSE), FALSE)
+INTO @gives_up
+FROM perdure_runs
+WHERE id = @id;
 SET @now = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6));
 SELECT status, parent_location, generation, @now + @delay,
   CASE
     WHEN EXISTS (SELECT 1 FROM perdure_messages m WHERE m.run_id = r.id AND m.seq > r.inbox_read AND m.kind = 'cancel')
       THEN 'cancelled'
-    WHEN @delay IS NULL OR (max_attempts > 0 AND attempt >= max_attempts) OR @now + @delay >= deadline THEN 'failed'
+    WHEN @delay IS NULL OR @gives_up OR (max_attempts > 0 AND attempt >= max_attempts) OR @now + @delay >= deadline
+      THEN 'failed'
     ELSE 'waiting'
   END,
-  IF(@delay IS NULL AND (max_attempts = 0 OR attempt < max_attempts), 'fatal', 'exhausted')
+  IF((@delay IS NULL OR @gives_up) AND (max_attempts = 0 OR attempt < max_attempts), 'fatal', 'exhausted')
 INTO @status, @location, @generation, @again_at, @becomes, @given_up
 FROM perdure_runs r
 WHERE id = @id AND token = @token AND nonce = @nonce;

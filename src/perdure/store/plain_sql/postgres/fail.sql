@@ -1,5 +1,6 @@
--- fail, version 1: fail an attempt. Another attempt follows after a delay, unless all attempts are used up or
--- none is wanted; then the run has failed. A run that was asked to stop is cancelled.
+-- fail, version 1: fail an attempt. Another attempt follows after a delay, unless all attempts are used up, none is
+-- wanted, or the retry policy in the run's options gives up on errors of this type; then the run has failed. A run that
+-- was asked to stop is cancelled.
 -- $1 id: text, $2 token: bigint, $3 nonce: text: as `claim` returned them
 -- $4 error_type: text, such as 'TimeoutError'
 -- $5 error_message: text
@@ -10,7 +11,13 @@
 WITH clock AS MATERIALIZED (
   SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now
 ), mine AS MATERIALIZED (
-  SELECT id, type, status, token, attempt, max_attempts, started_at, deadline, generation, inbox_read, parent_id, parent_location
+  SELECT id, type, status, token, attempt, max_attempts, started_at, deadline, generation, inbox_read, parent_id, parent_location,
+    CASE WHEN options LIKE '%"give_up_on"%' THEN
+      jsonb_typeof(options::jsonb #> '{retry,give_up_on}') = 'array' AND (
+        options::jsonb #> '{retry,give_up_on}' @> to_jsonb(COALESCE($4::text, 'Exception'))
+        OR options::jsonb #> '{retry,give_up_on}' @> to_jsonb(regexp_replace(COALESCE($4::text, 'Exception'), '^.*[.]', ''))
+      )
+    ELSE FALSE END AS gives_up
   FROM perdure_runs
   WHERE id = $1::text AND token = $2::bigint AND nonce = $3::text
   FOR NO KEY UPDATE
@@ -20,11 +27,13 @@ WITH clock AS MATERIALIZED (
       WHEN EXISTS (
         SELECT 1 FROM perdure_messages m WHERE m.run_id = mine.id AND m.seq > mine.inbox_read AND m.kind = 'cancel'
       ) THEN 'cancelled'
-      WHEN $6::bigint IS NULL OR (max_attempts > 0 AND attempt >= max_attempts) OR now + $6::bigint >= deadline THEN 'failed'
+      WHEN $6::bigint IS NULL OR gives_up OR (max_attempts > 0 AND attempt >= max_attempts) OR now + $6::bigint >= deadline
+        THEN 'failed'
       ELSE 'waiting'
     END AS becomes,
     json_build_object('type', COALESCE($4::text, 'Exception'), 'message', COALESCE($5::text, ''))::text AS error,
-    CASE WHEN $6::bigint IS NULL AND (max_attempts = 0 OR attempt < max_attempts) THEN 'fatal' ELSE 'exhausted' END AS given_up,
+    CASE WHEN ($6::bigint IS NULL OR gives_up) AND (max_attempts = 0 OR attempt < max_attempts)
+      THEN 'fatal' ELSE 'exhausted' END AS given_up,
     (SELECT MAX(h.seq) FROM perdure_history h WHERE h.run_id = mine.id) AS last,
     GREATEST(now, (SELECT h.at FROM perdure_history h WHERE h.run_id = mine.id ORDER BY h.seq DESC LIMIT 1)) AS recorded_at
   FROM mine, clock

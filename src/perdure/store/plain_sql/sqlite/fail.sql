@@ -1,5 +1,6 @@
--- fail, version 1: fail an attempt. Another attempt follows after a delay, unless all attempts are used up or
--- none is wanted; then the run has failed. A run that was asked to stop is cancelled.
+-- fail, version 1: fail an attempt. Another attempt follows after a delay, unless all attempts are used up, none is
+-- wanted, or the retry policy in the run's options gives up on errors of this type; then the run has failed. A run that
+-- was asked to stop is cancelled.
 -- :id, :token, :nonce: as `claim` returned them
 -- :error_type: such as 'TimeoutError'
 -- :error_message
@@ -18,20 +19,30 @@ SELECT id, type, token, attempt, started_at, generation, parent_id, parent_locat
     )
     WHEN becomes = 'failed' THEN json_object(
       'type', COALESCE(:error_type, 'Exception'), 'message', COALESCE(:error_message, ''), 'given_up',
-      CASE WHEN :delay IS NULL AND (max_attempts = 0 OR attempt < max_attempts) THEN 'fatal' ELSE 'exhausted' END
+      CASE WHEN (:delay IS NULL OR gives_up) AND (max_attempts = 0 OR attempt < max_attempts) THEN 'fatal' ELSE 'exhausted' END
     )
     ELSE json_object('type', COALESCE(:error_type, 'Exception'), 'message', COALESCE(:error_message, ''))
   END AS outcome
 FROM (
-  SELECT r.*, now,
+  SELECT r.*,
     CASE
       WHEN EXISTS (SELECT 1 FROM perdure_messages m WHERE m.run_id = r.id AND m.seq > r.inbox_read AND m.kind = 'cancel')
         THEN 'cancelled'
-      WHEN :delay IS NULL OR (max_attempts > 0 AND attempt >= max_attempts) OR now + :delay >= deadline THEN 'failed'
+      WHEN :delay IS NULL OR gives_up OR (max_attempts > 0 AND attempt >= max_attempts) OR now + :delay >= deadline
+        THEN 'failed'
       ELSE 'waiting'
     END AS becomes
-  FROM perdure_runs r, (SELECT CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 AS now)
-  WHERE id = :id AND token = :token AND nonce = :nonce AND status = 'running'
+  FROM (
+    SELECT runs.*, CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 AS now,
+      CASE WHEN json_valid(options) THEN json_type(options, '$.retry.give_up_on') = 'array' AND EXISTS (
+        SELECT 1 FROM json_each(options, '$.retry.give_up_on')
+        WHERE value IN (
+          COALESCE(:error_type, 'Exception'), substr(:error_type, length(rtrim(:error_type, replace(:error_type, '.', ''))) + 1)
+        )
+      ) END AS gives_up
+    FROM perdure_runs runs
+    WHERE id = :id AND token = :token AND nonce = :nonce AND status = 'running'
+  ) r
 );
 INSERT INTO perdure_history
   (run_id, seq, token, kind, location, payload, failed, at, started_at, attempts, retry_at, run_attempt)

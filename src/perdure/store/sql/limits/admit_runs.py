@@ -4,33 +4,46 @@ It locks gates first (`LockedGates`), then runs, skipping rows locked by other t
 each other. An arriving run joins the waitlist of the gate that refuses it, or passes. Then waiting runs pass at the
 gates that are due, one gate after another, until the worker is full or no run may pass. A run that passes gets its
 permits and is claimed in the same transaction.
+
+`LockedGates` also applies releases and reports to the gates that a request has locked. Gates that a step, a report or a
+named run needs are waited for, in the order of names. All others are locked only if they are free: the transaction that
+holds one is admitting runs there, and waiting for it would delay everything locked here. A release that could not be
+applied is returned, to be repeated soon.
+
+A permit is deleted only under the lock of its gate, so that no two requests wait for each other's rows. Missing gates
+are created in a transaction of their own, because a creation blocks other creators of the same gate.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 
-from perdure.core.limits.admission_requests import AdmissionRequest, AdmissionResult
+from perdure.core.limits.admission_requests import AdmissionRequest, AdmissionResult, RunArrival, StepDeparture
 from perdure.core.limits.breaker import Circuit
 from perdure.core.limits.limit import LimitBounds, PermitScope, RequiredGate
 from perdure.core.model.claim import ClaimedRun, ClaimRequest
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Reason, Run, Status
+from perdure.store.contract import Change
 from perdure.store.sql.dialect import Transaction
-from perdure.store.sql.limits.admit_steps import STEPS, StepAdmitter, steps_before
-from perdure.store.sql.limits.breakers import barred
+from perdure.store.sql.limits.admit_steps import STEPS, StepAdmitter, gates_of_steps, release_steps, steps_before
+from perdure.store.sql.limits.breakers import barred, half_open, update_breakers
+from perdure.store.sql.limits.gate_decision import GateState
 from perdure.store.sql.limits.gates import (
     count_held,
     due_gates,
     grant,
     in_chunks,
     lift_limit_pause,
+    lock_gates,
+    missing_gates,
     next_due,
+    permits_of,
+    release,
     save_gates,
     waited_at,
 )
-from perdure.store.sql.limits.locked_gates import LockedGates
 from perdure.store.sql.limits.waitlist import (
     AGE_SHARE,
     FairQueue,
@@ -44,7 +57,98 @@ from perdure.store.sql.limits.waitlist import (
 )
 from perdure.store.sql.pauses import unpaused
 from perdure.store.sql.rows import RUN, to_run
-from perdure.store.sql.runs.claim import LAST, Suspect, block_as_poison, group, is_poison, is_suspect, take
+from perdure.store.sql.runs.claim import LAST, Suspect, assign, block_as_poison, group, is_poison, is_suspect
+
+
+class LockedGates:
+    """Gates locked by one request."""
+
+    def __init__(self, tx: Transaction, request: AdmissionRequest) -> None:
+        self._tx = tx
+        self._request = request
+        self.gates: dict[str, GateState] = {}
+        #: What is given back: run, gate and token of permits; gates of steps, by run and place.
+        self._freed: list[tuple[str, str, int]] = []
+        self._left: dict[tuple[str, str], set[str]] = {}
+        #: The gates where that makes room, and for how many at the most.
+        self.freed: Counter[str] = Counter()
+        #: Of the arrivals those all of whose gates are locked.
+        self.arrivals: list[RunArrival] = []
+        #: What has to be told again.
+        self.undelivered: list[tuple[str, int]] = []
+        self.undelivered_steps: list[StepDeparture] = []
+        #: Gates that have to be made.
+        self.missing: dict[str, LimitBounds] = {}
+        #: Another transaction holds a gate that was asked for.
+        self.busy = False
+
+    async def lock(self, due: Sequence[str]) -> bool:
+        """Lock the gates that are needed, due or released; False if there is nothing to do with them."""
+        tx, request = self._tx, self._request
+        self._freed = await permits_of(tx, request.released)
+        self._left = await gates_of_steps(tx, request.left)
+        needed = {report.gate: LimitBounds() for report in request.reports}
+        needed |= {one.gate: one.bounds for step in request.steps for one in step.gating.passes}
+        others = dict.fromkeys([*due, *self._told], LimitBounds())
+        others |= {one.gate: one.bounds for arrival in request.arrivals for one in arrival.gating.passes}
+        if request.wait_for_locks:
+            needed, others = {**others, **needed}, {}
+        self.gates = await lock_gates(tx, needed)
+        more = {name: bounds for name, bounds in others.items() if name not in needed}
+        self.gates |= await lock_gates(tx, more, waiting=False)
+        self.busy = not self.gates.keys() >= more.keys()
+        self.arrivals = [one for one in request.arrivals if all(gate.gate in self.gates for gate in one.gating.passes)]
+        return bool(self.gates or self.arrivals) or not self.busy
+
+    @property
+    def _told(self) -> set[str]:
+        return {gate for _, gate, _ in self._freed}.union(*self._left.values())
+
+    async def apply(self) -> None:
+        """Release permits, and update the breakers."""
+        tx, request = self._tx, self._request
+        await self._give_back()
+        for name in self._told & self.gates.keys():
+            gate = self.gates[name]
+            # A run that waits for room there may have it now, here or on another worker.
+            if gate.waits_for == "room":
+                gate.due_at, gate.waits_for, gate.changed = tx.now, "", True
+                tx.notify(Change.READY)
+        update_breakers(tx, self.gates, (*self.arrivals, *request.steps), request.reports, request.worker)
+
+    async def lock_more(self, those: Iterable[WaitlistEntry]) -> None:
+        """Lock other gates that waiting runs have to pass; busy ones are left for another time."""
+        those = list(those)
+        for one in (one for standing in those for one in standing.gating.passes if one.gate in self.gates):
+            if self.gates[one.gate].problem:
+                self.gates[one.gate].declare(one.bounds)
+        wanted = {
+            one.gate: one.bounds for standing in those for one in standing.gating.passes if one.gate not in self.gates
+        }
+        if not wanted:
+            return
+        more = await lock_gates(self._tx, wanted, waiting=False)
+        half_open(self._tx, more.values())
+        self.gates |= more
+        if others := {name: bounds for name, bounds in wanted.items() if name not in more}:
+            self.missing = await missing_gates(self._tx, others)
+            self.busy |= len(self.missing) < len(others)
+
+    async def _give_back(self) -> None:
+        """Delete released permits under the locks of their gates; others are reported for another time."""
+        tokens = dict(self._request.released)
+        busy = {run_id for run_id, gate, _ in self._freed if gate not in self.gates}
+        self.undelivered = [(run_id, tokens[run_id]) for run_id in sorted(busy)]
+        released = [one for one in self._freed if one[1] in self.gates]
+        await release(self._tx, released)
+        done: list[StepDeparture] = []
+        for one in self._request.left:
+            free = self._left.get((one.run_id, one.place), set()) <= self.gates.keys()
+            (done if free else self.undelivered_steps).append(one)
+        await release_steps(self._tx, done)
+        self.freed.update(gate for _, gate, _ in released)
+        self.freed.update(gate for one in done for gate in self._left.get((one.run_id, one.place), ()))
+
 
 #: Gates that one transaction looks at because they are due.
 GATES = 20
@@ -80,7 +184,7 @@ async def admit(
     # A step passes without a slot.
     slotless = tuple(type for type in request.types if type == STEPS)
     due = await due_gates(tx, request.types if request.limit and not request.only else slotless, GATES)
-    taken = await locked.take(due)
+    taken = await locked.lock(due)
     before = await tx.fetch(_HELD_BEFORE, {"worker": request.worker, "nonce": request.nonce})
     if not taken and not before:
         return AdmissionResult(busy=True, undelivered=request.released, undelivered_steps=request.left, now=tx.now), {}
@@ -141,10 +245,10 @@ class _RunAdmitter:
         arrived = [WaitlistEntry(one.run_id, one.gating) for one in locked.arrivals]
         await self._lock_runs([*(one.run_id for line in lines.values() for one in line), *(a.run_id for a in arrived)])
         steps = StepAdmitter(tx, self._gates)
-        await steps.look(
+        await steps.read_first(
             [name for name, gate in self._gates.items() if gate.due_at <= tx.now and STEPS in request.types]
         )
-        await locked.take_more([*(one for line in lines.values() for one in line), *steps.standing])
+        await locked.lock_more([*(one for line in lines.values() for one in line), *steps.waiting])
         await count_held(tx, self._gates.values())
         self._queue = FairQueue(tx, self._gates)
         await steps.run(request.steps, self._queue, lines)
@@ -357,7 +461,10 @@ class _RunAdmitter:
         await leave(tx, [*taken, *self._gone])
         await join(tx, joining, {id: run for id, (_, run) in self._runs.items()}, self._placed, self._reasons(joining))
         locked = [self._runs[one.run_id] for one, _ in passing]
-        claimed = await take(tx, locked, self._request.worker, self._request.nonce, self._entropy, admitted=True)
+        request = self._request
+        claimed = await assign(
+            tx, locked, request.worker, request.nonce, self._entropy, build=request.build, admitted=True
+        )
         await self._permit(passing, {one.run.id: one.run.token for one in claimed})
         joined = {one.gate for one in joining}
         # A deleted stale permit made room without an announcement.

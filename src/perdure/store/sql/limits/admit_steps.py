@@ -16,7 +16,7 @@ from perdure.core.limits.breaker import Circuit
 from perdure.core.limits.limit import RequiredGate
 from perdure.core.model.record import NewMessage, RecordKind
 from perdure.core.model.run import FINISHED, Status
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.limits.gate_decision import GateState
 from perdure.store.sql.limits.gates import RESERVED, in_chunks
@@ -83,7 +83,7 @@ class StepAdmitter:
     def __init__(self, tx: Transaction, gates: dict[str, GateState]) -> None:
         self._tx = tx
         self._gates = gates
-        self.standing: list[WaitingStep] = []
+        self.waiting: list[WaitingStep] = []
         self.verdicts: list[StepAdmission] = []
         #: Runs of those that stand in lines, which are locked: status and token.
         self._runs: dict[str, tuple[str, int]] = {}
@@ -91,7 +91,7 @@ class StepAdmitter:
         self.touched: set[str] = set()
         self.called = 0
 
-    async def look(self, due: Sequence[str]) -> None:
+    async def read_first(self, due: Sequence[str]) -> None:
         """Read the first waiting steps at gates that are due."""
         tx = self._tx
         self.touched |= set(due)
@@ -106,8 +106,8 @@ class StepAdmitter:
                     continue
                 one = WaitingStep(run_id, gating, priority, turn, gate)
                 one.location = place
-                self.standing.append(one)
-        ids = sorted({one.run_id for one in self.standing}.union(run_id for run_id, _ in broken))
+                self.waiting.append(one)
+        ids = sorted({one.run_id for one in self.waiting}.union(run_id for run_id, _ in broken))
         self._runs = {run_id: (status, token) for run_id, status, token in await in_chunks(tx, _RUNS, ids)}
         for run_id, place in broken:
             if run_id in self._runs:
@@ -116,7 +116,7 @@ class StepAdmitter:
     async def _ask_anew(self, run_id: str, place: str) -> None:
         """Have a step leave a line in which it cannot be read what it has to pass; its run is told, and asks again."""
         tx = self._tx
-        await tx.execute(_LEAVE, {"run_id": run_id, "place": place, "stood_at": FAR})
+        await tx.execute(_LEAVE, {"run_id": run_id, "place": place, "stood_at": NEVER})
         if Status(self._runs[run_id][0]) not in FINISHED:
             key = f" call:{tx.now}:{place}"
             await deliver(tx, NewMessage(run_id=run_id, kind=RecordKind.CALL, name=place, key=key))
@@ -126,14 +126,14 @@ class StepAdmitter:
     ) -> None:
         """Admit waiting steps that are ahead of the first waiting run, and steps that have just arrived."""
         first = {gate: min(one.place for one in line) for gate, line in runs.items() if line}
-        before = [one for one in self.standing if one.gate not in first or one.place < first[one.gate]]
-        self.standing = [one for one in self.standing if one not in before]
+        before = [one for one in self.waiting if one.gate not in first or one.place < first[one.gate]]
+        self.waiting = [one for one in self.waiting if one not in before]
         await self._call_all(before, queue)
         await self._arrive(arrivals, queue)
 
     async def rest(self, queue: FairQueue) -> None:
         """Let pass who may of the others, when the runs have had their turn."""
-        await self._call_all(self.standing, queue)
+        await self._call_all(self.waiting, queue)
 
     async def _call_all(self, those: Sequence[WaitingStep], queue: FairQueue) -> None:
         full: set[str] = set()

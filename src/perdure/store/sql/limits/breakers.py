@@ -64,13 +64,14 @@ def _tell(tx: Transaction, gate: GateState, before: Circuit) -> None:
     note(tx, gate.name, state)
 
 
-def note(tx: Transaction, name: str, state: BreakerState) -> None:
+def note(tx: Transaction, name: str, state: BreakerState, reason: str = "") -> None:
     """Note the state of a breaker in the audit trail."""
     said = {"by_hand": True} if state.by_hand else {"until": state.until} if state.circuit is Circuit.OPEN else {}
-    tx.note(f"gate:{name}", f"breaker_{state.circuit.value}", to_json(said))
+    because = {"reason": reason} if reason else {}
+    tx.note(f"gate:{name}", f"breaker_{state.circuit.value}", to_json({**said, **because}))
 
 
-async def set_breaker(tx: Transaction, name: str, circuit: Circuit | None) -> None:
+async def set_breaker(tx: Transaction, name: str, circuit: Circuit | None, reason: str = "") -> None:
     """Hold a breaker open or closed; None returns it to its rule with empty counters."""
     gate = (await lock_gates(tx, {name: LimitBounds()}))[name]
     state = gate.breaker = gate.breaker or BreakerState()
@@ -85,7 +86,7 @@ async def set_breaker(tx: Transaction, name: str, circuit: Circuit | None) -> No
         gate.due_at, gate.waits_for = tx.now, ""
         tx.notify(Change.READY)
     if changed:
-        note(tx, name, state)
+        note(tx, name, state, reason)
     await save_gates(tx, [gate])
 
 

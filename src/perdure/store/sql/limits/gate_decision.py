@@ -9,7 +9,7 @@ from typing import TypeVar
 from perdure.core.codec.decoders import decoder_for
 from perdure.core.limits.breaker import BreakerRule, BreakerState, Circuit
 from perdure.core.limits.limit import LimitBounds
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.store.sql.dialect import Row
 from perdure.store.sql.rows import UNREADABLE, unreadable
 
@@ -52,7 +52,7 @@ class GateState:
         self.bounds = self.override or self.declared
         self.held = 0
         #: Its waitlist is not empty.
-        self.waited_at = self.due_at < FAR
+        self.waited_at = self.due_at < NEVER
         self.changed = False
 
     @property
@@ -127,7 +127,7 @@ class GateState:
     def settle(self, now: int, *, waited_at: bool) -> None:
         """Say when it is worth looking again."""
         lacks = self.lacks(now) if waited_at else ""
-        due = FAR
+        due = NEVER
         if waited_at and self.problem:
             _log.error("the gate %s is set aside and lets nothing pass: %s", self.name, self.problem)
             # The row itself may be mended.
@@ -139,7 +139,7 @@ class GateState:
 
     @property
     def _until(self) -> int:
-        return FAR if self.breaker is None else self.breaker.until
+        return NEVER if self.breaker is None else self.breaker.until
 
     def row(self) -> dict[str, object]:
         """As it is saved."""
@@ -167,6 +167,6 @@ def to_bounds(text: str) -> LimitBounds | None:
 
 def check_bounds(bounds: LimitBounds) -> LimitBounds:
     """Give back bounds that make sense. Raises `ValueError`."""
-    if not (0 <= bounds.concurrency < 2**31 and 0 <= bounds.pace < FAR and 1 <= bounds.burst < 2**31):
+    if not (0 <= bounds.concurrency < 2**31 and 0 <= bounds.pace < NEVER and 1 <= bounds.burst < 2**31):
         raise ValueError(f"no bounds: {bounds!r}")
     return bounds

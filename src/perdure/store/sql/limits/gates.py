@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from perdure.core.limits.breaker import PREFIX, BreakerInfo, Circuit, breaker_info
-from perdure.core.limits.limit import KEYED, LimitBounds, LimitInfo, limit_of_gate, queue_gate, type_gate
-from perdure.core.time.duration import FAR
+from perdure.core.limits.limit import KEYED, LimitBounds, LimitInfo, PermitInfo, limit_of_gate, queue_gate, type_gate
+from perdure.core.time.duration import NEVER
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Params, Row, Transaction, placeholders
 from perdure.store.sql.limits.gate_decision import COLUMNS, GateState, to_bounds
 from perdure.store.sql.pauses import LIMITED_QUEUE, LIMITED_TYPE
-from perdure.store.sql.rows import UNREADABLE, unreadable
+from perdure.store.sql.rows import UNREADABLE, to_json, unreadable
 from perdure.store.sql.runs.create import CHUNK
 
 #: Number of full gates that one recheck re-examines; the others follow when they are due.
@@ -58,6 +58,15 @@ WHERE p.gate IN ({{names}})
 GROUP BY p.gate
 """
 
+_HOLDERS = f"""
+SELECT p.gate, p.run_id, p.location, p.granted_at, r.worker
+FROM perdure_permits p
+JOIN perdure_runs r ON r.id = p.run_id
+WHERE p.gate IN ({{names}}) AND {VALID}
+ORDER BY p.gate, p.granted_at, p.run_id, p.location
+LIMIT :limit
+"""
+
 _FORGET = f"""
 DELETE FROM perdure_permits
 WHERE gate IN ({{names}}) AND NOT EXISTS (
@@ -69,7 +78,7 @@ WHERE gate IN ({{names}}) AND NOT EXISTS (
 _SET = """
 UPDATE perdure_gates
 SET override = :override, changed_at = :now, changed_by = :actor,
-    due_at = CASE WHEN due_at < :far THEN :now ELSE due_at END
+    due_at = CASE WHEN due_at < :never THEN :now ELSE due_at END
 WHERE name = :name
 """
 
@@ -95,7 +104,7 @@ LIMIT :limit
 _IDLE = f"""
 SELECT g.name
 FROM perdure_gates g
-WHERE (g.due_at = {FAR} OR g.due_at <= :now) AND g.name LIKE '%{KEYED}%' AND g.override = '' AND g.breaker = ''
+WHERE (g.due_at = {NEVER} OR g.due_at <= :now) AND g.name LIKE '%{KEYED}%' AND g.override = '' AND g.breaker = ''
   AND g.arrival <= :now {{among}}
   AND NOT EXISTS (SELECT 1 FROM perdure_lines l WHERE l.gate = g.name)
   AND NOT EXISTS (
@@ -110,8 +119,8 @@ _FORGET_OF = tuple(
 )
 
 _NEXT_LINE = "SELECT MIN(gate) FROM perdure_lines WHERE gate > :after"
-_NEVER_DUE = f"SELECT name FROM perdure_gates WHERE name IN ({{names}}) AND due_at >= {FAR} {{skip_locked}}"
-_DUE_NOW = f"UPDATE perdure_gates SET due_at = :now WHERE name IN ({{names}}) AND due_at >= {FAR}"
+_NEVER_DUE = f"SELECT name FROM perdure_gates WHERE name IN ({{names}}) AND due_at >= {NEVER} {{skip_locked}}"
+_DUE_NOW = f"UPDATE perdure_gates SET due_at = :now WHERE name IN ({{names}}) AND due_at >= {NEVER}"
 
 _FULL = "SELECT name FROM perdure_gates WHERE waits_for = 'room' ORDER BY name LIMIT :limit {skip_locked}"
 _STIR = "UPDATE perdure_gates SET due_at = :now WHERE name IN ({names}) AND waits_for = 'room' AND due_at > :now"
@@ -230,13 +239,15 @@ async def mend_gates(tx: Transaction, limit: int) -> None:
             tx.notify(Change.READY)
 
 
-async def set_bounds(tx: Transaction, name: str, bounds: LimitBounds | None) -> None:
+async def set_bounds(tx: Transaction, name: str, bounds: LimitBounds | None, reason: str = "") -> None:
     """Override the declared bounds of a gate; None removes the override."""
     gate = (await lock_gates(tx, {name: LimitBounds()}))[name]
     override = "" if bounds is None else msgspec.json.encode(bounds).decode()
     if gate.override != bounds or "override" in gate.problems:
-        await tx.execute(_SET, {"name": name, "override": override, "now": tx.now, "actor": tx.actor, "far": FAR})
-        tx.note(f"gate:{name}", "limit_set" if bounds else "limit_cleared", override or "{}")
+        await tx.execute(_SET, {"name": name, "override": override, "now": tx.now, "actor": tx.actor, "never": NEVER})
+        said = {} if bounds is None else msgspec.to_builtins(bounds)
+        kind = "limit_set" if bounds else "limit_cleared"
+        tx.note(f"gate:{name}", kind, to_json({**said, **({"reason": reason} if reason else {})}))
     row = _limited_row(name)
     if row is not None and bounds is not None and not await tx.fetch(_PAUSED, row):
         await tx.execute(_PAUSE, {**row, "actor": tx.actor, "now": tx.now})
@@ -255,6 +266,15 @@ async def lift_limit_pause(tx: Transaction, gate: GateState) -> None:
 async def gates(tx: Transaction, after: str, limit: int) -> list[LimitInfo]:
     """Gates in the order of their names, after one."""
     return await _shown(tx, await tx.fetch(_PAGE, {"after": after, "limit": limit}))
+
+
+async def valid_permits(tx: Transaction, names: Sequence[str], limit: int) -> list[PermitInfo]:
+    """Permits of these gates that count, by gate and the oldest first."""
+    rows = await in_chunks(tx, _HOLDERS, sorted(set(names)), reserved=tx.now - RESERVED, limit=limit)
+    return [
+        PermitInfo(limit=gate, run_id=run_id, location=location, granted_at=int(granted_at), worker=worker or None)
+        for gate, run_id, location, granted_at, worker in rows[:limit]
+    ]
 
 
 async def one_gate(tx: Transaction, name: str) -> LimitInfo:
@@ -365,8 +385,8 @@ WHERE g.name IN ({names}) AND (
 
 async def next_due(tx: Transaction, types: Sequence[str]) -> int:
     """The next time at which a gate with waiting runs of these types is due."""
-    rows = await _by_due(tx, types, FAR - 1, 1)
-    return int(rows[0][0]) if rows else FAR
+    rows = await _by_due(tx, types, NEVER - 1, 1)
+    return int(rows[0][0]) if rows else NEVER
 
 
 async def due_gates(tx: Transaction, types: Sequence[str], limit: int) -> list[str]:
@@ -392,7 +412,7 @@ async def _by_due(tx: Transaction, types: Sequence[str], until: int, limit: int)
     return sorted(found.values())[:limit]
 
 
-async def lined(tx: Transaction, types: Sequence[str]) -> set[str]:
+async def waitlisted_types(tx: Transaction, types: Sequence[str]) -> set[str]:
     """The types that have a run on a waitlist."""
     return {row[0] for sql, params in _by_type(types) for row in await tx.fetch(sql, params)}
 

@@ -17,7 +17,7 @@ from perdure.core.limits.admission_requests import AdmissionPreview, AdmissionRe
 from perdure.core.limits.call_limits import call_limits_of
 from perdure.core.limits.limit import STRIDE, RequiredGates, WaitlistPosition
 from perdure.core.model.run import Run
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.errors import StoreCorrupt
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Params, Row, Transaction, placeholders
@@ -113,7 +113,7 @@ SELECT COUNT(*) FROM (
 
 _STAND = f"""
 UPDATE perdure_runs
-SET status = 'waiting', reason = :reason, wake_at = {FAR}
+SET status = 'waiting', reason = :reason, wake_at = {NEVER}
 WHERE id IN ({{names}}) AND status = 'pending'
 """
 
@@ -149,7 +149,9 @@ class WaitlistEntry(Struct):
         return self.priority, self.turn, self.run_id
 
 
-async def look(tx: Transaction, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool) -> AdmissionPreview:
+async def preview_admission(
+    tx: Transaction, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool
+) -> AdmissionPreview:
     """Preview of admission: ready runs of these queues and types, and when the next waiting run may pass."""
     rows: list[Row] = []
     for start in range(0, len(pairs), _PARTS):
@@ -263,13 +265,13 @@ class FairQueue:
             _NEW_SHARE, [row for row in rows if (row["gate"], row["fair_key"]) not in self._there]
         )
         for name, gate in self._gates.items():
-            empty = gate.changed and gate.due_at == FAR
+            empty = gate.changed and gate.due_at == NEVER
             before = self._before.get(name, gate.turn)
             if (empty and before != gate.turn) or before // _FORGET_AFTER != gate.turn // _FORGET_AFTER:
                 await self._tx.execute(_FORGET_SHARES, {"gate": name, "turn": gate.turn})
 
 
-async def standing(tx: Transaction, run_id: str) -> WaitlistPosition | None:
+async def waitlist_position(tx: Transaction, run_id: str) -> WaitlistPosition | None:
     """Position of a run on a waitlist."""
     rows = await tx.fetch(_STANDING, {"run_id": run_id})
     if not rows:

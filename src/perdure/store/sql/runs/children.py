@@ -16,6 +16,7 @@ from perdure.store.contract import Change
 from perdure.store.sql.audit import created_event
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.rows import failure
+from perdure.store.sql.runs.attributes import set_first_attributes
 from perdure.store.sql.runs.create import INSERT, params_of
 from perdure.store.sql.runs.inbox import deliver
 from perdure.store.sql.singletons import line_up
@@ -61,6 +62,8 @@ async def start_children(tx: Transaction, parent: str, children: Sequence[NewRun
         if await tx.execute(INSERT, params_of(child, tx.now)) == 1:
             if child.held_back:
                 await line_up(tx, [child])
+            if child.attributes:
+                await set_first_attributes(tx, [child])
             tx.note(child.id, *created_event(child))
             tx.notify(Change.READY)
         else:

@@ -1,22 +1,32 @@
 """Claiming runs whose rows are locked, one statement for all of them, on every database.
 
-`take` is what a claim writes. A claim of many ready runs is the hottest statement of all, so each database spells it
+`assign` is what a claim writes. A claim of many ready runs is the hottest statement of all, so each database spells it
 out: `store/sqlite/claim.py`, `store/postgres/claim.py` (`TAKEN`) and `store/mysql/claim.py` (`_TAKE`). They write the
 same, which the conformance suite checks column by column, with one difference: admission sets `wake_at`.
 
 The claim of plain SQL (`store/plain_sql`) writes the same, too, except for three columns: `lease_until`, because its
 worker has no heartbeat row; `home`, because it keeps nothing in memory; and `claims`, which it only counts up.
+
+Servers read first what there is to claim (`ClaimPreview`), which is all that an idle worker costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from perdure.core.limits.call_limits import has_call_limits
-from perdure.core.model.claim import SUSPECT_AFTER, ClaimByIdRequest, ClaimByIdResult, ClaimedRun, ClaimRefusal
+from perdure.core.model.claim import (
+    SUSPECT_AFTER,
+    ClaimByIdRequest,
+    ClaimByIdResult,
+    ClaimedRun,
+    ClaimRefusal,
+    ClaimResult,
+)
 from perdure.core.model.run import FINISHED, Reason, Run, Status
 from perdure.errors import WorkflowError
 from perdure.store.sql.audit import claim_event
@@ -25,6 +35,53 @@ from perdure.store.sql.limits.gates import in_chunks, limited
 from perdure.store.sql.pauses import LIMITED_QUEUE, LIMITED_TYPE
 from perdure.store.sql.rows import RUN, failure, to_json, to_run
 
+S = TypeVar("S", bound="ClaimPreview")
+
+
+class ClaimPreview(Struct, frozen=True, kw_only=True):
+    """State of the database as far as a claim needs it."""
+
+    now: int
+    #: The workers that live, and whether the one that asks is among them.
+    alive: list[str]
+    welcome: bool
+    #: This claim was made before; its answer was lost.
+    held: bool
+    next_wake: int
+    #: How many are ready, as far as that matters; or whether any is.
+    ready: int
+    early: bool
+    #: When a schedule is due next.
+    next_fire: int
+    #: Kind and name of what is paused.
+    paused: Collection[tuple[str, str]]
+
+    @property
+    def due(self) -> bool:
+        """True if a waiting run is due."""
+        return self.next_wake <= self.now
+
+    @property
+    def nothing(self) -> bool:
+        """True if there is nothing to do for this worker."""
+        return not (self.held or (self.welcome and (self.due or self.ready)))
+
+    def at(self: S, now: int) -> S:
+        """The same at this process's time."""
+        return replace(self, now=now)
+
+    def empty_handed(self) -> ClaimResult:
+        """Result of a claim that took nothing."""
+        return ClaimResult(
+            runs=(),
+            next_wake=self.next_wake,
+            suspects=False,
+            now=self.now,
+            next_fire=self.next_fire,
+            limited=limited(self.paused),
+        )
+
+
 LAST = "SELECT run_id, MAX(seq) FROM perdure_history WHERE run_id IN ({names}) GROUP BY run_id"
 
 _TAKE = """
@@ -32,24 +89,25 @@ UPDATE perdure_runs
 SET status = 'running', reason = NULL, worker = :worker, home = :worker, nonce = :nonce, token = :token,
     claims = :claims,
     progress = :progress, started_at = :started_at, seed = :seed, marked = :marked, deadline = :deadline, close_by = 0,
-    wake_at = :wake_at
+    wake_at = :wake_at, build = CASE WHEN build = '' THEN :build ELSE build END
 WHERE id = :run_id
 """
 
 
-async def take(
+async def assign(
     tx: Transaction,
     locked: Sequence[tuple[int, Run]],
     worker: str,
     nonce: str,
     entropy: Callable[[int], bytes],
     *,
+    build: str,
     admitted: bool = False,
 ) -> list[ClaimedRun]:
     """Assign locked runs to a worker; each comes with its progress so far.
 
     `wake_at` stays the time since when a run was ready. Of a run that was `admitted` it becomes the time of admission,
-    which is the time that a rate and a breaker count.
+    which is the time that a rate and a breaker count. A run that no build has begun keeps `build`.
     """
     seeds = entropy(16 * len(locked)).hex() if locked else ""
     last: dict[str, int] = dict(await in_chunks(tx, LAST, [run.id for _, run in locked]))
@@ -73,11 +131,11 @@ async def take(
         claimed.append(ClaimedRun(run, recorded))
         if tx.repeats or not before.started_at:
             tx.note(run.id, *claim_event(run, starts=not before.started_at))
-    await tx.execute_many(_TAKE, [_row(one.run, last.get(one.run.id, -1)) for one in claimed])
+    await tx.execute_many(_TAKE, [_row(one.run, last.get(one.run.id, -1), build) for one in claimed])
     return claimed
 
 
-def _row(run: Run, progress: int) -> dict[str, object]:
+def _row(run: Run, progress: int, build: str) -> dict[str, object]:
     return {
         "run_id": run.id,
         "worker": run.worker,
@@ -90,6 +148,7 @@ def _row(run: Run, progress: int) -> dict[str, object]:
         "marked": int(run.inbox_seq > run.inbox_read),
         "deadline": run.deadline,
         "wake_at": run.wake_at,
+        "build": build,
     }
 
 
@@ -262,7 +321,7 @@ async def claim_by_id(tx: Transaction, request: ClaimByIdRequest, entropy: Calla
             return await _set_aside(tx, run)
         if not request.alone:
             return ClaimByIdResult(refused=ClaimRefusal.SUSPECT, run=run, now=tx.now)
-    [claimed] = await take(tx, [(progress, run)], request.worker, request.nonce, entropy)
+    [claimed] = await assign(tx, [(progress, run)], request.worker, request.nonce, entropy, build=request.build)
     return ClaimByIdResult(claimed=claimed, now=tx.now, progress=last)
 
 
@@ -308,7 +367,7 @@ async def _set_aside(tx: Transaction, run: Run) -> ClaimByIdResult:
     return ClaimByIdResult(refused=ClaimRefusal.BLOCKED, run=run, now=tx.now)
 
 
-async def due(tx: Transaction, types: Sequence[str], queues: Sequence[str], limit: int) -> list[str]:
+async def ready_run_ids(tx: Transaction, types: Sequence[str], queues: Sequence[str], limit: int) -> list[str]:
     """Runs that could be worked on now, longest waiting first."""
     paused = {tuple(row) for row in await tx.fetch(_PAUSES, {})}
     types = [name for name in types if ("type", name) not in paused]

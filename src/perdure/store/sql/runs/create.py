@@ -15,6 +15,7 @@ from perdure.store.contract import Change
 from perdure.store.sql.audit import created_event
 from perdure.store.sql.dialect import Params, Transaction, placeholders
 from perdure.store.sql.rows import RUN, to_run
+from perdure.store.sql.runs.attributes import set_first_attributes
 from perdure.store.sql.singletons import arrange, debounce, head
 
 #: How many parameters a list in a statement may have.
@@ -112,6 +113,8 @@ async def _insert(tx: Transaction, runs: Sequence[NewRun]) -> None:
     changed = await tx.execute_many(INSERT, [params_of(new, tx.now) for new in runs])
     if changed != len(runs):
         raise StoreUnavailable("another client created a run of the same id or key at the same moment; try again")
+    if any(new.attributes for new in runs):
+        await set_first_attributes(tx, runs)
     if tx.notes:
         for new in runs:
             tx.note(new.id, *created_event(new))

@@ -68,7 +68,9 @@ _DELETE = "UPDATE perdure_runs SET deleted_at = :at WHERE id = :run_id"
 _LOOK = 200
 
 
-async def dead(tx: Transaction, filter: DeadLetterFilter, limit: int, cursor: str | None) -> DeadLetterPage:
+async def list_dead_letters(
+    tx: Transaction, filter: DeadLetterFilter, limit: int, cursor: str | None
+) -> DeadLetterPage:
     """A page of dead letters, the latest run first."""
     found: list[Run] = []
     while len(found) <= limit:
@@ -83,7 +85,7 @@ async def dead(tx: Transaction, filter: DeadLetterFilter, limit: int, cursor: st
     return DeadLetterPage(tuple(letters), _encode(found[limit - 1]) if len(found) > limit else None)
 
 
-async def letter(tx: Transaction, run_id: str) -> DeadLetter | None:
+async def get_dead_letter(tx: Transaction, run_id: str) -> DeadLetter | None:
     """One dead letter; None: the run is none."""
     rows = await tx.fetch(f"SELECT {RUN} FROM perdure_runs WHERE id = :run_id", {"run_id": run_id})
     runs = [run for run in values(to_run, rows) if dead_letter_reason(run.status, run.reason) is not None]

@@ -14,10 +14,11 @@ from perdure.store.sql.audit import error_summary, note_timeout
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.rows import to_json
 
+#: `close_by` stays: a run that ended before it began and is retried has to begin and to finish by its own deadlines.
 _FINISH = """
 UPDATE perdure_runs
 SET status = :status, reason = NULL, output = NULL, error = :error, finished_at = :now,
-    worker = NULL, marked = 0, claims = 0, close_by = 0
+    worker = NULL, marked = 0, claims = 0
 WHERE id = :run_id AND status IN ('pending', 'waiting', 'blocked')
 """
 

@@ -14,7 +14,7 @@ from perdure.core.model.outputs import BroadcastResult
 from perdure.core.model.record import NewMessage, RecordKind, SendOutcome
 from perdure.core.model.run import ABANDONED, FINISHED, Reason, Status
 from perdure.core.model.turn import Turn
-from perdure.core.model.waits import meant_by, waits_from_json
+from perdure.core.model.waits import is_not_taken, meant_by, waits_from_json
 from perdure.errors import RunCancelled
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Row, Transaction
@@ -87,7 +87,9 @@ def _is_misspelt(name: str, target: Row) -> bool:
     if status != Status.WAITING or not waits or f'"name":"{name}"' in waits:
         return False
     found = waits_from_json(waits)
-    return found is not None and found.token == token and meant_by(name, found) is not None
+    if found is None or found.token != token:
+        return False
+    return is_not_taken(name, found) or meant_by(name, found) is not None
 
 
 async def _stop(tx: Transaction, request: NewMessage) -> SendOutcome:

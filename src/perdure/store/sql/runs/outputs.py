@@ -14,6 +14,7 @@ from perdure.core.model.set_aside_messages import set_aside_of
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Params, Transaction
 from perdure.store.sql.rows import OUTPUT, to_json, to_output, values
+from perdure.store.sql.runs.attributes import set_shown_attributes
 
 T = TypeVar("T")
 #: Run, kind and name.
@@ -67,6 +68,9 @@ LIMIT :limit
 
 async def write_outputs(tx: Transaction, shown: Sequence[tuple[str, NewOutput]]) -> None:
     """Write what is not there yet, in this order; each with the id of its run, whose row is locked."""
+    if attributes := [one for one in shown if one[1].kind is OutputKind.ATTRIBUTE]:
+        await set_shown_attributes(tx, attributes)
+        shown = [one for one in shown if one[1].kind is not OutputKind.ATTRIBUTE]
     last = await _last(tx, {(run_id, new.kind.value, new.name) for run_id, new in shown})
     known = await _known(tx, {(run_id, new.key) for run_id, new in shown if new.kind not in REPLACED})
     inserted: dict[tuple[Place, int], Params] = {}

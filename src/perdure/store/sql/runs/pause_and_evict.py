@@ -1,4 +1,4 @@
-"""Orders to single runs.
+"""Orders to single runs, and changes of their priority.
 
 Each is decided and written under the lock of the run's row. A run that a worker holds finds the order in its inbox; for
 any other run it is carried out here. A run is paused from its PAUSE entry to the next RESUME or CANCEL: the entry stays
@@ -23,6 +23,25 @@ SELECT status, reason, inbox_seq, inbox_read, started_at, wake_at, deadline, tok
 FROM perdure_runs
 WHERE id = :run_id
 {for_update}
+"""
+
+_PRIORITY = """
+SELECT status, priority
+FROM perdure_runs
+WHERE id = :run_id
+{for_update}
+"""
+
+_SET_PRIORITY = """
+UPDATE perdure_runs
+SET priority = :priority
+WHERE id = :run_id
+"""
+
+_SET_PRIORITY_WAITING = """
+UPDATE perdure_lines
+SET priority = :priority
+WHERE run_id = :run_id
 """
 
 #: Whether a pause is the last word on that, and what it has to say.
@@ -106,6 +125,22 @@ async def control(tx: Transaction, order: RunOrder) -> OrderOutcome:
             return await _evict(tx, run, order)
         case _:
             return await _wake(tx, run, order)
+
+
+async def set_priority(tx: Transaction, run_id: str, priority: int, reason: str) -> OrderOutcome:
+    """Change the priority of a run that has not finished, in its row and on the waitlist where it waits."""
+    rows = await tx.fetch(_PRIORITY, {"run_id": run_id})
+    if not rows:
+        return OrderOutcome.UNKNOWN
+    status, before = rows[0]
+    if status in FINISHED:
+        return OrderOutcome.FINISHED
+    if before != priority:
+        for sql in (_SET_PRIORITY, _SET_PRIORITY_WAITING):
+            await tx.execute(sql, {"run_id": run_id, "priority": priority})
+        tx.note(run_id, "priority_changed", to_json({"from": before, "to": priority, "reason": reason}))
+        tx.notify(Change.READY)
+    return OrderOutcome.DONE
 
 
 async def _pause(tx: Transaction, run: _Row, order: RunOrder) -> OrderOutcome:

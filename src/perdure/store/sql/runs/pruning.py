@@ -48,7 +48,7 @@ _CHILDREN = f"SELECT {_MEMBER} FROM perdure_runs WHERE parent_id IN ({{chosen}})
 _HIDE = "UPDATE perdure_runs SET deleted_at = :now WHERE id IN ({chosen})"
 
 #: Whatever belongs to a run; the run itself goes last.
-_TABLES = ("history", "messages", "outputs", "topics", "events", "lines", "permits")
+_TABLES = ("history", "messages", "outputs", "topics", "attributes", "events", "lines", "permits")
 
 _START = (0, -1, "")
 #: How many times as many runs as are looked at may go with them in one batch.
@@ -131,7 +131,10 @@ class _Family(Struct, frozen=True):
 
 async def _family(tx: Transaction, roots: Sequence[_Member], budget: int) -> _Family:
     """Runs among these and their descendants that can be deleted."""
-    known, depth = {one.id: one for one in roots}, {one.id: 0 for one in roots}
+    known, depth = (
+        {one.id: one for one in roots},
+        {one.id: 0 for one in roots},
+    )  # equivalent: constant: compared only
     spared: set[str] = set()
     frontier, is_too_large = [one.id for one in roots], False
     while frontier:

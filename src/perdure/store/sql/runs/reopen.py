@@ -28,7 +28,7 @@ from perdure.core.model.run import (
     kept_seed,
 )
 from perdure.core.model.turn import Lease, Turn
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.errors import RunCancelled
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Row, Transaction, placeholders
@@ -369,7 +369,7 @@ async def absorb_inbox(tx: Transaction, run: Run) -> None:
 
 
 async def _untold(tx: Transaction, run: Run, at: int) -> list[Record]:
-    since = run.finished_at or FAR
+    since = run.finished_at or NEVER
     children = await tx.fetch(_UNTOLD, {"run_id": run.id, "since": since})
     if not children:
         return []

@@ -25,10 +25,11 @@ WHERE id = :run_id
 {for_update}
 """
 
+#: `close_by` stays, as in `finish`.
 _END = """
 UPDATE perdure_runs
 SET status = 'failed', reason = NULL, output = NULL, error = :error, finished_at = :now, inbox_seq = :seq,
-    token = token + 1, worker = NULL, home = NULL, lease_until = 0, marked = 0, claims = 0, close_by = 0
+    token = token + 1, worker = NULL, home = NULL, lease_until = 0, marked = 0, claims = 0
 WHERE id = :run_id
 """
 

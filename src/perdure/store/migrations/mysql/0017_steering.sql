@@ -1,0 +1,17 @@
+ALTER TABLE perdure_runs ADD COLUMN /*M! IF NOT EXISTS */ build VARCHAR(200) NOT NULL DEFAULT '';
+
+ALTER TABLE perdure_workers ADD COLUMN /*M! IF NOT EXISTS */ build VARCHAR(200) NOT NULL DEFAULT '';
+
+ALTER TABLE perdure_workers ADD COLUMN /*M! IF NOT EXISTS */ drain LONGTEXT NOT NULL DEFAULT ('');
+
+CREATE TABLE IF NOT EXISTS perdure_documents (
+  kind VARCHAR(16) NOT NULL,
+  name VARCHAR(200) NOT NULL,
+  build VARCHAR(200) NOT NULL DEFAULT '',
+  at BIGINT NOT NULL DEFAULT 0,
+  actor VARCHAR(255) NOT NULL DEFAULT '',
+  body LONGTEXT NOT NULL DEFAULT ('{}'),
+  PRIMARY KEY (kind, name, build),
+  CHECK (kind IN ('source', 'deploy'))
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4
+  /*M! COLLATE utf8mb4_nopad_bin */ /*!50700 COLLATE utf8mb4_0900_bin */;
