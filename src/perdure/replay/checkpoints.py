@@ -22,12 +22,11 @@ class Checkpoints:
 
     def __init__(self, earlier: Sequence[Record], history: Sequence[Record]) -> None:
         #: By location, the latest checkpoint and its record's number; those of earlier attempts included.
-        self._latest: dict[str, tuple[int, Checkpoint]] = {
-            one.location: (one.seq, read_checkpoint(one))
-            for records in (earlier, history)
-            for one in records
-            if one.kind is RecordKind.SCOPE
-        }
+        self._latest: dict[str, tuple[int, Checkpoint]] = {}
+        for records in (earlier, history) if history or earlier else ():
+            self._latest |= {
+                one.location: (one.seq, read_checkpoint(one)) for one in records if one.kind is RecordKind.SCOPE
+            }
         #: Numbers of the records inside each scope, by the scope's path.
         self._inside: dict[str, list[int]] = {}
         #: Numbers of the messages received inside each scope. Their records do not name the scope.

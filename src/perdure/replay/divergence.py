@@ -57,7 +57,7 @@ class RecordedArguments:
         self._locations: dict[tuple[RecordKind, str, str], set[str]] = {}
         self._changed: list[Record] = []
         for record in history:
-            if record.digest and record.kind is not RecordKind.ATTEMPT:
+            if record.digest and record.kind is not RecordKind.ATTEMPT:  # equivalent: connective: no call asks for more
                 key = (record.kind, _name(record), record.digest)
                 self._locations.setdefault(key, set()).add(record.location)
 

@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, MutableMapping, Sequence
 from contextvars import Context as ContextVars
+from functools import cached_property
 from typing import Any
 
 from msgspec.structs import replace
@@ -28,11 +29,10 @@ from perdure.core.model.run import NewRun, OnClose, Status
 from perdure.core.model.run_orders import termination_message
 from perdure.core.model.set_aside_messages import set_aside_output
 from perdure.core.policy.broken_code import is_broken_code, mark_recorded
+from perdure.core.system import DUE, NO_TRACE, LoopTrace
 from perdure.errors import DecodeError, Diverged, LoopStuck, RunTerminated, WorkflowError
 from perdure.replay.checkpoints import Checkpoints, checkpoint_payload, places_below
 from perdure.replay.divergence import RecordedArguments, diverged, position
-from perdure.replay.earlier_attempts import NOTHING, EarlierAttempts
-from perdure.replay.event_loop_errors import refusal_of
 from perdure.replay.operations import (
     ChildOperation,
     OpenOperation,
@@ -44,7 +44,8 @@ from perdure.replay.operations import (
     TimerOperation,
 )
 from perdure.replay.outcome import BrokenCode, CodeHalted, OutcomeContext, RunOutcome, UndoPhase, failed, outcome_of
-from perdure.replay.run_loop import DrainContext, RunTask, end_code, end_tasks, new_operation_future
+from perdure.replay.reused_results import NOTHING, EarlierAttempts
+from perdure.replay.run_loop import DrainContext, RunTask, end_code, end_tasks, new_operation_future, refusal_of
 from perdure.workflow.channels import question_key
 from perdure.workflow.context import Context
 from perdure.workflow.saga import UNDO, UndoLog
@@ -87,9 +88,16 @@ _ASIDE, _ATTEMPT, _BROKEN, _CANCEL, _CHILD, _FORK, _MESSAGE, _SCOPE, _STEP, _WAK
 class Execution(OperationsApi):
     """The execution of one run, and the `Runtime` that its `Context` calls."""
 
-    cancel_requested = False  # class attributes, as in `OperationsApi`
-    outcome: RunOutcome | None = None
-    recorded = NOTHING_RECORDED
+    __slots__ = (
+        "_block_on", "_ending", "_errors", "_gives_up", "_history", "_logger", "_main", "_start", "_trace",
+        "_undo_phase", "cancel_requested", "has_earlier", "next_seq", "orphans", "outcome", "unsaved",
+    )  # fmt: skip
+
+    recorded = NOTHING_RECORDED  # class attributes, as in `OperationsApi`
+    #: True while the results of earlier attempts are recalled, if the inbox has a cancellation that comes after them.
+    cancel_waits = False
+    #: The record of a cancellation that this attempt cannot obey: it has failed, and waits for children before another.
+    unobeyed: Record | None = None
     #: Outcome of the workflow while the run still waits for children (`OnClose.WAIT`).
     _closing: RunOutcome | None = None
     #: Number of entries in `fresh` and `effects` that an earlier holder of the run has handed out already.
@@ -97,8 +105,6 @@ class Execution(OperationsApi):
     #: Records of this attempt that were there when the run was claimed, and records applied so far.
     replayed = _applied = 0
     _arguments: RecordedArguments | None = None
-    _main: RunTask[Any] | None = None
-    _undo_phase: UndoPhase | None = None
     #: Number of records after which the replay ends, because the code was broken when the last of them was applied.
     _live_from: int | None = None
     #: Payload of the record that says so.
@@ -119,23 +125,31 @@ class Execution(OperationsApi):
         gives_up: Callable[[BaseException, int], bool] = lambda error, now: True,
         function: Callable[..., Any] | None = None,
         block_on: tuple[type[Exception], ...] = (),
+        trace: LoopTrace = NO_TRACE,
     ) -> None:
-        earlier = [record for record in history if record.run_attempt < origin.attempt] if origin.attempt > 1 else ()
-        current = history[len(earlier) :]
-        if current and current[-1].kind is _BROKEN:
-            self._broken_before = current[-1].payload
-        current = without_broken(current)
+        earlier: Sequence[Record] = ()
+        current = history
+        if history:
+            if origin.attempt > 1:
+                earlier = [record for record in history if record.run_attempt < origin.attempt]
+                current = history[len(earlier) :]
+            if current and current[-1].kind is _BROKEN:
+                self._broken_before = current[-1].payload
+            current = without_broken(current)
         super().__init__(origin, EarlierAttempts(earlier) if earlier else NOTHING, Checkpoints(earlier, current), codec)
         #: Whether earlier attempts have left results for `recall`.
         self.has_earlier = bool(earlier)
+        self.cancel_requested = False
+        self.outcome: RunOutcome | None = None
+        self._main: RunTask[Any] | None = None
+        self._undo_phase: UndoPhase | None = None
         #: Children that the ended workflow no longer waits for.
-        self.orphans: list[ChildOperation] = []
+        self.orphans: Sequence[ChildOperation] = ()
         #: Records that no turn has taken yet.
         self.unsaved: list[Record] = []
-        #: Operations whose arguments differ from the recorded ones; that alone is no divergence.
-        self.warnings: list[str] = []
         self.loop.on_error = self._on_stray_error
         self._logger = logger
+        self._trace = trace
         self._start = start
         self._ending = OutcomeContext(origin.run_id, origin.type, returns, codec, function)
         self._history = current
@@ -153,6 +167,11 @@ class Execution(OperationsApi):
         if self._broken_before is not None:
             self._live_from = last_applied(current)
 
+    @cached_property
+    def warnings(self) -> list[str]:
+        """Operations whose arguments differ from the recorded ones; that alone is no divergence."""
+        return []
+
     # running
 
     def begin(self, drain_context: DrainContext | None = None) -> None:
@@ -160,7 +179,7 @@ class Execution(OperationsApi):
         context = ContextVars()
         context.run(current_scope.set, self._root)
         self._main = context.run(self.loop.create_main_task, self._body(), context)
-        self._drain(drain_context)
+        self.drain(drain_context)
 
     async def _body(self) -> Any:
         try:
@@ -225,7 +244,10 @@ class Execution(OperationsApi):
 
     def end_replay(self) -> None:
         """Note that the whole history was applied: from here on everything happens for the first time."""
-        self.replaying = self._mailbox.replays = False
+        self.replaying = False
+        if not self._history:
+            return
+        self._mailbox.replays = False
         self.known_fresh, self.known_effects = len(self.fresh), len(self.effects)
         if any(record.kind is _FORK for record in self._history[-2:]):
             # A fork has asked for nothing yet. Messages and runs were sent by the run that it was forked from.
@@ -278,7 +300,7 @@ class Execution(OperationsApi):
                 self.time = record.at
             self.loop.seconds = (self.time - self._origin.started_at) / 1e6
             if self._mailbox.offer(record.location, record.seq):
-                self._drain()
+                self.drain()
             elif self._mailbox.refused:
                 self._set_refused_aside()
 
@@ -316,7 +338,7 @@ class Execution(OperationsApi):
             future.set_result(value)
         if "/" in location:
             self.checkpoints.note(location[: location.rindex("/") + 1], seq)
-        self._drain(drain_context)
+        self.drain(drain_context)
 
     def record_checkpoint(self, operation: ScopeOperation, now: int) -> None:
         """Record a checkpoint and trim what lies before it."""
@@ -419,13 +441,14 @@ class Execution(OperationsApi):
         else:
             self._complete(record)
         if self._closing is None:
-            self._drain()
+            self.drain()
         else:
             self._end(self._closing)
 
     def _cancel(self, record: Record) -> None:
         again, self.cancel_requested = self.cancel_requested, True
         if self._closing is not None:
+            self._leave_to_next_attempt(record)
             self._stop_children()
             return
         if self._undo_phase is not None:
@@ -442,6 +465,7 @@ class Execution(OperationsApi):
             return
         self._let_children_go(_BOUND)
         if self._closing is not None:
+            self._leave_to_next_attempt(record)
             return
         message = termination_message(self.run_id, self._reason(record) or "")
         outcome = failed(RunTerminated(message, run_id=self.run_id), self._codec)
@@ -449,6 +473,10 @@ class Execution(OperationsApi):
             self._end(outcome)
         else:
             self._undo_without_code(outcome, self.undos)
+
+    def _leave_to_next_attempt(self, record: Record) -> None:
+        if self._closing is not None and self._closing.final is False:
+            self.unobeyed = record
 
     def _reason(self, record: Record) -> str | None:
         """Reason of a cancellation; one that cannot be decoded, as it is stored, so that the run can end."""
@@ -678,24 +706,31 @@ class Execution(OperationsApi):
 
     # draining and ending
 
-    def _drain(self, drain_context: DrainContext | None = None) -> None:
+    def drain(self, drain_context: DrainContext | None = None) -> None:
+        """Run the ready callbacks, and end or break the run by its errors. The loop watch looks for its frame."""
+        trace = self._trace
+        if not trace.waiting[DUE]:
+            trace.note(trace)
         try:
             self.loop.drain(drain_context)
         except LoopStuck as error:
             self._end(failed(error, self._codec))
-            return
         except CodeHalted as halted:
             self._break(failed(halted.error, self._codec))
-            return
-        if self.outcome is None and self._main is not None and self._main.done():
-            self._main_ended(self._main)
+        else:
+            if self.outcome is None and self._main is not None and self._main.done():
+                self._main_ended(self._main)
+        finally:
+            if not trace.waiting[DUE]:
+                trace.note(self)
 
     def _main_ended(self, main: RunTask[Any]) -> None:
         if self._undo_phase is not None:
             if self._undo_phase.over:
                 self._end(self._undo_phase.outcome(self._codec))
             return
-        forgotten = [watched.label for watched in self._unawaited.values() if watched.is_forgotten]
+        unawaited = self._unawaited
+        forgotten = [one.label for one in unawaited.values() if one.is_forgotten] if unawaited else []
         outcome = outcome_of(main, self._ending, forgotten, stopped=self.cancel_requested)
         if self._mailbox.unfit is not None and outcome.error is self._mailbox.unfit:
             # A message that was received before does not fit the code any more: that blocks the run.
@@ -707,7 +742,7 @@ class Execution(OperationsApi):
             self._end(outcome)
         elif self._is_to_be_undone(outcome.error):
             self._undo_phase = UndoPhase(outcome, self.undos, self.loop)
-            self._drain()
+            self.drain()
         else:
             self._end(replace(outcome, final=False))
 
@@ -736,22 +771,29 @@ class Execution(OperationsApi):
 
     def _is_to_be_undone(self, error: BaseException) -> bool:
         # A recorded undo shows how this was decided, whatever the policy is by now.
-        decided = any(record.location.endswith(UNDO) for record in self._history[self._applied :])
-        return self.cancel_requested or decided or self._gives_up(error, self.time)
+        rest = self._history[self._applied :]
+        decided = any(record.location.endswith(UNDO) for record in rest)
+        if self.cancel_requested or decided or self._gives_up(error, self.time):
+            return True
+        # Another attempt could come to the same end before it is cancelled. A recorded cancellation came later than
+        # this, either at once or while the run waited for its children; it is obeyed here.
+        return self.cancel_waits or any(record.kind is _CANCEL for record in rest)
 
     def _end(self, outcome: RunOutcome) -> None:
-        children = [operation for operation in self._open.values() if isinstance(operation, ChildOperation)]
-        if children and any(child.options.on_close is OnClose.WAIT for child in children):
-            if self._closing is None:
-                self._begin_to_close(outcome)
-            return
+        if self._open:
+            children = [operation for operation in self._open.values() if isinstance(operation, ChildOperation)]
+            if any(child.options.on_close is OnClose.WAIT for child in children):
+                if self._closing is None:
+                    self._begin_to_close(outcome)
+                return
+            # Children that were cancelled when the workflow ended are cancelled again: earlier versions did it only
+            # here.
+            self.orphans = [*self.orphans, *(child for child in children if child.options.on_close is OnClose.CANCEL)]
+            for operation in self._open.values():
+                # An abandoned child that has not been started yet is still started.
+                operation.open = isinstance(operation, ChildOperation) and not operation.bound
+            self._open.clear()
         self.outcome = outcome
-        # Children that were cancelled when the workflow ended are cancelled again: earlier versions did it only here.
-        self.orphans += [child for child in children if child.options.on_close is OnClose.CANCEL]
-        for operation in self._open.values():
-            # An abandoned child that has not been started yet is still started.
-            operation.open = isinstance(operation, ChildOperation) and not operation.bound
-        self._open.clear()
         self._let_go()
 
     def _begin_to_close(self, outcome: RunOutcome) -> None:
@@ -778,11 +820,12 @@ class Execution(OperationsApi):
 
     def _let_children_go(self, policies: tuple[OnClose, ...]) -> None:
         """Cancel children that the run does not wait for. One that was only just asked for is not started."""
-        for child in [one for one in self._open.values() if isinstance(one, ChildOperation)]:
-            if child.options.on_close in policies:
-                self._close(child)
-                self._closed_children.add(child.location)
-                self.orphans.append(child)
+        children = [one for one in self._open.values() if isinstance(one, ChildOperation)]
+        let_go = [child for child in children if child.options.on_close in policies]
+        for child in let_go:
+            self._close(child)
+            self._closed_children.add(child.location)
+        self.orphans = [*self.orphans, *let_go]
         if not self.silent:
             self.dropped += self.orphans
 

@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from asyncio.events import _get_running_loop
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from msgspec import Struct
@@ -22,12 +23,12 @@ from perdure.core.ids import child_id, short_key
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, NewRun, OnClose, random_source, root_generation
 from perdure.core.model.waits import Wait
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.errors import DuplicateName, WorkflowError
 from perdure.replay.checkpoints import Checkpoints, is_location_over
-from perdure.replay.earlier_attempts import EarlierAttempts
 from perdure.replay.mailbox import Mailbox, bound
-from perdure.replay.run_loop import OperationFuture, RunLoop, RunTimerHandle, new_operation_future
+from perdure.replay.reused_results import EarlierAttempts
+from perdure.replay.run_loop import OperationFuture, RunLoop, RunTimerHandle, new_operation_future, thread_id
 from perdure.workflow.definition import Call
 from perdure.workflow.runtime import (
     Checkpoint,
@@ -40,7 +41,7 @@ from perdure.workflow.runtime import (
 )
 from perdure.workflow.saga import UndoLog
 from perdure.workflow.scopes import Scope, WorkflowRandom, current_scope
-from perdure.workflow.step_info import current_step
+from perdure.workflow.step import current_step
 
 
 class OpenOperation:
@@ -98,7 +99,7 @@ class TimerOperation(OpenOperation):
         super().__init__(location, future)
         #: Workflow time at which the timer was set.
         self.asked_at = asked_at
-        self.due = min(due, FAR)
+        self.due = min(due, NEVER)
         #: Timers that are due at the same time fire in the order in which they were set.
         self.order = order
         self.handle = handle
@@ -245,16 +246,21 @@ class RunOrigin(Struct, frozen=True, kw_only=True):
         return root_generation(self.seed, self.generation)
 
 
+_NO_TOPICS: frozenset[str] = frozenset()
+
+
 class OperationsApi(ABC):
     """Implements the calls of `Runtime` that open operations and cause effects."""
 
-    # Class attributes: most of very many runs never change them, and setting them would take time.
-    undos: UndoLog | None = None
-    replaying = True
-    #: Topics of broadcasts that the run has subscribed to.
-    topics: frozenset[str] = frozenset()
-    #: Whether the run has ever asked for an ephemeral step, which does not wait for earlier records.
-    has_ephemeral = False
+    # Attributes that every run reads. In a `__dict__` there would be too many for CPython to share their names among
+    # runs; class attributes are slow to read.
+    __slots__ = (
+        "__dict__", "__weakref__", "_codec", "_earlier", "_mailbox", "_open", "_origin", "_root", "_unawaited",
+        "checkpoints", "dropped", "effects", "fresh", "has_ephemeral", "loop", "replaying", "run_id", "time", "timers",
+        "topics", "undos",
+    )  # fmt: skip
+
+    # Class attributes: most of very many runs never change them, and no step reads them.
     #: Difference between the randomness of a fork and that of its origin.
     _salt = ""
     _open_children = 0
@@ -268,24 +274,54 @@ class OperationsApi(ABC):
         #: Effects that the worker has not collected.
         self.effects: list[Effect] = []
         self.checkpoints = checkpoints
-        self.loop = RunLoop(origin.run_id, self)
+        self.loop = loop = RunLoop(origin.run_id, self)
+        self.undos: UndoLog | None = None
+        self.replaying = True
+        #: Topics of broadcasts that the run has subscribed to.
+        self.topics = _NO_TOPICS
+        #: Whether the run has ever asked for an ephemeral step, which does not wait for earlier records.
+        self.has_ephemeral = False
         self._origin = origin
-        life = origin.life
-        #: Base of the ids of children, and of keys: a run that continues as new has children of its own.
-        self._parent = origin.run_id if life == 1 else f"{origin.run_id}~{life}"
-        self._key = f"{origin.run_id}:{life}"
         self._codec = codec
         self._earlier = earlier
         self._open: dict[str, OpenOperation] = {}
-        self._closed_children: set[str] = set()
-        self._early_children: dict[str, Record] = {}
-        #: By location, the latest version that the code knows; and locations of removed operations.
-        self._versions: dict[str, int] = {}
-        self._removed: set[str] = set()
-        self._root = self.loop.root
+        self._root = loop.root
         self._unawaited: dict[int, OperationFuture[Any]] = {}
         self.timers = Timers()
         self._mailbox = Mailbox(codec, origin.run_id, checkpoints.received)
+
+    # What few runs need is made on first use.
+
+    @cached_property
+    def _closed_children(self) -> set[str]:
+        """Locations of children whose outcome the workflow has, or does not need any more."""
+        return set()
+
+    @cached_property
+    def _early_children(self) -> dict[str, Record]:
+        """By location, outcomes of children that the workflow has not asked for yet."""
+        return {}
+
+    @cached_property
+    def _versions(self) -> dict[str, int]:
+        """By location, the latest version that the code knows."""
+        return {}
+
+    @cached_property
+    def _removed(self) -> set[str]:
+        """Locations of removed operations."""
+        return set()
+
+    @property
+    def _parent(self) -> str:
+        """Base of the ids of children: a run that continues as new has children of its own."""
+        life = self._origin.life
+        return self.run_id if life == 1 else f"{self.run_id}~{life}"
+
+    @property
+    def _key(self) -> str:
+        """Base of keys."""
+        return f"{self.run_id}:{self._origin.life}"
 
     @abstractmethod
     def _resolve(self, operation: OpenOperation, record: Record) -> None:
@@ -361,7 +397,8 @@ class OperationsApi(ABC):
     def step(self, request: StepRequest) -> asyncio.Future[Any]:
         """Ask for a step at the next location of its name."""
         loop = self.loop
-        if not loop.is_current:
+        # As `is_current` says; inlined, because every step passes here.
+        if loop.thread != thread_id():
             self._check_inside()
         name, identity = request.name, request.spec.identity
         scope = current_scope.get(self._root)
@@ -469,6 +506,7 @@ class OperationsApi(ABC):
             max_attempts=placed.max_attempts,
             options=placed.options,
             held_back=placed.is_single,
+            attributes=options.attributes,
             write_id=short_key(f"{self._key}:{location}"),
         )
         if not self.loop.closed:
@@ -590,7 +628,7 @@ class OperationsApi(ABC):
         handle.location = current_scope.get(self._root).next("sleep" if is_sleep else "timer")
         if self.loop.closed:
             return
-        due = min(when * 1e6, float(FAR - self._origin.started_at))
+        due = min(when * 1e6, float(NEVER - self._origin.started_at))
         due_at = self._origin.started_at + math.ceil(due)
         operation = self.timers.set(handle.location, self.time, due_at, handle=handle)
         self._open[handle.location] = operation

@@ -1,10 +1,16 @@
-"""Outcomes of workflows: completed, failed, cancelled, or continued as new; and the undo that precedes some."""
+"""Outcomes of workflows: completed, failed, cancelled, or continued as new; and the undo that precedes some.
+
+For the error about an operation that was never awaited, it finds the line of the workflow that asked for it
+(`perdure.workflow.call_sites`), in the source of the workflow function, when the run has failed already.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable
 from contextvars import Context as ContextVars
+from pathlib import PurePath
 from typing import Any
 
 from msgspec import Struct
@@ -15,10 +21,13 @@ from perdure.core.codec.failure import Failure
 from perdure.core.model.run import Status
 from perdure.errors import BadArguments, DecodeError, NeverAwaited, PerdureError, RunCancelled
 from perdure.replay.run_loop import RunLoop, RunTask
-from perdure.replay.unawaited import describe_forgotten
+from perdure.workflow.call_sites import call_sites, operation_name
 from perdure.workflow.definition import Call
 from perdure.workflow.runtime import ContinueAsNewSignal
 from perdure.workflow.saga import UndoLog
+
+# Looking up an enum member through its class is slow; this one is needed for every run.
+_COMPLETED = Status.COMPLETED
 
 
 class RunOutcome(Struct, frozen=True):
@@ -101,6 +110,9 @@ def failed(error: BaseException, codec: Codec) -> RunOutcome:
 
 
 def _completed(result: Any, ending: OutcomeContext) -> RunOutcome:
+    stored = ending.codec.store_quickly(result, ending.returns)
+    if stored is not None:
+        return RunOutcome(_COMPLETED, stored[0])
     what = f"result of {ending.type} (run {ending.run_id!r})"
     try:
         payload, _ = ending.codec.store(result, ending.returns, what)
@@ -109,7 +121,7 @@ def _completed(result: Any, ending: OutcomeContext) -> RunOutcome:
         return failed(wrong, ending.codec)
     except PerdureError as error:
         return failed(error, ending.codec)
-    return RunOutcome(Status.COMPLETED, payload)
+    return RunOutcome(_COMPLETED, payload)
 
 
 def _reason(task: asyncio.Task[Any]) -> tuple[str, ...]:
@@ -158,3 +170,28 @@ class UndoPhase:
                 task.cancel("the run has failed, and is being undone")
         await self._undos.settle_blocks()
         await self._undos.undo()
+
+
+def describe_forgotten(label: str, function: Callable[..., Any] | None) -> str:
+    """The label of an operation, with the file, line and code that asked for it if they can be told."""
+    if function is None:
+        return label
+    try:
+        found = _find(label, inspect.unwrap(function))
+    except Exception:
+        # The source may be missing, or be of another version.
+        return label
+    return label if found is None else f"{label} ({found})"
+
+
+def _find(label: str, function: Callable[..., Any]) -> str | None:
+    lines, first = inspect.getsourcelines(function)
+    name = operation_name(label)
+    matching = [one for one in call_sites("".join(lines)) if not one.awaited and name in one.names]
+    # Statements that drop the operation come before assignments, whose operation may be awaited later.
+    candidates = [one for one in matching if one.dropped] or matching
+    if not candidates:
+        return None
+    line = candidates[0].line
+    file = PurePath(inspect.getsourcefile(function) or "?").name
+    return f"{file}:{first + line - 1}: `{lines[line - 1].strip()}`"

@@ -6,12 +6,15 @@ in the same order give the same interleaving, which makes asyncio itself replaya
 
 asyncio keeps tasks in sets, and a set iterates by hash. By default that is the memory address, so `asyncio.wait` and an
 aborting `TaskGroup` would act in another order on replay. The futures and tasks of a run hash by the run and a counter.
+
+`refusal_of` says errors of asyncio in workflow code in terms of workflows.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import inspect
 import sys
 from asyncio import tasks
 from asyncio.events import _get_running_loop, _set_running_loop
@@ -27,6 +30,7 @@ from zlib import crc32
 
 from msgspec import Struct
 
+from perdure.core.codec.failure import attempts_of
 from perdure.core.process_fork import suppress_pending_warning
 from perdure.errors import Evicted, LoopStuck, NotInWorkflow, WorkflowError
 from perdure.workflow.scopes import Scope, current_scope
@@ -69,6 +73,9 @@ def _keep(_: AsyncGenerator[Any, Any]) -> None:
 
 
 T = TypeVar("T")
+
+#: Identifies the caller's thread.
+thread_id = get_ident
 
 #: Callbacks without a durable operation after which a drain counts as an endless loop.
 STUCK_AFTER = 100_000
@@ -148,7 +155,7 @@ class RunLoop(asyncio.AbstractEventLoop):
         self._ready: deque[ReadyCallback] = deque()
         self._timers: TimerSink | None = timers
         # A bare counter would collide between runs in asyncio's global set of tasks.
-        self._hash_base = crc32(run_id.encode()) << 24
+        self.hash_base = crc32(run_id.encode()) << 24
         #: Scope of everything that is in no other scope.
         self.root = Scope()
         #: Callbacks since the last durable operation; very many mean an endless loop.
@@ -157,7 +164,7 @@ class RunLoop(asyncio.AbstractEventLoop):
         self.seconds = 0.0
         self.closed = False
         #: Thread that executes code of the run at the moment; 0 if none does.
-        self._thread = 0
+        self.thread = 0
         self.tasks: dict[RunTask[Any], None] = {}
         #: Generators that may not be finished, with the path of the scope in which each began.
         self.generators: list[tuple[AsyncGenerator[Any, Any], str]] = []
@@ -174,8 +181,8 @@ class RunLoop(asyncio.AbstractEventLoop):
         """Return such a number for an object that is made in a scope."""
         scope.futures += 1
         if not scope.path:
-            return self._hash_base + scope.futures
-        return self._hash_base + (scope.number << 24) + scope.futures
+            return self.hash_base + scope.futures
+        return self.hash_base + (scope.number << 24) + scope.futures
 
     def next_task_name(self) -> str:
         """Return a name for a task that was given none."""
@@ -252,7 +259,9 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     def create_main_task(self, coro: Coroutine[Any, Any, Any], context: Context) -> RunTask[Any]:
         """Make the main task of the workflow. It is not listed with the others; the caller keeps it."""
-        return RunTask(coro, loop=self, name=None, context=context)
+        # The name and the hash are the first of the root scope, as `RunTask` would ask for them.
+        self.root.tasks += 1
+        return RunTask(coro, loop=self, name=f"task-{self.root.tasks}", context=context)
 
     def _forget(self, task: Any) -> None:
         self.tasks.pop(task, None)
@@ -261,7 +270,7 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     def drain(self, drain_context: DrainContext | None = None) -> None:
         """Run callbacks until none is ready. Raises `LoopStuck` if that never happens."""
-        if self._thread:
+        if self.thread:
             self._run_ready()
         elif not self._ready:
             return
@@ -270,12 +279,12 @@ class RunLoop(asyncio.AbstractEventLoop):
                 self._run_ready()
         else:
             # As `inside` does; inlined, because every step passes here.
-            self._thread = get_ident()
+            self.thread = thread_id()
             _set_running_loop(self)
             try:
                 self._run_ready()
             finally:
-                self._thread = 0
+                self.thread = 0
                 _set_running_loop(drain_context.loop)
 
     def _run_ready(self) -> None:
@@ -307,18 +316,18 @@ class RunLoop(asyncio.AbstractEventLoop):
     def is_current(self) -> bool:
         """True if code of this run is being executed by the caller's thread."""
         # asyncio is not asked, because it asks the operating system for the process id at each call.
-        return self._thread == get_ident()
+        return self.thread == thread_id()
 
     @contextmanager
     def inside(self) -> Generator[None]:
         """Make this the running loop and the holder of new generators."""
         with DrainContext() as drain_context:
-            before, self._thread = self._thread, get_ident()
+            before, self.thread = self.thread, thread_id()
             _set_running_loop(self)
             try:
                 yield
             finally:
-                self._thread = before
+                self.thread = before
                 _set_running_loop(drain_context.loop)
 
     def hold_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
@@ -328,7 +337,7 @@ class RunLoop(asyncio.AbstractEventLoop):
             self.generators = [
                 held
                 for held in self.generators
-                if held[0].ag_frame is not None  # type: ignore[attr-defined]
+                if held[0].ag_frame is not None  # type: ignore[attr-defined] # typeshed lacks it
             ]
         self.generators.append((generator, current_scope.get(self.root).path))
 
@@ -585,7 +594,13 @@ def new_operation_future(
 ) -> OperationFuture[Any]:
     """Make a future for an operation, listed until something awaits it."""
     future: OperationFuture[Any] = OperationFuture(loop=loop)
-    future.stable_hash = number = loop.next_hash_in(scope)
+    if scope.path:
+        number = loop.next_hash_in(scope)
+    else:
+        # As `next_hash_in` does; inlined, because every step passes here.
+        scope.futures += 1
+        number = loop.hash_base + scope.futures
+    future.stable_hash = number
     future.label = label
     future.unawaited = unawaited
     if unawaited is not None:
@@ -661,3 +676,33 @@ def _throw_through(code: Any) -> bool:
     except BaseException:  # any exception means that the code has ended
         return True
     return False
+
+
+def refusal_of(error: RuntimeError) -> NotInWorkflow | None:
+    """Translate an error of asyncio that workflow code has met; None for other errors, and for those of steps."""
+    text = str(error)
+    if attempts_of(error) is not None:
+        return None
+    if "cannot be called from a running event loop" in text:
+        _close_argument(error)
+        return NotInWorkflow(
+            f"a workflow runs in an event loop already, so {text.partition(' ')[0]} does not work in it; run the "
+            "function as a step: `await ctx.step(function, ...)`, where replay does not run it again"
+        )
+    if "attached to a different loop" in text:
+        return NotInWorkflow(
+            "workflow code awaited something of another event loop, such as a future, a lock or a connection that was "
+            "made outside; replay could not wait for it again; await it in a step: `await ctx.step(function, ...)`"
+        )
+    return None
+
+
+def _close_argument(error: RuntimeError) -> None:
+    """Close the coroutine that `asyncio.run` was given; otherwise Python warns first that it was never awaited."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is not None and trace.tb_frame.f_globals.get("__name__") == "asyncio.runners":
+        for value in list(trace.tb_frame.f_locals.values()):
+            if inspect.iscoroutine(value) and inspect.getcoroutinestate(value) == inspect.CORO_CREATED:
+                value.close()

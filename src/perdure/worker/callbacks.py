@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 
 from msgspec import Struct
 
-from perdure.core.system import System
+from perdure.core.system import NO_TRACE, LoopTrace, System
 from perdure.replay.run_loop import DrainContext
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def guarded(method: Callable[[B, *A], None]) -> Callable[[B, *A], None]:
     return call
 
 
-def runs(task: asyncio.Task[Any] | None) -> bool:
+def is_executed_by(task: asyncio.Task[Any] | None) -> bool:
     """True if that task executes the caller; False if the coroutine is being closed because its loop is gone."""
     try:
         return task is not None and asyncio.current_task() is task
@@ -69,7 +69,7 @@ def is_end_of(task: asyncio.Task[Any] | None, error: BaseException) -> bool:
     """True if an error from user code is the end of the calling task: it was cancelled, or closed with its loop."""
     if isinstance(error, asyncio.CancelledError):
         return task is None or task.cancelling() > 0
-    return isinstance(error, GeneratorExit) and not runs(task)
+    return isinstance(error, GeneratorExit) and not is_executed_by(task)
 
 
 #: Results that share one clock reading: what workflows do in between takes time, too.
@@ -114,7 +114,15 @@ class Flushable(Protocol):
 class StepResults:
     """Results of steps, handed to their runs together."""
 
-    def __init__(self, system: System, read_clock: Callable[[DrainContext], ClockReading], journal: Flushable) -> None:
+    def __init__(
+        self,
+        system: System,
+        read_clock: Callable[[DrainContext], ClockReading],
+        journal: Flushable,
+        trace: LoopTrace = NO_TRACE,
+    ) -> None:
+        #: Trace of the loop on which async steps are executed.
+        self.trace = trace
         self._system = system
         self._read_clock = read_clock
         self._journal = journal
@@ -185,4 +193,7 @@ class RunStarts:
         with DrainContext() as drain_context:
             reading = self._read_clock(drain_context)
             for held in part:
-                held.begin(reading)
+                try:
+                    held.begin(reading)
+                except Exception as error:
+                    held.block(error)

@@ -13,10 +13,12 @@ import traceback
 from collections.abc import Callable
 
 from perdure.core.background_loops import LoopGuard, LoopHealth
+from perdure.core.model.worker_info import HeartbeatResult
 from perdure.core.printed_text import log_with_trace
 from perdure.core.system import Background, System
 from perdure.errors import StoreError
 from perdure.store.contract import Store
+from perdure.worker.loop_watch import without_collection
 
 logger = logging.getLogger("perdure.worker")
 
@@ -41,6 +43,7 @@ class Heartbeat:
         stall_limit: float,
         health: LoopHealth,
         on_dead: Callable[[], None],
+        on_drain: Callable[[], None],
         running: Callable[[], str | None],
     ) -> None:
         self._store = store
@@ -54,6 +57,8 @@ class Heartbeat:
         # The main loop is asked once per heartbeat, so with a long lease a short limit could not be met.
         self._stall_limit = max(stall_limit, lease)
         self._on_dead = on_dead
+        #: Called on the main loop while an operator's order to drain stands.
+        self._on_drain = on_drain
         #: Returns the steps that have been under way for a while. Called from the heartbeat's thread.
         self._running = running
         self._loop = asyncio.get_running_loop()
@@ -79,10 +84,13 @@ class Heartbeat:
     async def renew(self) -> None:
         """Renew the lease now, after the process was suspended for example."""
         before = self._system.monotonic()
-        if await self._store.heartbeat(self._worker_id, self._running()):
-            self.safe_until = before + self._lease * SAFE_SHARE
-        else:
+        answer = await self._store.heartbeat(self._worker_id, self._running())
+        if not answer:
             self._on_dead()
+            return
+        self.safe_until = before + self._lease * SAFE_SHARE
+        if answer is HeartbeatResult.DRAIN:
+            self._on_drain()
 
     async def _beat(self) -> None:
         share = INTERVAL_SHARE
@@ -97,7 +105,7 @@ class Heartbeat:
             try:
                 # A connection may be dead without notice; another one may still be in time.
                 async with asyncio.timeout(self._lease * PATIENCE_SHARE):
-                    alive = await self._store.heartbeat(self._worker_id, self._running())
+                    answer = await self._store.heartbeat(self._worker_id, self._running())
             except (StoreError, TimeoutError) as error:
                 logger.warning("heartbeat of worker %s failed: %s", self._worker_id, str(error) or "no answer")
                 share = AGAIN_SHARE
@@ -106,9 +114,11 @@ class Heartbeat:
                 self._guard.failed(error)
                 share = AGAIN_SHARE
                 continue
-            if not alive:
+            if not answer:
                 break
             self.safe_until = before + self._lease * SAFE_SHARE
+            if answer is HeartbeatResult.DRAIN and not self._call_main_loop(self._on_drain):
+                return
             await self._report()
         # A blocked loop learns of it when it is free again; by then other workers have its runs.
         self._call_main_loop(self._on_dead)
@@ -143,7 +153,9 @@ class Heartbeat:
         silent = 0.0 if asked is None else self._system.monotonic() - asked
         if silent < self._stall_limit:
             return False
-        stacks = "".join("".join(traceback.format_stack(frame)) for frame in sys._current_frames().values())
+        with without_collection():
+            frames = sys._current_frames()
+        stacks = "".join("".join(traceback.format_stack(frame)) for frame in frames.values())
         log_with_trace(
             logger,
             logging.CRITICAL,

@@ -31,8 +31,8 @@ from perdure.worker.workflow_guard import IoGuard
 SHORTEST_LEASE = 0.1
 
 
-class WorkerSettings(TypedDict, total=False):
-    """Options of `Engine.worker`, as users give them. `WorkerOptions` has the defaults."""
+class WorkerOptions(TypedDict, total=False):
+    """Options of `Engine.worker`, as users give them. `WorkerSettings` has the defaults."""
 
     #: Runs that the worker executes at the same time. Waiting runs take no slot.
     slots: int
@@ -68,8 +68,8 @@ class WorkerSettings(TypedDict, total=False):
     watch_io: bool
 
 
-class WorkerOptions(Struct, frozen=True, kw_only=True):
-    """Checked options of a worker, durations in seconds. `WorkerSettings` says what most of them mean."""
+class WorkerSettings(Struct, frozen=True, kw_only=True):
+    """Settings of a worker: checked options, durations in seconds. `WorkerOptions` says what most of them mean."""
 
     slots: int = 500
     queues: tuple[str, ...] = (DEFAULT_QUEUE,)
@@ -102,12 +102,12 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(
-        cls, *, retention: Retention | None = None, claims: bool = True, **settings: Unpack[WorkerSettings]
-    ) -> WorkerOptions:
-        """Check the settings of a user. Raises `UsageError`, which names the option."""
-        if unknown := settings.keys() - _CHECKS.keys():
+        cls, *, retention: Retention | None = None, claims: bool = True, **options: Unpack[WorkerOptions]
+    ) -> WorkerSettings:
+        """Check the options of a user. Raises `UsageError`, which names the option."""
+        if unknown := options.keys() - _CHECKS.keys():
             raise BadArguments(no_option("a worker", unknown, _CHECKS))
-        given: Mapping[str, Any] = settings
+        given: Mapping[str, Any] = options
         checked = {name: check(given[name]) for name, check in _CHECKS.items() if name in given}
         # None is the default.
         return cls(
@@ -135,7 +135,7 @@ def _whole(name: str, least: int) -> Callable[[object], int]:
     return lambda value: check_whole(name, value, least)
 
 
-#: One check for each option of `WorkerSettings`.
+#: One check for each option of `WorkerOptions`.
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "slots": _whole("slots", 1),
     "queues": _queues,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from perdure.core.background_loops import Alarm, LoopGuard, LoopHealth
 from perdure.core.system import System
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.store.contract import Store
 
 logger = logging.getLogger("perdure.worker")
@@ -34,8 +34,9 @@ class Scheduler:
         self._system = system
         self._actor = actor
         self._alarm = Alarm(system)
-        self._due = FAR
-        self._noted_at = 0.0
+        self._due = NEVER
+        #: Time of the start, or of the last query.
+        self._queried_at = 0.0
         self._task: asyncio.Task[None] | None = None
         self._waiting = True
         self._working = False
@@ -47,7 +48,7 @@ class Scheduler:
 
     def start(self) -> None:
         """Start. There is a task only once a schedule exists."""
-        self._noted_at = self._system.monotonic()
+        self._queried_at = self._system.monotonic()
         self._working = True
 
     async def stop(self) -> None:
@@ -59,15 +60,15 @@ class Scheduler:
 
     def note_next_fire(self, due: int) -> None:
         """Note the next fire time, as a claim returned it."""
-        self._noted_at = self._system.monotonic()
         if due < self._due and self._working:
             self._expect(due)
 
-    def query_if_stale(self) -> None:
-        """Query the next fire time if no claim has returned one for a while."""
-        if self._working and self._system.monotonic() - self._noted_at >= QUERY_AFTER:
-            self._noted_at = self._system.monotonic()
-            self._expect(0)
+    def query_if_stale(self, claimed_at: float) -> None:
+        """Query the next fire time if no claim has returned one for a while; `claimed_at`: time of the last claim."""
+        now = self._system.monotonic()
+        if self._working and now - max(claimed_at, self._queried_at) >= QUERY_AFTER:
+            self._queried_at = now
+            self._expect(0)  # equivalent: constant: any time in the past
 
     def _expect(self, due: int) -> None:
         self._due = due
@@ -82,10 +83,10 @@ class Scheduler:
             left = (self._due - self._store.clock()) / 1e6
             if left > 0:
                 self._waiting = True
-                await self._alarm.wait(None if self._due >= FAR else max(_SHORTEST, left))
+                await self._alarm.wait(None if self._due >= NEVER else max(_SHORTEST, left))
                 continue
             # A fire time that is noted during the call may be newer than its answer.
-            self._waiting, self._due = False, FAR
+            self._waiting, self._due = False, NEVER
             fired = await self._store.fire(BATCH, self._actor())
             self._due = min(self._due, fired.next_due)
             self._guard.succeeded()

@@ -16,9 +16,10 @@ from perdure.store.contract import Store
 from perdure.worker.callbacks import ClockReading, StepResults
 from perdure.worker.commit.journal import Journal
 from perdure.worker.limits.gatekeeper import Gatekeeper
-from perdure.worker.options import WorkerOptions
+from perdure.worker.options import WorkerSettings
 from perdure.worker.steps.emit import EmitBuffer
 from perdure.worker.steps.threads import StepThreads
+from perdure.worker.unserved_children import UnservedChildren
 from perdure.worker.workflow_guard import IoGuard
 
 if TYPE_CHECKING:
@@ -41,13 +42,13 @@ class RunOwner(Protocol):
     def ended(self, held: HeldRun, after: NextState | None) -> None:
         """Handle the end of a run in this worker; `after` is None if the lease was lost."""
 
-    def singletons_started(self, names: Sequence[str]) -> None:
+    def start_successors(self, names: Sequence[str]) -> None:
         """Start the next runs of these singletons: one has ended, or new ones were started."""
 
-    def moving(self, held: HeldRun, leave: Callable[[str | None], None]) -> None:
+    def relocate(self, held: HeldRun, leave: Callable[[str | None], None]) -> None:
         """Find another worker for a run, and call `leave` with its id, or with None."""
 
-    def unread(self, held: HeldRun) -> None:
+    def read_inbox(self, held: HeldRun) -> None:
         """Read inbox entries that the run has not received."""
 
     def read_interruptions(self, held: WorkflowRun) -> None:
@@ -73,10 +74,11 @@ class Services(Struct, frozen=True, kw_only=True):
     gatekeeper: Gatekeeper
     codec: Codec
     errors: ErrorTypes
-    options: WorkerOptions
+    settings: WorkerSettings
     owner: RunOwner
     #: Returns what the caller of `Engine.execute` gave for a run, by the run's id.
     credentials: Callable[[str], Mapping[str, Any]]
+    unserved_children: UnservedChildren
     #: Watches workflow code for I/O; None: nothing does.
     guard: IoGuard | None = None
     #: For `ctx.log`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from typing import Protocol
+from typing import Any, Protocol
 
 from perdure.core.system import System
 
@@ -19,6 +19,8 @@ class Stoppable(Protocol):
     """A worker that signals can stop."""
 
     id: str
+    #: Set when an operator orders the worker to drain.
+    ordered_to_drain: asyncio.Event
 
     async def start(self) -> None:
         """Start to work."""
@@ -34,7 +36,10 @@ class Stoppable(Protocol):
 
 
 async def work_until_signalled(worker: Stoppable, system: System) -> None:
-    """Start, work until SIGTERM, SIGINT or cancellation, then stop. After a second signal, do not wait for steps."""
+    """Start, work until SIGTERM, SIGINT, an order to drain or cancellation, then stop.
+
+    After a second signal, do not wait for steps.
+    """
     loop = asyncio.get_running_loop()
     signalled: asyncio.Future[None] = loop.create_future()
     stopping: asyncio.Task[None] | None = None
@@ -51,7 +56,12 @@ async def work_until_signalled(worker: Stoppable, system: System) -> None:
         loop.add_signal_handler(number, on_signal)
     try:
         await worker.start()
-        await signalled
+        ordered = system.spawn(worker.ordered_to_drain.wait(), "perdure drain order")
+        either: list[asyncio.Future[Any]] = [signalled, ordered]
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ordered.cancel()
     finally:
         stopping = system.spawn(worker.stop(), "perdure stop")
         await asyncio.wait([stopping])

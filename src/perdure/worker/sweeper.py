@@ -200,6 +200,6 @@ def singleton_freed_by(run: Run, after: NextState | None) -> str | None:
 async def start_successors(names: Sequence[str], store: Store, actor: str) -> None:
     """Start the next runs of singletons. An error leaves that to the next sweep."""
     try:
-        await store.succeed(names, actor)
+        await store.start_successors(names, actor)
     except StoreError as error:
         logger.warning("cannot look after %s; the next sweep will: %s", ", ".join(names), error)

@@ -23,9 +23,9 @@ from perdure.core.model.claim import ClaimedRun
 from perdure.core.model.record import Message, Record
 from perdure.core.model.run import NO_OPTIONS, Reason
 from perdure.core.model.turn import Lease, NextState, Park, RetryLater
-from perdure.core.model.worker_info import RunningStep, WorkerInfo, steps_to_json
+from perdure.core.model.worker_info import DrainOrder, RunningStep, WorkerInfo, steps_to_json
 from perdure.core.routing import TypeInfo
-from perdure.core.system import System
+from perdure.core.system import LoopTrace, System
 from perdure.errors import EngineClosed
 from perdure.replay.run_loop import DrainContext
 from perdure.store.contract import Change, Store
@@ -33,25 +33,26 @@ from perdure.worker.callbacks import ClockReading, RunStarts, StepResults
 from perdure.worker.claiming.claimer import Claimer
 from perdure.worker.claiming.inbox_reader import InboxReader
 from perdure.worker.claiming.pushed_runs import PushExecutor
-from perdure.worker.claiming.resident_runs import Residents
 from perdure.worker.commit.attempt_log import AttemptLog
 from perdure.worker.commit.hooks import HookCaller
 from perdure.worker.commit.journal import Journal
 from perdure.worker.heartbeat import Heartbeat
 from perdure.worker.limits.gatekeeper import Gatekeeper
 from perdure.worker.loop_watch import LoopWatch
-from perdure.worker.options import WorkerOptions
+from perdure.worker.options import WorkerSettings
 from perdure.worker.run.activity_run import ActivityRun, read_earlier_attempts
 from perdure.worker.run.held_run import HeldRun, Stage
-from perdure.worker.run.interruptions import read_interruptions
+from perdure.worker.run.interrupted_steps import read_interruptions
 from perdure.worker.run.pause_and_evict import relocate
 from perdure.worker.run.workflow_run import WorkflowRun
 from perdure.worker.scheduler import Scheduler
 from perdure.worker.services import Services
 from perdure.worker.signals import work_until_signalled
+from perdure.worker.sources import source_documents
 from perdure.worker.steps.emit import EmitBuffer
 from perdure.worker.steps.threads import StepThreads
 from perdure.worker.sweeper import Sweeper, singleton_freed_by, start_successors
+from perdure.worker.unserved_children import UnservedChildren
 from perdure.worker.workflow_guard import install_audit_hook, io_guard
 from perdure.workflow.activity import Activity
 from perdure.workflow.definition import Definition, Workflow
@@ -81,14 +82,16 @@ class Worker:
         system: System,
         codec: Codec,
         errors: ErrorTypes,
-        options: WorkerOptions,
+        settings: WorkerSettings,
         hook_caller: HookCaller | None = None,
         where: str = "its database",
+        build: str = "",
+        registers_sources: bool = True,
     ) -> None:
-        """`where`: the database in the log, without a password."""
+        """`where`: the database in the log, without a password. `build`: version of the code."""
         self.id = ""
-        self._where = where
-        self.options = options
+        self.build, self._registers_sources, self._where = build, registers_sources, where
+        self.settings = settings
         #: Whether the worker lets go of its runs and begins nothing: it was stopped, or it drains.
         self.stopping = False
         self._stopped = False
@@ -96,28 +99,31 @@ class Worker:
         self.health = LoopHealth()
         self._guard_tasks = LoopGuard("task", system, self.health, logger)
         self._draining: asyncio.Task[None] | None = None
+        #: Set when an operator orders the worker to drain; the task stops it then.
+        self.ordered_to_drain = asyncio.Event()
+        self._obeying: asyncio.Task[None] | None = None
         #: Seconds to stay away after draining; doubles while that does not help.
-        self._stay_away = options.lease
-        self._store = store
-        self._system = system
-        self._workflows = workflows
+        self._stay_away = settings.lease
+        self._store, self._system, self._workflows = store, system, workflows
+        self._unserved_children = UnservedChildren(system, store, workflows)
         self._hook_caller = hook_caller
-        attempt_log = AttemptLog(None if hook_caller is None else hook_caller.failed, lambda: self.id)
+        attempt_log = AttemptLog(None if hook_caller is None else hook_caller.queue_failures, lambda: self.id)
         self._journal = Journal(store, system, lambda: self.id, self._read_clock, self.health, attempt_log)
-        self._threads = StepThreads(options.abandoned_threads, options.processes)
+        self._threads = StepThreads(settings.abandoned_threads, settings.processes)
         self.executor = PushExecutor(store, system, self)
         self._claimer = Claimer(store, system, self)
-        self.gatekeeper = Gatekeeper(store, system, codec, workflows, options.queues, self._claimer.wake)
+        self.gatekeeper = Gatekeeper(store, system, codec, workflows, settings.queues, self._claimer.wake, build)
         self._services = self._make_services(codec, errors)
         self._held: dict[str, HeldRun] = {}
         #: Held runs whose outcome is being written.
         self._ending: set[HeldRun] = set()
         self._run_starts = RunStarts(self._read_clock, in_parts=store.lanes > 1)
-        self._residents = Residents(options.resident)
         self._heartbeat: Heartbeat | None = None
         self.scheduler = Scheduler(store, system, lambda: self.id, self.health)
         self._sweeper = Sweeper(
-            store, system, options.lease, self.scheduler.query_if_stale, self.health, options.retention
+            *(store, system, settings.lease),
+            lambda: self.scheduler.query_if_stale(self._claimer.claimed_at),
+            *(self.health, settings.retention),
         )
         self._run_tasks: set[asyncio.Task[None]] = set()
         self._inbox_reader = InboxReader(store, system, self._spawn_for_run, self.health)
@@ -135,16 +141,17 @@ class Worker:
             actor=lambda: self.id,
             read_clock=self._read_clock,
             journal=self._journal,
-            results=StepResults(self._system, self._read_clock, self._journal),
+            results=StepResults(self._system, self._read_clock, self._journal, LoopTrace(self._system.monotonic)),
             emit_buffer=EmitBuffer(codec),
             threads=self._threads,
             gatekeeper=self.gatekeeper,
             codec=codec,
             errors=errors,
-            options=self.options,
+            settings=self.settings,
             owner=self,
             credentials=self.executor.credentials,
-            guard=self.options.guard or (io_guard() if self.options.watch_io else None),
+            unserved_children=self._unserved_children,
+            guard=self.settings.guard or (io_guard() if self.settings.watch_io else None),
         )
 
     async def __aenter__(self) -> Worker:
@@ -178,17 +185,21 @@ class Worker:
             self._hook_caller.start(self)
         self.scheduler.start()
         self._claimer.start()
-        if self.options.warn_blocked:
-            self._loop_watch = LoopWatch(self._system, self.options.warn_blocked, lambda: self.id)
+        if self.settings.warn_blocked:
+            self._loop_watch = LoopWatch(
+                *(self._system, self.settings.warn_blocked, lambda: self.id),
+                self._services.results.trace,
+                lambda: [one for held in list(self._held.values()) for one in held.attempts_under_way()],
+            )
             self._loop_watch.start()
         self._log_start()
 
     def _log_start(self) -> None:
-        options = self.options
+        settings = self.settings
         logger.info(
             "worker %s has started on %s as process %d: types %s; queues %s; %d slots; lease %g s",
-            *(self.id, self._where, os.getpid(), _listed(sorted(self._workflows)), _listed(options.queues)),
-            *(options.slots, options.lease),
+            *(self.id, self._where, os.getpid(), _listed(sorted(self._workflows)), _listed(settings.queues)),
+            *(settings.slots, settings.lease),
             extra={"worker": self.id},
         )
 
@@ -202,21 +213,24 @@ class Worker:
                 id=self.id,
                 host=socket.gethostname(),
                 pid=os.getpid(),
-                queues=self.options.queues,
+                queues=self.settings.queues,
                 types=tuple(sorted(self._workflows)),
-                slots=self.options.slots,
-                lease=int(self.options.lease * 1e6),
+                slots=self.settings.slots,
+                lease=int(self.settings.lease * 1e6),
+                build=self.build,
             ),
             [type_info(workflow) for workflow in self._workflows.values()],
+            source_documents(self._workflows.values(), self.build) if self._registers_sources else (),
         )
         self._heartbeat = Heartbeat(
             self._store,
             self._system,
             self.id,
-            lease=self.options.lease,
-            stall_limit=self.options.stall_limit,
+            lease=self.settings.lease,
+            stall_limit=self.settings.stall_limit,
             health=self.health,
             on_dead=self.declared_dead,
+            on_drain=self.drain_ordered,
             running=lambda: steps_to_json(self.running_steps()),
         )
         self._heartbeat.start()
@@ -250,7 +264,7 @@ class Worker:
         """Begin a new life: what this one holds may follow from commits that are lost."""
         self._replaced = True
         self.drop_everything()
-        self._residents.clear()
+        self._claimer.residents.clear()
         self._give_up_waiting()
         self.declared_dead()
 
@@ -264,7 +278,7 @@ class Worker:
         logger.warning("worker %s %s; it drops %d runs and begins a new life", self.id, cause, len(self._held))
         await self._claimer.stop()
         self.drop_everything()
-        self._residents.clear()
+        self._claimer.residents.clear()
         self.gatekeeper.forget()
         if self._heartbeat is not None:
             await self._heartbeat.stop()
@@ -272,6 +286,8 @@ class Worker:
         if self._replaced:
             # In the new database it still has a lease, which would keep its runs from others.
             await guard.keep_going(lambda: self._store.retire(former))
+        if await self._is_ordered_to_drain(guard):
+            return
         await guard.keep_going(self._begin_life)
         self._claimer.start()
 
@@ -292,12 +308,12 @@ class Worker:
     def claim_succeeded(self) -> None:
         """Note that a claim has succeeded after others had failed."""
         self.health.problem = ""
-        self._stay_away = self.options.lease
+        self._stay_away = self.settings.lease
 
     def claims_failed(self, seconds: float) -> None:
         """Note that claims have failed for so long. After a lease the worker drains, if its heartbeat still works."""
         is_away = self._heartbeat is None or not self._heartbeat.is_safe()
-        if seconds >= self.options.lease and not (is_away or self.stopping or self._draining is not None):
+        if seconds >= self.settings.lease and not (is_away or self.stopping or self._draining is not None):
             self._draining = self._system.spawn(self._drain(seconds), "perdure draining")
 
     async def _drain(self, seconds: float) -> None:
@@ -308,7 +324,7 @@ class Worker:
         guard = LoopGuard("draining", self._system, self.health, logger)
         await self._claimer.stop()
         await guard.keep_going(self._report_health)
-        await self._let_finish(self.options.grace)
+        await self._let_finish(self.settings.grace)
         if self._heartbeat is not None:
             await self._heartbeat.stop()
         self.drop_everything()
@@ -319,9 +335,38 @@ class Worker:
         logger.critical("worker %s is empty and has signed off; it tries again in %.0f s", self.id, self._stay_away)
         await self._system.sleep(self._stay_away)
         self._stay_away = min(2 * self._stay_away, LONGEST_AWAY)
+        if await self._is_ordered_to_drain(guard):
+            return
         await guard.keep_going(self._begin_life)
         self.stopping, self._draining = False, None
         self._claimer.start()
+
+    def drain_ordered(self) -> None:
+        """Stop in order, because an operator ordered this worker to drain. The process may then end."""
+        if not self._stopped and self._obeying is None:
+            self._obeying = self._system.spawn(self._obey(), "perdure drain order")
+
+    async def _obey(self) -> None:
+        guard = LoopGuard("drain order", self._system, self.health, logger)
+        order = await guard.keep_going(self._read_order) or DrainOrder(key="")
+        self.health.problem = f"drains, by order of {order.actor or 'an operator'}"
+        logger.warning(
+            "worker %s is ordered to drain by %s%s; it claims no more runs and stops",
+            *(self.id, order.actor or "an operator", f" ({order.reason})" if order.reason else ""),
+            extra={"worker": self.id},
+        )
+        self.ordered_to_drain.set()
+        await self.stop(order.grace)
+
+    async def _read_order(self) -> DrainOrder | None:
+        return next((one.drain for one in await self._store.workers() if one.id == self.id), None)
+
+    async def _is_ordered_to_drain(self, guard: LoopGuard) -> bool:
+        """Obey an order that the life that has ended did not see; it holds for the process, whatever its id."""
+        if await guard.keep_going(self._read_order) is None:
+            return False
+        self.drain_ordered()
+        return True
 
     async def _report_health(self) -> None:
         await self._store.report_health(self.id, self.health.total, self.health.problem or self.health.latest)
@@ -332,7 +377,7 @@ class Worker:
             held.drop()
         self._held.clear()
         self._ending.clear()
-        self.executor.let_go_of_all()
+        self.executor.release_all()
 
     def _pass_crash_point(self, name: str) -> None:
         if self._system.crash_point is not None:
@@ -341,19 +386,23 @@ class Worker:
     async def stop(self, grace: float | None = None) -> None:
         """Stop claiming, let steps finish for at most `grace` seconds, then give back what is left."""
         if self._stopped:
+            if self._obeying is not None and self._obeying is not asyncio.current_task():
+                # An order to drain has begun it.
+                await asyncio.wait([self._obeying])
             return
         self._stopped = self.stopping = True
         logger.info("worker %s stops", self.id, extra={"worker": self.id})
         self._pass_crash_point("shutdown.begin")
-        for task in (self._rebirth, self._draining):
-            if task is not None:
+        for task in (self._rebirth, self._draining, self._obeying):
+            if task is not None and task is not asyncio.current_task():
                 task.cancel()
         if self._unsubscribe is not None:
             self._unsubscribe()
+        self._unserved_children.stop()
         await self._claimer.stop()
         await self.scheduler.stop()
         await self._sweeper.stop()
-        await self._let_finish(self.options.grace if grace is None else grace)
+        await self._let_finish(self.settings.grace if grace is None else grace)
         self._pass_crash_point("shutdown.released")
         for task in list(self._run_tasks):
             task.cancel()
@@ -362,7 +411,7 @@ class Worker:
         if self._heartbeat is not None:
             await self._heartbeat.stop()
         self.drop_everything()
-        self._residents.clear()
+        self._claimer.residents.clear()
         self._threads.processes.close()
         try:
             await self.gatekeeper.report(self.id)
@@ -376,7 +425,10 @@ class Worker:
         logger.info("worker %s has stopped", self.id, extra={"worker": self.id})
 
     async def run_until_signalled(self) -> None:
-        """Start, work until SIGTERM, SIGINT or cancellation, then stop; a second signal does not wait for steps."""
+        """Start, work until SIGTERM, SIGINT, an order to drain or cancellation, then stop.
+
+        A second signal does not wait for steps.
+        """
         await work_until_signalled(self, self._system)
 
     def abandon(self) -> None:
@@ -391,7 +443,7 @@ class Worker:
         timer = self._system.call_later(grace, self.release_rest)
         speaker = _Speaker(self._system, lambda: self._log_waits(until))
         # After the release only the database can delay the end of a run; that wait is bounded.
-        limit = self._system.call_later(grace + self.options.lease, self._give_up_waiting)
+        limit = self._system.call_later(grace + self.settings.lease, self._give_up_waiting)
         try:
             if self._held:
                 self._emptied = asyncio.get_running_loop().create_future()
@@ -437,11 +489,11 @@ class Worker:
     @property
     def free_slots(self) -> int:
         """Number of runs that may be claimed."""
-        if self._threads.clogged or not self.options.claims:
+        if self._threads.clogged or not self.settings.claims:
             return 0
         # A run whose outcome is being written needs no slot, so the next one is claimed meanwhile. Not more than there
         # are slots, lest they pile up while nothing can be written.
-        return self.options.slots - len(self._held) + min(self.options.slots, len(self._ending))
+        return self.settings.slots - len(self._held) + min(self.settings.slots, len(self._ending))
 
     @property
     def holds_nothing(self) -> bool:
@@ -480,25 +532,20 @@ class Worker:
         if held is not None and held.lease == lease and held.is_stable:
             held.lose("its lease was taken away")
 
-    def resident(self, claimed: ClaimedRun) -> WorkflowRun | None:
-        """The parked run in memory, if it can go on from there."""
-        return self._residents.take(claimed)
-
-    def take(self, claimed: ClaimedRun, records: tuple[Record, ...], inbox: Sequence[Message]) -> None:
+    def begin(self, claimed: ClaimedRun, records: tuple[Record, ...], inbox: Sequence[Message]) -> None:
         """Execute a claimed run whose history was loaded."""
         definition = self._workflows[claimed.run.type]
-        self._residents.forget(claimed.run.id)
-        if isinstance(definition, Activity):
-            held: HeldRun = ActivityRun(claimed, definition, records, self._services)
+        if isinstance(definition, Workflow):
+            held: HeldRun = WorkflowRun(claimed, definition, records, self._services)
         else:
-            assert isinstance(definition, Workflow)
-            held = WorkflowRun(claimed, definition, records, self._services)
+            assert isinstance(definition, Activity)
+            held = ActivityRun(claimed, definition, records, self._services)
         self._hold(held)
         if inbox:
             held.receive(inbox)
         self._run_starts.add(held)
 
-    def take_again(self, held: WorkflowRun, claimed: ClaimedRun) -> None:
+    def continue_parked(self, held: WorkflowRun, claimed: ClaimedRun) -> None:
         """Go on with a run that stayed in memory."""
         self._hold(held)
         asyncio.get_running_loop().call_soon(held.resume, claimed)
@@ -541,11 +588,11 @@ class Worker:
         """Keep a parked run in memory."""
         self.gatekeeper.ended(held.run.id, park)
         self._let_go(held)
-        self._claimer.due_at(park.wake_at)
+        self._claimer.note_wake_time(park.wake_at)
         if self.stopping:
             held.drop()
         else:
-            self._residents.keep(held)
+            self._claimer.residents.keep(held)
 
     def ending(self, held: HeldRun) -> None:
         """Free the slot of a run whose outcome is about to be written."""
@@ -557,17 +604,17 @@ class Worker:
         self.gatekeeper.ended(held.run.id, after)
         self._let_go(held)
         if isinstance(after, _COMES_BACK):
-            self._claimer.due_at(after.wake_at)
+            self._claimer.note_wake_time(after.wake_at)
         elif held.run.options != NO_OPTIONS and (name := singleton_freed_by(held.run, after)) is not None:
-            self.singletons_started([name])
+            self.start_successors([name])
 
-    def singletons_started(self, names: Sequence[str]) -> None:
+    def start_successors(self, names: Sequence[str]) -> None:
         """Start the next runs of these singletons."""
         self._spawn_for_run(
             lambda: start_successors(names, self._store, self.id), f"perdure succession {names[0]}", None
         )
 
-    def unread(self, held: HeldRun) -> None:
+    def read_inbox(self, held: HeldRun) -> None:
         """Read inbox entries that a run has not received."""
         self._inbox_reader.read(held)
 
@@ -585,11 +632,11 @@ class Worker:
             held,
         )
 
-    def moving(self, held: HeldRun, leave: Callable[[str | None], None]) -> None:
+    def relocate(self, held: HeldRun, leave: Callable[[str | None], None]) -> None:
         """Find another worker for a run."""
         worker_id = self.id
         self._spawn_for_run(
-            lambda: relocate(held.run, leave, worker_id, self._store, self._system, self._claimer.stand_off),
+            lambda: relocate(held.run, leave, worker_id, self._store, self._system, self._claimer.avoid_reclaim),
             f"perdure move {held.run.id}",
             held,
         )
@@ -612,7 +659,7 @@ class Worker:
         if self._held.get(held.run.id) is held:
             del self._held[held.run.id]
             if self.executor.executing:
-                self.executor.let_go(held.run.id)
+                self.executor.release(held.run.id)
         self._ending.discard(held)
         self._claimer.slot_freed()
         if not self._held:

@@ -16,6 +16,7 @@ from asyncio.events import _get_running_loop
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
@@ -154,7 +155,7 @@ class StrictGuard(IoGuard):
         super().__init__()
         #: By run, the first error that was raised; the workflow may have caught it.
         self.raised: dict[str, NotInWorkflow] = {}
-        self._runs: dict[RunLoop, str] = {}
+        self._runs: WeakKeyDictionary[RunLoop, str] = WeakKeyDictionary()
 
     def watch(self, loop: RunLoop, run_id: str) -> None:
         """Watch the code of a run."""

@@ -10,18 +10,20 @@ import datetime
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, Never, NoReturn, ParamSpec, TypeVar, Unpack, cast, overload
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from perdure.core.ids import check_id, check_name
+from perdure.core.model.attributes import AttributeValue, attribute_outputs, make_attributes
 from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import NewMessage, RecordKind
 from perdure.core.model.run import OnClose
 from perdure.core.option_checks import check_priority, check_whole
 from perdure.core.printed_text import brief
-from perdure.core.time.duration import FAR, Duration, Moment, instant, microseconds, moment_of
+from perdure.core.time.duration import NEVER, Duration, Moment, instant, microseconds, moment_of
 from perdure.errors import BadArguments, InvalidName, UsageError
 from perdure.workflow.branches import Branch, RaceResult, each, join, race
 from perdure.workflow.channels import (
@@ -341,6 +343,14 @@ class Context:
         output = NewOutput(kind=OutputKind.STATE, name=name, payload=payload, key=f"state:{name}")
         self._runtime.effect("publish", lambda _: output)
 
+    def set_attributes(self, attributes: Mapping[str, AttributeValue | None]) -> None:
+        """Set attributes of the run, by which others find it; None removes one, and others stay as they are.
+
+        A value is text of up to 255 bytes, a number, a bool or an aware datetime. It is stored as plain text.
+        """
+        for output in attribute_outputs(attributes):
+            self._runtime.effect("attribute", partial(_given, output))
+
     def emit(self, stream: str, value: object) -> None:
         """Append an item to a stream; others follow it with `handle.stream(name)`."""
         name = check_name(stream, "name of a stream")
@@ -430,12 +440,13 @@ class Context:
         queue: str | None = None,
         priority: int | None = None,
         deadline: Moment | None = None,
+        attributes: Mapping[str, AttributeValue] | None = None,
     ) -> Operation[R]:
         """Start another workflow or activity as a child run and wait for its result; its error is raised here.
 
         Giving up the wait, by a timeout or a cancellation, cancels the child.
         """
-        options = _child_options(self._runtime.time, id, queue, priority, deadline, "cancel")
+        options = _child_options(self._runtime.time, id, queue, priority, deadline, "cancel", attributes)
         return cast("Operation[R]", self._runtime.call(_check_call("ctx.call", call, misplaced), options))
 
     def spawn(
@@ -447,13 +458,14 @@ class Context:
         priority: int | None = None,
         deadline: Moment | None = None,
         on_close: Literal["cancel", "abandon", "wait"] = "cancel",
+        attributes: Mapping[str, AttributeValue] | None = None,
     ) -> Child[R]:
         """Start another workflow or activity as a child run without waiting; `await child` gives its result.
 
         `on_close` decides about a child that is still running when this run ends: "cancel" it, "abandon" it to go on by
         itself, or "wait" for it.
         """
-        options = _child_options(self._runtime.time, id, queue, priority, deadline, on_close)
+        options = _child_options(self._runtime.time, id, queue, priority, deadline, on_close, attributes)
         return Child(self._runtime, self._runtime.spawn(_check_call("ctx.spawn", call, misplaced), options))
 
     def start(
@@ -465,13 +477,14 @@ class Context:
         queue: str | None = None,
         priority: int | None = None,
         deadline: Moment | None = None,
+        attributes: Mapping[str, AttributeValue] | None = None,
     ) -> str:
         """Start an independent run, like `engine.start`; returns its id.
 
         The new run is not a child: it reports nothing back and outlives this run. If a run with that id exists, it is
         left as it is.
         """
-        options = _child_options(self._runtime.time, id, queue, priority, deadline, "abandon")
+        options = _child_options(self._runtime.time, id, queue, priority, deadline, "abandon", attributes)
         wake_at = 0 if at is None else instant(at, self._runtime.time)
         return self._runtime.start(_check_call("ctx.start", call, misplaced), options, wake_at)
 
@@ -579,8 +592,18 @@ def _check_call(where: str, call: Call[R], misplaced: tuple[Never, ...]) -> Call
     return call
 
 
+def _given(output: NewOutput, _: str) -> NewOutput:
+    return output
+
+
 def _child_options(
-    now: int, id: str | None, queue: str | None, priority: int | None, deadline: Moment | None, on_close: str
+    now: int,
+    id: str | None,
+    queue: str | None,
+    priority: int | None,
+    deadline: Moment | None,
+    on_close: str,
+    attributes: Mapping[str, AttributeValue] | None,
 ) -> ChildOptions:
     if on_close not in tuple(OnClose):
         raise UsageError(f"on_close is {', '.join(OnClose)}, not {brief(on_close)}")
@@ -588,6 +611,7 @@ def _child_options(
         id=None if id is None else check_id(id, "child id"),
         queue=None if queue is None else check_name(queue, "queue"),
         priority=check_priority(priority),
-        deadline=FAR if deadline is None else instant(deadline, now),
+        deadline=NEVER if deadline is None else instant(deadline, now),
         on_close=OnClose(on_close),
+        attributes=() if attributes is None else make_attributes(attributes),
     )

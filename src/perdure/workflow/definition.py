@@ -116,6 +116,10 @@ class Workflow(Definition[P, R]):
         super().__init__(type, function, signature, "workflow", retry=check_retry(retry), limits=limits, fair=fair)
         #: Classes of errors of its own code that block a run; None: as the worker says.
         self.block_on = block_on
+        #: True: the code waits for all messages that it ever takes, whenever it waits.
+        self.declares_channels = False
+        #: Class or function whose source is the workflow's; None: the function itself.
+        self.source_of: object = None
         if singleton is not None:
             self.settings = make_settings({"singleton": singleton})
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from perdure.core.codec.decoders import decoder_for
@@ -21,7 +21,7 @@ from perdure.core.limits.limit import Fair, Limit
 from perdure.core.option_checks import check_instance, check_known, check_priority, check_retry, check_time
 from perdure.core.policy.retry import Retry
 from perdure.core.policy.singleton import Singleton, StoredSingleton, stored_singleton_of
-from perdure.core.time.duration import FAR, Duration, seconds
+from perdure.core.time.duration import NEVER, Duration, seconds
 from perdure.errors import DecodeError, UsageError
 
 
@@ -107,7 +107,7 @@ class RunSettings(Struct, frozen=True, kw_only=True):
         try:
             stored = _settings_decoder.decode(text)
             return cls(
-                retry=None if stored.retry is None else Retry(**msgspec.structs.asdict(stored.retry)),
+                retry=None if stored.retry is None else stored.retry.policy(),
                 start_to_close=stored.start_to_close,
                 heartbeat=stored.heartbeat,
                 single=stored.single,
@@ -134,6 +134,14 @@ class _StoredRetry(Struct, frozen=True, forbid_unknown_fields=True):
     power: float | None = None
     extra: tuple[float, float] = (0.0, 0.0)
     classify: bool = True
+    # Left out unless given: a worker of an older version reads every policy that it can follow.
+    jitter_only_adds: bool | UnsetType = UNSET
+    give_up_on: tuple[str, ...] | UnsetType = UNSET
+
+    def policy(self) -> Retry:
+        """The policy that was stored. Raises `UsageError`."""
+        given = msgspec.structs.asdict(self)
+        return Retry(**{name: value for name, value in given.items() if value is not UNSET})
 
 
 class _StoredSettings(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -210,7 +218,7 @@ def place(
     return Placement(
         settings.queue if queue is None else queue,
         settings.priority if priority is None else priority,
-        min(deadline, FAR),
+        min(deadline, NEVER),
         close_by,
         attempts or 0,
         _travelling(given, settings.schedule_to_start, single).to_json(),
@@ -225,10 +233,11 @@ def _travelling(given: RunSettings, start_within: float | None, single: StoredSi
 
 
 def _stored_retry(retry: Retry) -> _StoredRetry:
-    if retry.delay is not None or retry.give_up_on:
+    names = tuple(each for each in retry.give_up_on if isinstance(each, str))
+    if retry.delay is not None or len(names) < len(retry.give_up_on):
         raise UsageError(
             "a retry policy that travels with a run cannot have a `delay` function or exception classes in it; "
-            "declare it at the activity instead"
+            "give the names of the classes, or declare the policy at the activity"
         )
     low, high = retry.extra
     return _StoredRetry(
@@ -241,4 +250,6 @@ def _stored_retry(retry: Retry) -> _StoredRetry:
         power=retry.power,
         extra=(seconds(low), seconds(high)),
         classify=retry.classify,
+        jitter_only_adds=retry.jitter_only_adds or UNSET,
+        give_up_on=names or UNSET,
     )

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from msgspec import Struct, structs
 
 from perdure.core.codec.snapshot import all_fixed, snapshot_all
+from perdure.core.model.attributes import Attribute
 from perdure.core.model.outputs import NewOutput
 from perdure.core.model.record import NewMessage, RecordKind
 from perdure.core.model.run import NewRun, OnClose
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.workflow.scopes import Scope, WorkflowRandom
 from perdure.workflow.step import StepSettings, StepSpec
 
@@ -82,8 +83,9 @@ class ChildOptions(Struct, frozen=True, kw_only=True):
     id: str | None = None
     queue: str | None = None
     priority: int | None = None
-    deadline: int = FAR
+    deadline: int = NEVER
     on_close: OnClose = OnClose.CANCEL
+    attributes: tuple[Attribute, ...] = ()
 
 
 class SpawnedChild(Struct, frozen=True):

@@ -6,6 +6,7 @@ import inspect
 import sys
 import typing
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -96,6 +97,7 @@ class Signature:
         self._parameters = parameters
         self._signature = inspect.Signature(self._parameters)
         self._takes_names = all(p.kind is not inspect.Parameter.POSITIONAL_ONLY for p in self._parameters)
+        self._has_defaults = any(p.default is not inspect.Parameter.empty for p in self._parameters)
         self._decoder: AnyDecoder | None = None
         #: JSON of the defaults that can be stored, by name of the parameter.
         self._stored_defaults: dict[str, str] | None = None
@@ -122,6 +124,11 @@ class Signature:
     def context(self) -> tuple[str, Any]:
         """Name and declared type of the context's parameter; `Any` where it is not declared or not defined yet."""
         return self._context, (self._resolved or {}).get(self._context, Any)
+
+    @property
+    def types(self) -> dict[str, Any]:
+        """Declared types of the parameters, by name. Raises `BadArguments` if an annotation cannot be resolved."""
+        return {parameter.name: self._hints.get(parameter.name, Any) for parameter in self._parameters}
 
     def resolve(self) -> None:
         """Resolve all annotations now. Raises `BadArguments`."""
@@ -176,13 +183,28 @@ class Signature:
         }
         return arguments if len(arguments) == len(self._parameters) else self._with_defaults(arguments, codec, what)
 
+    def decode_quickly(self, payload: str) -> dict[str, Any] | None:
+        """Decode arguments by name from a JSON object that has all of them; None if it needs all that `decode` does."""
+        if self._decoder is None or self._has_defaults:
+            return None
+        try:
+            return msgspec.structs.asdict(self._decoder.decode(payload))
+        except Exception:
+            return None
+
+    def bound(self, arguments: dict[str, Any]) -> Callable[[object], Any]:
+        """Return the function with arguments by name, to be called with the context."""
+        if self._takes_names:
+            return partial(self._function, **arguments)
+        return lambda context: self.call(context, arguments)
+
     def _filled(self, payload: str, arguments: Mapping[str, Any], codec: Codec) -> str:
         """Append the JSON of missing defaults to the JSON of some arguments."""
         if len(arguments) == len(self._parameters):
             return payload
         missing = [
             f"{msgspec.json.encode(name).decode()}:{default}"
-            for name, default in self._defaults(codec).items()
+            for name, default in self.defaults(codec).items()
             if name not in arguments
         ]
         if not missing:
@@ -191,13 +213,13 @@ class Signature:
 
     def _with_defaults(self, arguments: dict[str, Any], codec: Codec, what: str) -> dict[str, Any]:
         """Add defaults to the arguments of a run that was started without them, freshly decoded for each run."""
-        for name, default in self._defaults(codec).items():
+        for name, default in self.defaults(codec).items():
             if name not in arguments:
                 declared = self._hints.get(name, Any)
                 arguments[name] = codec.decode(default, declared, f"{what}, default of {name!r}")
         return arguments
 
-    def _defaults(self, codec: Codec) -> dict[str, str]:
+    def defaults(self, codec: Codec) -> dict[str, str]:
         """JSON of the defaults, as they were when first needed.
 
         A default that does not fit the declared type, such as a sentinel, is left to the function.

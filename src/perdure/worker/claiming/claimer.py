@@ -2,12 +2,15 @@
 
 It claims again at once while there is more. Otherwise it waits for a notification, for the next timer, or for a poll
 whose interval grows while nothing happens. Notifications only make it faster; correctness does not depend on them.
+
+A run that was parked here may still be in memory (`Residents`); claimed again, it goes on without replay.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import TYPE_CHECKING
@@ -21,7 +24,7 @@ from perdure.core.model.claim import SUSPECT_AFTER, ClaimedRun, ClaimRequest, Cl
 from perdure.core.model.run import Reason, Status
 from perdure.core.model.turn import Block, Finish, Lease, Release, Turn, TurnOutcome
 from perdure.core.system import System
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.errors import (
     EngineClosed,
     PerdureError,
@@ -33,9 +36,51 @@ from perdure.errors import (
 )
 from perdure.store.contract import Change, Store
 from perdure.store.sql.reads import check_counters
+from perdure.worker.run.workflow_run import WorkflowRun
 
 if TYPE_CHECKING:
     from perdure.worker.worker import Worker
+
+
+class Residents:
+    """Parked runs by id, up to a limit, so that they go on without replay. The least recently used goes first."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._parked: OrderedDict[str, WorkflowRun] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+    def keep(self, held: WorkflowRun) -> None:
+        """Keep a run that was parked, dropping another if there is no room."""
+        self.forget(held.run.id)
+        self._parked[held.run.id] = held
+        while len(self._parked) > self._limit:
+            self._parked.popitem(last=False)[1].drop()
+
+    def take(self, claimed: ClaimedRun) -> WorkflowRun | None:
+        """Return a parked run if this claim is the first since and its history has not changed."""
+        run = claimed.run
+        held = self._parked.pop(run.id, None)
+        if held is None:
+            return None
+        if held.lease.token + 1 == run.token and held.run.attempt == run.attempt and held.last == claimed.last:
+            return held
+        held.drop()
+        return None
+
+    def forget(self, run_id: str) -> None:
+        """Drop a run that was loaded from the database instead, because it was parked after another claim."""
+        held = self._parked.pop(run_id, None)
+        if held is not None:
+            held.drop()
+
+    def clear(self) -> None:
+        """Drop all runs."""
+        while self._parked:
+            self._parked.popitem()[1].drop()
+
 
 logger = logging.getLogger("perdure.worker")
 
@@ -49,12 +94,12 @@ UNASKED_POLLS = 20
 #: Changes that concern a claimer.
 _CONCERNS = Change.READY | Change.MARKED | Change.ENDED
 #: Seconds for which a worker that gave a run away does not claim runs that have another home.
-STAND_OFF = 2.0
+AVOID_RECLAIM = 2.0
 
 
 #: Seconds for which free slots stay empty, at first and at most; and the pause after that, as a multiple.
-SHORTEST_STAND_BACK = 5.0
-LONGEST_STAND_BACK = 60.0
+SHORTEST_RESERVE = 5.0
+LONGEST_RESERVE = 60.0
 PAUSE_SHARE = 2.0
 
 
@@ -75,9 +120,9 @@ class Quarantine:
         self._since = 0.0
         #: Time until which other runs are claimed.
         self._others_until = 0.0
-        self._stand_back = SHORTEST_STAND_BACK
-        self._stand_back_until = 0.0
-        self._stand_back_again = 0.0
+        self._reserve = SHORTEST_RESERVE
+        self._reserve_until = 0.0
+        self._reserve_again = 0.0
 
     @property
     def is_due(self) -> bool:
@@ -85,14 +130,14 @@ class Quarantine:
         return self._system.monotonic() >= self._others_until
 
     @property
-    def stands_back(self) -> bool:
+    def reserves_slots(self) -> bool:
         """True if free slots stay empty, so that suspects can be claimed."""
-        return self._system.monotonic() < self._stand_back_until
+        return self._system.monotonic() < self._reserve_until
 
     @property
     def ends_in(self) -> float:
         """Seconds after which free slots are filled again."""
-        ends = self._since + self._lease if self._suspects else self._stand_back_until
+        ends = self._since + self._lease if self._suspects else self._reserve_until
         left = ends - self._system.monotonic()
         return left if left > 0 else inf
 
@@ -101,7 +146,7 @@ class Quarantine:
         suspects = frozenset(one.run.id for one in runs if one.run.claims > SUSPECT_AFTER)
         if suspects:
             self._suspects, self._since = suspects, self._system.monotonic()
-            self._stand_back, self._stand_back_until, self._stand_back_again = SHORTEST_STAND_BACK, 0.0, 0.0
+            self._reserve, self._reserve_until, self._reserve_again = SHORTEST_RESERVE, 0.0, 0.0
 
     def is_active(self, holds: Callable[[str], bool]) -> bool:
         """True if suspects are held, beside which nothing may be claimed."""
@@ -116,15 +161,15 @@ class Quarantine:
         self._others_until = now + (now - self._since)
         return False
 
-    def make_way(self) -> None:
+    def reserve_slots(self) -> None:
         """Leave free slots empty for a while because suspects wait for a worker that holds nothing."""
         now = self._system.monotonic()
-        if now < self._stand_back_again or not self.is_due:
+        if now < self._reserve_again or not self.is_due:
             return
-        length = self._stand_back * (0.75 + 0.5 * self._system.random())
-        self._stand_back_until = now + length
-        self._stand_back_again = self._stand_back_until + PAUSE_SHARE * length
-        self._stand_back = min(LONGEST_STAND_BACK, 2 * self._stand_back)
+        length = self._reserve * (0.75 + 0.5 * self._system.random())
+        self._reserve_until = now + length
+        self._reserve_again = self._reserve_until + PAUSE_SHARE * length
+        self._reserve = min(LONGEST_RESERVE, 2 * self._reserve)
 
 
 class Claimer:
@@ -145,16 +190,21 @@ class Claimer:
         self._waiting = False
         self._claims = 0
         self._poll = SHORTEST_POLL
-        #: Whether the last claim filled all the room that there was.
-        self._full = False
+        #: Whether the last claim filled all the room that there was; None during a claim.
+        self._full: bool | None = False
+        #: Whether a slot was freed during a claim.
+        self._freed = False
         #: Whether there are suspects, which only a worker without other runs may claim.
         self._suspects = False
-        self._quarantine = Quarantine(system, worker.options.lease)
+        self._quarantine = Quarantine(system, worker.settings.lease)
+        self.residents = Residents(worker.settings.resident)
+        #: Time of the last claim, on the monotonic clock.
+        self.claimed_at = 0.0
         #: Time at which the next waiting run becomes ready, as far as is known.
-        self._next_wake = FAR
+        self._next_wake = NEVER
         #: Time of the next reconciliation: once per lease, because a claim may arrive late.
         self._reconcile_at = 0.0
-        self._stand_off_until = 0.0
+        self._avoid_reclaim_until = 0.0
 
     def start(self) -> None:
         """Start to claim. Calling it twice is harmless: a worker may be declared dead while it starts."""
@@ -182,14 +232,17 @@ class Claimer:
 
     def slot_freed(self) -> None:
         """Note that a slot is free. All runs of one batch wake the claimer once."""
-        if self._full or self._worker.gatekeeper.has_reports or (self._suspects and self._worker.holds_nothing):
+        if self._full is None:
+            # The answer to the claim tells whether there is more to claim.
+            self._freed = True
+        elif self._full or self._worker.gatekeeper.has_reports or (self._suspects and self._worker.holds_nothing):
             self._alarm.ring()
 
     def wake(self) -> None:
         """Note that there is a report to send with the next admission request."""
         self._alarm.ring()
 
-    def due_at(self, time: int) -> None:
+    def note_wake_time(self, time: int) -> None:
         """Note that a run waits for that time. Only the earliest time matters."""
         if time < self._next_wake:
             self._next_wake = time
@@ -211,9 +264,9 @@ class Claimer:
             hint, self._hint = self._hint, Change.NONE
             self._alarm.forget()
             wait = await self._round(hint)
-            self._guard.succeeded()
             if self._failing_since is not None:
                 self._failing_since = None
+                self._guard.succeeded()
                 self._worker.claim_succeeded()
             if wait > 0:
                 self._waiting = True
@@ -244,7 +297,7 @@ class Claimer:
             if left <= 0 or await self._alarm.wait(min(left, self._poll * (0.8 + 0.4 * self._system.random()))):
                 return
             try:
-                changed = await self._store.changed()
+                changed = await self._store.poll_changes()
             except StoreError:
                 changed = True
             if changed:
@@ -257,22 +310,27 @@ class Claimer:
         if hint & Change.MARKED and not self._worker.holds_nothing:
             await self._deliver()
         if self._system.monotonic() >= self._reconcile_at:
-            self._reconcile_at = self._system.monotonic() + self._worker.options.lease
+            self._reconcile_at = self._system.monotonic() + self._worker.settings.lease
             await self._reconcile()
             await self._worker.gatekeeper.refresh_waiting_types()
         longest = self._store.poll_interval * UNASKED_POLLS
         room = self._room()
-        self._full = True
         gatekeeper = self._worker.gatekeeper
         if room <= 0:
+            self._full = True
             return await self._stand_by(min(longest, self._quarantine.ends_in))
         # Runs with limits and runs without share the room, so that neither takes all of it.
         share = (room + self._claims % 2) // 2 if gatekeeper.has_runs else room
+        self._full, self._freed = None, False
         claimed = await self._claim_in_turn(share)
         self._full = len(claimed.runs) >= share > 0
         self._suspects = claimed.suspects
+        if self._freed:
+            self.slot_freed()
         self._next_wake = claimed.next_wake
-        self._worker.scheduler.note_next_fire(claimed.next_fire)
+        self.claimed_at = self._system.monotonic()
+        if claimed.next_fire < NEVER:
+            self._worker.scheduler.note_next_fire(claimed.next_fire)
         gatekeeper.set_limited(claimed.limited)
         if away := gatekeeper.take_misclaimed(claimed.runs):
             claimed = replace(claimed, runs=tuple(one for one in claimed.runs if one not in away))
@@ -284,7 +342,7 @@ class Claimer:
         elif share == 0:
             return 0.0  # the one slot was reserved for runs with limits, and none was admitted
         if self._suspects:
-            self._quarantine.make_way()
+            self._quarantine.reserve_slots()
         if claimed.runs or self._full:
             self._poll = SHORTEST_POLL
             if self._full:
@@ -297,7 +355,7 @@ class Claimer:
         if not gatekeeper.has_steps and not gatekeeper.has_reports:
             return longest
         admitted = await gatekeeper.admit(
-            self._worker.id, 0, alone=False, poison_after=self._worker.options.poison_after
+            self._worker.id, 0, alone=False, poison_after=self._worker.settings.poison_after
         )
         return max(0.0005, min(longest, (admitted.next_due - admitted.now) / 1e6))
 
@@ -305,7 +363,9 @@ class Claimer:
         """Claim runs that their limits admit."""
         worker = self._worker
         alone = worker.holds_nothing and self._quarantine.is_due
-        admitted = await worker.gatekeeper.admit(worker.id, room, alone=alone, poison_after=worker.options.poison_after)
+        admitted = await worker.gatekeeper.admit(
+            worker.id, room, alone=alone, poison_after=worker.settings.poison_after
+        )
         self._suspects |= admitted.suspects
         self._quarantine.note_claim(admitted.runs)
         self._next_wake = min(self._next_wake, admitted.next_due)
@@ -315,25 +375,25 @@ class Claimer:
         return admitted.runs
 
     @property
-    def _stands_off(self) -> bool:
-        return self._system.monotonic() < self._stand_off_until
+    def _avoids_reclaim(self) -> bool:
+        return self._system.monotonic() < self._avoid_reclaim_until
 
     def _room(self) -> int:
-        if self._quarantined or (self._quarantine.stands_back and not self._worker.holds_nothing):
+        if self._quarantined or (self._quarantine.reserves_slots and not self._worker.holds_nothing):
             return 0
         free = self._worker.free_slots
         if self._store.lanes == 1 or (self._suspects and self._worker.holds_nothing):
             return free
         # Not all slots at once: while some runs are claimed, others are executed and others written.
-        return min(free, max(SMALLEST_SHARE, self._worker.options.slots // 3))
+        return min(free, max(SMALLEST_SHARE, self._worker.settings.slots // 3))
 
     @property
     def _quarantined(self) -> bool:
         return self._quarantine.is_active(self._worker.knows)
 
-    def stand_off(self) -> None:
+    def avoid_reclaim(self) -> None:
         """Do not claim back a run that is about to go to another worker."""
-        self._stand_off_until = self._system.monotonic() + self._worker.options.grace + STAND_OFF
+        self._avoid_reclaim_until = self._system.monotonic() + self._worker.settings.grace + AVOID_RECLAIM
 
     async def _claim_in_turn(self, room: int) -> ClaimResult:
         """Claim suspects and other runs by turns, unless there are only suspects."""
@@ -346,7 +406,7 @@ class Claimer:
     async def _claim(self, room: int, *, alone: bool) -> ClaimResult:
         self._claims += 1
         by_age = room // AGE_SHARE or (1 if self._claims % AGE_SHARE == 0 else 0)
-        options = self._worker.options
+        settings = self._worker.settings
         request = ClaimRequest(
             worker=self._worker.id,
             nonce=self._system.entropy(16).hex(),
@@ -355,8 +415,9 @@ class Claimer:
             types=self._worker.gatekeeper.types,
             queues=self._worker.gatekeeper.queues,
             alone=alone,
-            poison_after=options.poison_after,
-            affinity=int(max(options.affinity, STAND_OFF if self._stands_off else 0.0) * 1e6),
+            poison_after=settings.poison_after,
+            affinity=int(max(settings.affinity, AVOID_RECLAIM if self._avoids_reclaim else 0.0) * 1e6),
+            build=self._worker.build,
         )
         return await self._store.claim(request)
 
@@ -371,11 +432,11 @@ class Claimer:
                 continue
             try:
                 check_counters(run)
-                resident = self._worker.resident(claimed)
+                resident = self.residents.take(claimed)
                 if resident is not None:
-                    self._worker.take_again(resident, claimed)
-                elif claimed.fresh and run.inbox_seq == run.inbox_read:
-                    self._worker.take(claimed, (), ())
+                    self._worker.continue_parked(resident, claimed)
+                elif claimed.last < 0 and run.inbox_seq == run.inbox_read:
+                    self._worker.begin(claimed, (), ())
                 else:
                     to_load[run.id] = claimed
                     continue
@@ -388,7 +449,8 @@ class Claimer:
             for loaded in await self._load(list(to_load.values())):
                 claimed = to_load[loaded.run.id]
                 try:
-                    self._worker.take(claimed, loaded.records, loaded.inbox)
+                    self.residents.forget(loaded.run.id)
+                    self._worker.begin(claimed, loaded.records, loaded.inbox)
                 except Exception as error:
                     await self._block(claimed.lease, error)
         if unread:
@@ -397,7 +459,7 @@ class Claimer:
     async def _deliver_to(self, run_ids: list[str]) -> None:
         """Deliver messages to runs that were just claimed."""
         try:
-            self._worker.deliver(await self._store.unread(run_ids))
+            self._worker.deliver(await self._store.unread_messages(run_ids))
         except StoreCorrupt:
             await self._deliver_one_by_one()
         except StoreError:
@@ -421,7 +483,7 @@ class Claimer:
     async def _deliver(self) -> None:
         """Deliver messages to held runs. A run whose inbox cannot be read is blocked alone."""
         try:
-            marked = await self._store.marked(self._worker.id)
+            marked = await self._store.unread_messages_of_worker(self._worker.id)
         except StoreCorrupt:
             await self._deliver_one_by_one()
             return
@@ -430,7 +492,7 @@ class Claimer:
         self._worker.deliver(marked)
 
     async def _deliver_one_by_one(self) -> None:
-        for lease in await self._store.holdings(self._worker.id):
+        for lease in await self._store.leases(self._worker.id):
             try:
                 self._worker.deliver(await self._store.inbox(lease.run_id, 0))
             except StoreCorrupt as error:
@@ -462,7 +524,7 @@ class Claimer:
         the database does not assign to it was terminated.
         """
         held = self._worker.stable_leases()
-        leases = await self._store.holdings(self._worker.id)
+        leases = await self._store.leases(self._worker.id)
         if held - set(leases):
             await self._drop_lost(held - set(leases))
         unknown = [lease for lease in leases if not self._worker.knows(lease.run_id)]

@@ -20,7 +20,7 @@ from perdure.core.model.claim import ClaimByIdRequest, ClaimByIdResult, ClaimRef
 from perdure.core.model.run import Reason, Run, Status
 from perdure.core.model.turn import Finish, Turn, TurnOutcome
 from perdure.core.system import System
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.errors import StoreError
 from perdure.store.contract import Store
 
@@ -76,16 +76,16 @@ class PushExecutor:
         """True if a claim of the run may be under way."""
         return run_id in self._taking
 
-    def let_go(self, run_id: str) -> None:
-        """Note that the worker has let go of a run."""
+    def release(self, run_id: str) -> None:
+        """Note that the worker has released a run."""
         waiter = self.executing.pop(run_id, None)
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    def let_go_of_all(self) -> None:
-        """Note that the worker has let go of every run."""
+    def release_all(self) -> None:
+        """Note that the worker has released every run."""
         for run_id in list(self.executing):
-            self.let_go(run_id)
+            self.release(run_id)
 
     def credentials(self, run_id: str) -> Mapping[str, Any]:
         """Credentials that were given for a run, while it is executed."""
@@ -143,7 +143,7 @@ class PushExecutor:
             if taken.claimed is None:
                 return await self._refused(taken, worked=worked, progressed=progressed)
             worked = True
-            in_time = await self._until_let_go(taken, until)
+            in_time = await self._until_released(taken, until)
             await self._report()
             progressed = progressed or in_time or await self._has_grown(run_id, taken.progress)
             run = await self._store.get(run_id)
@@ -170,7 +170,7 @@ class PushExecutor:
         """Add the time of the next try for a run that is in a waitlist, itself or one of its steps."""
         if done.reason not in (Reason.LIMIT, Reason.BREAKER) or done.state is not ExecutionState.WAITING:
             return done
-        again_at = _waitlist_retry_time(await self._store.standing(done.run_id), now)
+        again_at = _waitlist_retry_time(await self._store.waitlist_position(done.run_id), now)
         return replace(done, again_at=again_at, again_in=(again_at - now) / 1e6)
 
     async def _claim(self, run_id: str) -> ClaimByIdResult:
@@ -215,7 +215,7 @@ class PushExecutor:
     async def _try_claim(self, run_id: str) -> ClaimByIdResult:
         alone = self._worker.holds_nothing and not self._taking
         self._taking.add(run_id)
-        taken = await self._store.take(self._request(run_id, alone=alone))
+        taken = await self._store.claim_by_id(self._request(run_id, alone=alone))
         if taken.refused is ClaimRefusal.GATED and taken.run is not None:
             taken = await self._admit(taken, taken.run, alone=alone)
         if taken.claimed is None:
@@ -226,7 +226,7 @@ class PushExecutor:
         """Claim a run that has limits; if they do not admit it, it goes into the waitlist."""
         worker = self._worker
         admitted = await worker.gatekeeper.admit_one(
-            worker.id, run, taken.limited, alone=alone, poison_after=worker.options.poison_after
+            worker.id, run, taken.limited, alone=alone, poison_after=worker.settings.poison_after
         )
         if admitted.runs:
             [claimed] = admitted.runs
@@ -255,25 +255,26 @@ class PushExecutor:
             types=self._worker.types,
             gated=self._worker.gatekeeper.gated,
             alone=alone,
-            poison_after=self._worker.options.poison_after,
+            poison_after=self._worker.settings.poison_after,
+            build=self._worker.build,
         )
 
-    async def _until_let_go(self, taken: ClaimByIdResult, until: float | None) -> bool:
-        """Execute a claimed run; True if the worker let go of it in time."""
+    async def _until_released(self, taken: ClaimByIdResult, until: float | None) -> bool:
+        """Execute a claimed run; True if the worker released it in time."""
         assert taken.claimed is not None
         run_id = taken.claimed.run.id
-        let_go = self.executing[run_id] = asyncio.get_running_loop().create_future()
+        released = self.executing[run_id] = asyncio.get_running_loop().create_future()
         timer = None
         try:
             await self._worker.take_up(taken.claimed)
             self._taking.discard(run_id)
             if not self._worker.holds(run_id):
                 # The run could not be loaded and was blocked.
-                self.let_go(run_id)
+                self.release(run_id)
             if until is not None:
                 left = max(0.0, until - self._system.monotonic())
                 timer = self._system.call_later(left, lambda: self._worker.release(run_id))
-            await let_go
+            await released
         except BaseException:
             # The request was cancelled.
             self._worker.release(run_id)
@@ -325,7 +326,7 @@ def _executed(run: Run, stands: ExecutionState, now: int, worked: bool, progress
         again_at = now + RETRY_AFTER
     elif stands is ExecutionState.READY:
         again_at = now
-    elif stands is ExecutionState.WAITING and run.wake_at < FAR:
+    elif stands is ExecutionState.WAITING and run.wake_at < NEVER:
         again_at = run.wake_at
     return ExecutionResult(
         run_id=run.id,

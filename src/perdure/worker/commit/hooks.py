@@ -108,7 +108,7 @@ class HookCaller:
             self.dropped += left
             logger.error("%d calls of hooks were not made before the worker stopped", left)
 
-    def failed(self, found: Sequence[AttemptEnd]) -> None:
+    def queue_failures(self, found: Sequence[AttemptEnd]) -> None:
         """Queue calls for failed attempts."""
         if self._hooks.on_error is not None:
             for one in found:

@@ -126,7 +126,11 @@ class Journal:
             if len(batch) >= MAX_BATCH:
                 self._waiting[author] = kept
                 continue
-            turn = kept or self._make_turn(author, reading)
+            try:
+                turn = kept or author.make_turn(reading)
+            except Exception as error:
+                self._block_author(author, error, reading)
+                continue
             if turn is not None:
                 batch.append((author, turn))
         if batch:
@@ -135,18 +139,14 @@ class Journal:
             self._under_way += 1
             self._writing.add(self._system.spawn(self._write(batch, self._actor()), "perdure journal"))
 
-    def _make_turn(self, author: TurnAuthor, reading: ClockReading) -> Turn | None:
-        """Ask for a turn. An author that fails is blocked; if it fails again, it is dropped."""
-        try:
-            return author.make_turn(reading)
-        except Exception as error:
-            self._guard.failed(error)
-            if author in self._broken:
-                author.landed(TurnOutcome.LOST, reading)
-            else:
-                self._broken.add(author)
-                author.block(error)
-            return None
+    def _block_author(self, author: TurnAuthor, error: Exception, reading: ClockReading) -> None:
+        """Block an author that could not make a turn; if it fails again, it is dropped."""
+        self._guard.failed(error)
+        if author in self._broken:
+            author.landed(TurnOutcome.LOST, reading)
+        else:
+            self._broken.add(author)
+            author.block(error)
 
     async def _write(self, batch: list[tuple[TurnAuthor, Turn]], actor: str) -> None:
         verdicts = await self._commit([turn for _, turn in batch], actor)

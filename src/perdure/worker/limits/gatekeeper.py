@@ -37,7 +37,7 @@ from perdure.core.model.run import NO_OPTIONS, Run
 from perdure.core.model.turn import Finish, NextState
 from perdure.core.policy.retry import Retry
 from perdure.core.system import System
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.errors import BreakerOpen, InvalidId
 from perdure.store.contract import Store
 from perdure.workflow.activity import Activity
@@ -67,6 +67,7 @@ class Gatekeeper:
         definitions: Mapping[str, Definition[Any, Any]],
         queues: tuple[str, ...],
         ring: Callable[[], None],
+        build: str = "",
     ) -> None:
         self._store = store
         self._system = system
@@ -74,6 +75,8 @@ class Gatekeeper:
         self._definitions = definitions
         self._queues = queues
         self._ring = ring
+        #: Build of the worker's code.
+        self._build = build
         self._declared = frozenset(
             type for type, one in definitions.items() if one.limits or one.fair is not None or one.breaker is not None
         )
@@ -121,7 +124,9 @@ class Gatekeeper:
     async def refresh_waiting_types(self) -> None:
         """Find types that are in the waitlist although their code no longer declares a limit."""
         # Steps are in the waitlist without a type.
-        lined = await self._store.lined(["", *(type for type in self._definitions if type not in self._declared)])
+        lined = await self._store.waitlisted_types(
+            ["", *(type for type in self._definitions if type not in self._declared)]
+        )
         if lined != self._lined:
             self._lined = lined
             self._split_types()
@@ -271,6 +276,7 @@ class Gatekeeper:
             only=True,
             wait_for_locks=True,
             poison_after=poison_after,
+            build=self._build,
         )
         admitted = await self._send(request)
         self._note(admitted)
@@ -283,7 +289,7 @@ class Gatekeeper:
             return AdmissionResult(next_due=now + int(off * 1e6), now=now)
         page = FEW if self._busy else ARRIVALS
         pairs = self._pairs if room > 0 else _STEPS if self.has_steps else ()
-        look = await self._store.look(pairs, page)
+        look = await self._store.preview_admission(pairs, page)
         arrivals = [*self._arrivals(look.arrived), *await self._overtaking(look, page)]
         due = look.next_due <= look.now and not self._pace.backs_off
         if not (look.arrived or due or self.has_reports):
@@ -297,6 +303,7 @@ class Gatekeeper:
             arrivals=tuple(arrivals),
             alone=alone,
             poison_after=poison_after,
+            build=self._build,
         )
         admitted = await self._send(request)
         self._note(admitted)
@@ -317,7 +324,7 @@ class Gatekeeper:
         if not fair:
             return []
         known = {(one.type, self._gating(one).fair_key) for one in look.arrived if one.type in full}
-        last = (await self._store.look(fair, 4 * page, newest=True)).arrived
+        last = (await self._store.preview_admission(fair, 4 * page, newest=True)).arrived
         found = [(one, self._gating(one)) for one in reversed(last)]
         return [RunArrival(one.run_id, one.token, own) for one, own in found if (one.type, own.fair_key) not in known]
 
@@ -458,7 +465,7 @@ class PollPace:
         off = self.lock_wait
         if off > 0:
             return now + int(off * 1e6)
-        if due >= FAR:
+        if due >= NEVER:
             return due
         wait = 0.0 if self._serves else _BEHIND * (0.5 + self._system.random())
         wait = max(wait, self._backoff_until - self._system.monotonic())
@@ -516,7 +523,7 @@ class BreakerReports:
 
 def breaker_open_error(breaker: Breaker, until: int, what: str) -> BreakerOpen:
     """Make the error of a call that an open breaker prevented."""
-    by_itself = until < FAR - 1
+    by_itself = until < NEVER - 1
     moment = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(
         microseconds=until if by_itself else 0
     )

@@ -24,7 +24,7 @@ from perdure.core.model.run_orders import termination_message
 from perdure.core.model.turn import Finish, NextState, Park, Release, RetryLater, Turn, TurnOutcome
 from perdure.core.policy.retry import Retry
 from perdure.core.system import System
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.errors import ActivityTimeout, PerdureError, RunTerminated, StoreError, UsageError
 from perdure.replay.outcome import cancelled
 from perdure.store.contract import Store
@@ -32,7 +32,7 @@ from perdure.store.sql.reads import interruptions_since_requeue
 from perdure.worker.callbacks import ClockReading, guarded
 from perdure.worker.commit.attempt_log import ACTIVITY
 from perdure.worker.run.held_run import HeldRun, Stage
-from perdure.worker.run.interruptions import EARLIEST_TOKEN, count_interrupted_activity_attempts
+from perdure.worker.run.interrupted_steps import EARLIEST_TOKEN, count_interrupted_activity_attempts
 from perdure.worker.run.pause_and_evict import RunOrders
 from perdure.worker.run.policy import fail_expired
 from perdure.worker.services import Services
@@ -100,7 +100,6 @@ class ActivityRun(HeldRun):
 
     # beginning
 
-    @guarded
     def begin(self, reading: ClockReading) -> None:
         """Decode the arguments and begin the attempt. Called from a plain callback of the loop."""
         if self.stage is not Stage.REPLAYING:
@@ -109,7 +108,7 @@ class ActivityRun(HeldRun):
         what = f"input of run {run.id!r} ({run.type})"
         self._arguments = self._activity.signature.decode(run.input, services.codec, what)
         self._settings = RunSettings.from_json(run.options).over(self._activity.settings)
-        if self._settings.schedule_to_close is not None and run.deadline == FAR and run.generation == 1:
+        if self._settings.schedule_to_close is not None and run.deadline == NEVER and run.generation == 1:
             # The creator of the run did not know the activity's code: a producer in plain SQL, for example.
             self.run = replace(run, deadline=self._begun_at + int(self._settings.schedule_to_close * 1e6))
         if run.token > 1:
@@ -165,7 +164,7 @@ class ActivityRun(HeldRun):
         if self._attempt is None:
             self._end_cancelled()
         elif self._attempt.ask_to_stop():
-            self._wakeup.arm(services.options.grace, self._interrupt)
+            self._wakeup.arm(services.settings.grace, self._interrupt)
         else:
             self._interrupt()
 
@@ -238,7 +237,7 @@ class ActivityRun(HeldRun):
             self._after = Park(retry_at, Reason.RETRY, self.seen)
 
     def _policy(self) -> Retry:
-        policy = self._settings.retry or self._services.options.retry
+        policy = self._settings.retry or self._services.settings.retry
         return replace(policy, attempts=self.run.max_attempts) if self.run.max_attempts else policy
 
     def release(self) -> None:
@@ -304,7 +303,7 @@ class ActivityRun(HeldRun):
             return
         if self._forced is None and self._after is None:
             if self.run.deadline <= reading.now:
-                self._end_as(fail_expired(self.run, self._services))
+                self.end_as(fail_expired(self.run, self._services))
                 return
             if self._attempt is None and not (self._orders is not None and self._orders.blocks_steps):
                 if self._not_before > reading.now + CLOCK_TOLERANCE:
@@ -408,7 +407,7 @@ class ActivityRun(HeldRun):
         if verdict is TurnOutcome.LOST:
             self.lose()
         elif verdict is TurnOutcome.AWAKE and self._forced is None:
-            self._services.owner.unread(self)
+            self._services.owner.read_inbox(self)
         elif verdict is TurnOutcome.AWAKE or after is None:
             self.settle(reading)
             self._write_progress()

@@ -13,7 +13,7 @@ from perdure.core.model.claim import ClaimedRun
 from perdure.core.model.outputs import STOPPED, Interruption, NewOutput, interruption_output
 from perdure.core.model.record import Message
 from perdure.core.model.run import Status
-from perdure.core.model.turn import Block, Finish, NextState, Release, RetryLater, Turn, TurnOutcome
+from perdure.core.model.turn import Block, Finish, Lease, NextState, Release, RetryLater, Turn, TurnOutcome
 from perdure.errors import PerdureError
 from perdure.worker.callbacks import ClockReading
 from perdure.worker.commit.attempt_log import RUN
@@ -36,7 +36,8 @@ class Stage(Enum):
 
 logger = logging.getLogger("perdure.worker")
 
-# Looked up once: every run that ends passes here.
+# Looked up once: every run that begins or ends passes here.
+_REPLAYING = Stage.REPLAYING
 _COMPLETED = Status.COMPLETED
 _FAILURES = (RetryLater, Block)
 
@@ -48,10 +49,10 @@ class HeldRun(ABC):
     scope = RUN
 
     def __init__(self, claimed: ClaimedRun, services: Services) -> None:
-        self.run = claimed.run
-        self.lease = claimed.lease
-        self.stage = Stage.REPLAYING
-        self.seen = claimed.run.inbox_read
+        self.run = run = claimed.run
+        self.lease = Lease(run.id, run.token, run.nonce)
+        self.stage = _REPLAYING
+        self.seen = run.inbox_read
         self._services = services
         self._backlog: list[Message] = []
         self._verdict_next: NextState | None = None
@@ -76,7 +77,7 @@ class HeldRun(ABC):
             return False
         self.receive(backlog)
         if len(backlog) >= self._services.store.inbox_page:
-            self._services.owner.unread(self)
+            self._services.owner.read_inbox(self)
         return True
 
     @property
@@ -135,7 +136,7 @@ class HeldRun(ABC):
         """Give the run back unfinished, as it is."""
         if self.stage in (Stage.ACTIVE, Stage.REPLAYING):
             self._cancel_attempts()
-            self._end_as(Release())
+            self.end_as(Release())
 
     @abstractmethod
     def drop(self) -> None:
@@ -146,9 +147,10 @@ class HeldRun(ABC):
         # The log of attempts reports the run once it is blocked. Any other error is a defect, whatever follows.
         if not isinstance(error, PerdureError):
             logger.error("run %s cannot go on: %s", self.run.id, error, exc_info=error, extra=self.log_fields)
-        self._end_as(block_for(error, self._services))
+        self.end_as(block_for(error, self._services))
 
-    def _end_as(self, state: NextState) -> None:
+    def end_as(self, state: NextState) -> None:
+        """End the lease with this state in the next turn, whatever the code of the run does."""
         self._cancel_attempts()
         self._forced = state
         self.stage = Stage.ACTIVE
@@ -171,9 +173,10 @@ class HeldRun(ABC):
             self._services.journal.attempt_log.expect(self.run.id)
 
     def _let_go(self, after: NextState | None = None) -> None:
-        self._services.journal.attempt_log.forget(self.run.id)
+        services = self._services
+        services.journal.attempt_log.forget(self.run.id)
         self.drop()
-        self._services.owner.ended(self, after)
+        services.owner.ended(self, after)
 
     @abstractmethod
     def _cancel_attempts(self) -> None:

@@ -64,7 +64,7 @@ class RunOrders:
                 message.kind is RecordKind.EVICT and message.payload == str(self._held.lease.token) and not self._moves
             ):
                 self._moves = True
-                self._services.owner.moving(self._held, self.leave)
+                self._services.owner.relocate(self._held, self.leave)
             (self._withheld if self.paused else free).append(message)
         return free
 
@@ -75,7 +75,7 @@ class RunOrders:
         """
         self._leaves, self._home = True, home
         services = self._services
-        services.system.call_later(services.options.grace, self._held.release)
+        services.system.call_later(services.settings.grace, self._held.release)
         try:
             self._held.settle(services.read_clock())
         except Exception as error:
@@ -100,7 +100,7 @@ async def relocate(
     worker_id: str,
     store: Store,
     system: System,
-    stand_off: Callable[[], None],
+    avoid_reclaim: Callable[[], None],
 ) -> None:
     """Find another worker for a run and tell the run. This worker does not claim it back at once."""
     home = None
@@ -109,7 +109,7 @@ async def relocate(
     except StoreError as error:
         logger.warning("run %s is given back to anybody: %s", run.id, error)
     if home is not None:
-        stand_off()
+        avoid_reclaim()
     asyncio.get_running_loop().call_soon(leave, home)
 
 

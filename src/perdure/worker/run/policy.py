@@ -14,7 +14,7 @@ from perdure.core.model.run import Reason, Run, Status
 from perdure.core.model.turn import Block, ContinueAsNew, Finish, NextState, Park, RetryLater
 from perdure.core.model.waits import NAMED_WAITS, Wait, WaitKind, waits_to_json
 from perdure.core.policy.retry import Retry
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.errors import Diverged, Expired, Fatal
 from perdure.replay.execution import Execution
 from perdure.replay.operations import RECEIVE_TIMEOUT, ChildOperation, OpenOperation, StepOperation, TimerOperation
@@ -61,7 +61,7 @@ def why_given_up(operation: StepOperation, number: int, error: BaseException, se
 def policy_of(operation: StepOperation, services: Services) -> Retry:
     """Retry policy of a step: its own, or else the worker's."""
     policy = operation.request.options.retry
-    return policy if isinstance(policy, Retry) else services.options.retry
+    return policy if isinstance(policy, Retry) else services.settings.retry
 
 
 def after_failed_run(
@@ -118,6 +118,8 @@ def state_after_outcome(
     ):
         again = after_failed_run(run, policy, outcome, services, now)
         if again is not None:
+            if execution.unobeyed is not None:
+                draft.stop_next_attempt(execution.unobeyed, run)
             # The next attempt takes the children up again. A cancellation that came too late for this attempt ends it
             # at once.
             return replace(again, wake_at=now) if execution.cancel_requested else again
@@ -134,11 +136,13 @@ def state_after_outcome(
     return Finish(outcome.status, outcome.payload)
 
 
-def park(execution: Execution, held_back: Mapping[str, Wait], token: int, wake_at: int, seen: int) -> Park:
+def park(
+    execution: Execution, held_back: Mapping[str, Wait], token: int, wake_at: int, seen: int, *, closed: bool = False
+) -> Park:
     """Park a run with nothing under way, naming all that it waits for.
 
     The reason is the first of message, child, limit or breaker, retry, timer. `held_back`: steps in waitlists, by
-    location.
+    location. `closed`: the code takes no other messages than the awaited ones.
     """
     messages, operations = execution.message_waits(), execution.open_operations()
     # The timer of a receive bounds a wait, and is none by itself.
@@ -150,7 +154,7 @@ def park(execution: Execution, held_back: Mapping[str, Wait], token: int, wake_a
         if (wait := held_back.get(operation.location) or _wait_for(operation)) is not None:
             waits.append(wait)
     unread = Counter([name for name, _, _ in execution.unreceived()])
-    named = waits_to_json(token, waits, len(messages) + len(operations) - bounds, unread)
+    named = waits_to_json(token, waits, len(messages) + len(operations) - bounds, unread, closed=closed)
     return Park(wake_at, _reason_to_wait(messages, operations, held_back), seen, named)
 
 
@@ -174,7 +178,7 @@ def _wait_for(operation: OpenOperation) -> Wait | None:
     if isinstance(operation, StepOperation):
         return Wait(kind=WaitKind.RETRY, name=operation.location, until=operation.retry_at)
     if isinstance(operation, TimerOperation) and operation.name != RECEIVE_TIMEOUT:
-        until = operation.due if operation.due < FAR else 0
+        until = operation.due if operation.due < NEVER else 0
         return Wait(kind=WaitKind.TIMER, name=operation.location, since=operation.asked_at, until=until)
     return None
 

@@ -92,6 +92,7 @@ class TurnDraft(Struct):
             max_attempts=placed.max_attempts,
             options=placed.options,
             held_back=placed.is_single,
+            attributes=options.attributes,
             parent_id=parent.id,
             parent_location=operation.location,
             max_depth=max_depth if parent.parent_id is not None else 0,
@@ -119,6 +120,15 @@ class TurnDraft(Struct):
                 )
             )
         self.filled = bool(self.children or self.sends or self._outputs or self._listening)
+
+    def stop_next_attempt(self, stop: Record, run: Run) -> None:
+        """Repeat a cancellation that this attempt has recorded for the next one."""
+        # No other key begins with a space.
+        key = f" stop:{run.generation}:{stop.seq}"
+        self.sends.append(
+            NewMessage(run_id=run.id, kind=RecordKind.CANCEL, payload=stop.payload, failed=stop.failed, key=key)
+        )
+        self.filled = True
 
     def drop_children(self) -> None:
         """Drop children that were about to be started: the run is over."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -19,7 +20,7 @@ from perdure.core.codec.failure import ErrorTypes, Failure
 from perdure.core.model.claim import ClaimedRun
 from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record, RecordKind
-from perdure.core.model.run import Reason, Run
+from perdure.core.model.run import Reason, Run, Status
 from perdure.core.model.turn import (
     Block,
     ContinueAsNew,
@@ -31,7 +32,9 @@ from perdure.core.model.turn import (
     Turn,
     TurnOutcome,
 )
-from perdure.core.time.duration import FAR
+from perdure.core.policy.retry import Retry
+from perdure.core.system import NO_TRACE, LoopTrace
+from perdure.core.time.duration import NEVER
 from perdure.errors import ChildLimit, PerdureError
 from perdure.replay.execution import Execution
 from perdure.replay.operations import ChildOperation, OpenOperation, RunOrigin, ScopeOperation, StepOperation
@@ -39,7 +42,7 @@ from perdure.worker.callbacks import ClockReading, guarded
 from perdure.worker.limits.step_limits import StepLimits, is_limited
 from perdure.worker.run.commit_lock import CommitLock
 from perdure.worker.run.held_run import HeldRun, Stage
-from perdure.worker.run.interruptions import EARLIEST_TOKEN, count_interruptions
+from perdure.worker.run.interrupted_steps import EARLIEST_TOKEN, count_interruptions
 from perdure.worker.run.pause_and_evict import UNRECORDED, RunOrders
 from perdure.worker.run.policy import (
     after_failed_attempt,
@@ -66,18 +69,16 @@ REPLAY_SLICE = 0.004
 LEASE_RECHECK = 0.1
 
 # Looking up an enum member through its class is slow; these are needed for every step.
-_ACTIVE, _OVER, _LOST, _AWAKE = Stage.ACTIVE, Stage.OVER, TurnOutcome.LOST, TurnOutcome.AWAKE
+_REPLAYING, _ACTIVE, _OVER = Stage.REPLAYING, Stage.ACTIVE, Stage.OVER
+_LOST, _AWAKE = TurnOutcome.LOST, TurnOutcome.AWAKE
 _MESSAGE = RecordKind.MESSAGE
+_COMPLETED = Status.COMPLETED
 
 
 class WorkflowRun(HeldRun):
     """A workflow's run that this worker holds."""
 
-    # Class attributes: most runs never set them.
-    #: Whether emitted items are pending that have to be written soon.
-    _has_emitted = False
-    #: By location, interrupted attempts of earlier holders; None: not read.
-    _interrupted: dict[str, int] | None = None
+    # A class attribute: most runs never set it.
     #: Failed attempts at steps in this attempt at the run, until the interruptions are counted.
     _failures: tuple[Record, ...] = ()
 
@@ -93,6 +94,10 @@ class WorkflowRun(HeldRun):
         self._draft = TurnDraft(services.codec)
         self._commit_lock: CommitLock | None = None
         self._step_limits: StepLimits | None = None
+        #: Whether emitted items are pending that have to be written soon.
+        self._has_emitted = False
+        #: By location, interrupted attempts of earlier holders; None: not read.
+        self._interrupted: dict[str, int] | None = None
 
     @property
     def last(self) -> int:
@@ -110,20 +115,22 @@ class WorkflowRun(HeldRun):
 
     # beginning and resuming
 
-    @guarded
     def begin(self, reading: ClockReading) -> None:
         """Call the workflow function and replay its history. Called from a plain callback of the loop."""
-        if self.stage is not Stage.REPLAYING:
+        if self.stage is not _REPLAYING:
             return
-        if self.run.deadline <= reading.now:
+        run = self.run
+        if run.deadline <= reading.now:
             self._expire()
             return
-        records, self._records = self._records, ()
-        if self.run.token >= EARLIEST_TOKEN:
-            self._failures = tuple(
-                one for one in records if one.kind is RecordKind.ATTEMPT and one.run_attempt == self.run.attempt
-            )
-        execution = self._execution = make_execution(self.run, self._workflow, records, self._services)
+        records = self._records
+        if records:
+            self._records = ()
+            if run.token >= EARLIEST_TOKEN:
+                self._failures = tuple(
+                    one for one in records if one.kind is RecordKind.ATTEMPT and one.run_attempt == run.attempt
+                )
+        execution = self._execution = make_execution(run, self._workflow, records, self._services)
         execution.begin(reading.drain_context)
         if records:
             self._replay()
@@ -162,10 +169,16 @@ class WorkflowRun(HeldRun):
             # An earlier holder may have begun these steps without parking the run.
             self._services.owner.read_interruptions(self)
             return
-        self.stage = Stage.ACTIVE
+        self.stage = _ACTIVE
         # Results of an earlier attempt come before what has arrived since, so that a cancellation finds them.
-        self._collect(reading.now)
-        if not self.take_backlog():
+        if self._backlog and any(message.kind is RecordKind.CANCEL for message in self._backlog):
+            assert self._execution is not None
+            self._execution.cancel_waits = True
+            self._collect(reading.now)
+            self._execution.cancel_waits = False
+        else:
+            self._collect(reading.now)
+        if not self._backlog or not self.take_backlog():
             self.settle(reading)
 
     def _open_steps(self) -> list[StepOperation]:
@@ -334,7 +347,7 @@ class WorkflowRun(HeldRun):
         # The usual run waits for a step only and needs no timer.
         elif (
             self._ready
-            or self.run.deadline < FAR
+            or self.run.deadline < NEVER
             or self._wakeup.timer is not None
             or (execution is not None and execution.timers.heap)
         ):
@@ -351,7 +364,7 @@ class WorkflowRun(HeldRun):
             self._ready.append(first)
             execution.fresh = []
         else:
-            if execution.effects and self._services.emit_buffer.pending:
+            if execution.effects and self._services.emit_buffer.pending:  # equivalent: condition: takes nothing else
                 # Items that a step emitted come before what the workflow does after the step.
                 self._take_emitted()
             self._collect_all(execution, now)
@@ -393,10 +406,11 @@ class WorkflowRun(HeldRun):
 
     def _start_child(self, execution: Execution, operation: ChildOperation, now: int) -> None:
         """Start a child with the run's next turn, or record that it cannot be started."""
-        run, draft, options = self.run, self._draft, self._services.options
+        run, draft, settings = self.run, self._draft, self._services.settings
         try:
-            _check_siblings(operation, run, options.open_children)
-            draft.start_child(operation, run, options.child_depth, now)
+            _check_siblings(operation, run, settings.open_children)
+            draft.start_child(operation, run, settings.child_depth, now)
+            self._services.unserved_children.note(operation.call.type, operation.child_id, run.id)
         except PerdureError as error:
             # The workflow may never await the child, so this may be the only report.
             logger.warning("run %s cannot start a child: %s", run.id, error, extra=self.log_fields)
@@ -460,7 +474,7 @@ class WorkflowRun(HeldRun):
         for operation in self._ready:
             if operation.retry_at <= now:
                 return False
-        return self._next_wake() - now > self._services.options.linger * 1e6
+        return self._next_wake() - now > self._services.settings.linger * 1e6
 
     def _next_wake(self) -> int:
         assert self._execution is not None
@@ -479,7 +493,8 @@ class WorkflowRun(HeldRun):
         records: tuple[Record, ...] = ()
         self._verdict_next = after = self._next_state(reading.now)
         if after is not None and type(after) is not Park:
-            self._expect_failure(after)
+            if type(after) is not Finish or after.status is not _COMPLETED:
+                self._expect_failure(after)
             if type(after) is Finish:
                 self._services.owner.ending(self)
         execution = self._execution
@@ -505,7 +520,8 @@ class WorkflowRun(HeldRun):
             if steered is not None:
                 return steered
         if outcome is not None and execution is not None:
-            self._cancel_attempts()
+            if self._attempts:
+                self._cancel_attempts()
             return state_after_outcome(
                 outcome, execution, self._draft, self.run, self.seen, self._workflow.retry, self._services, now
             )
@@ -514,7 +530,8 @@ class WorkflowRun(HeldRun):
         if self._may_park(now):
             assert execution is not None
             held_back = {} if self._step_limits is None else self._step_limits.waits()
-            return park(execution, held_back, self.lease.token, self._next_wake(), self.seen)
+            token, closed = self.lease.token, self._workflow.declares_channels
+            return park(execution, held_back, token, self._next_wake(), self.seen, closed=closed)
         return Release() if self._services.owner.stopping else None
 
     def landed(self, verdict: TurnOutcome, reading: ClockReading) -> None:
@@ -523,16 +540,16 @@ class WorkflowRun(HeldRun):
         after, self._verdict_next = self._verdict_next, None
         if self._draft.singletons_started:
             names, self._draft.singletons_started = self._draft.singletons_started, ()
-            self._services.owner.singletons_started(names)
+            self._services.owner.start_successors(names)
         if self.stage is _OVER:
             return
         if verdict is _LOST:
             self.lose()
         elif verdict is _AWAKE and self._forced is None:
-            self._services.owner.unread(self)
+            self._services.owner.read_inbox(self)
         elif verdict is _AWAKE or after is None:
             self.settle(reading)
-        elif isinstance(after, Block) and after.reason is Reason.BROKEN and self._execution is not None:
+        elif type(after) is Block and after.reason is Reason.BROKEN and self._execution is not None:
             outcome = self._execution.outcome
             error = None if outcome is None else outcome.error
             logger.error("run %s is blocked: its code is broken: %s", self.run.id, error, exc_info=error)
@@ -621,7 +638,7 @@ class WorkflowRun(HeldRun):
 
     def _arm(self, now: int) -> None:
         wake = self._next_wake()
-        if wake >= FAR:
+        if wake >= NEVER:
             if self._wakeup.timer is not None:
                 self._wakeup.disarm()
             return
@@ -642,8 +659,9 @@ class WorkflowRun(HeldRun):
 
     def drop(self) -> None:
         """Let go of the run at once, writing nothing: the lease is lost, or the memory is needed."""
-        self.stage = Stage.OVER
-        self._cancel_attempts()
+        self.stage = _OVER
+        if self._attempts:
+            self._cancel_attempts()
         if self._step_limits is not None:
             self._step_limits.close(ended=False)
         if self._wakeup.timer is not None:
@@ -659,13 +677,14 @@ class WorkflowRun(HeldRun):
 
     def _expire(self) -> None:
         self._draft.drop_children()
-        self._end_as(fail_expired(self.run, self._services))
+        self.end_as(fail_expired(self.run, self._services))
 
-    def _end_as(self, state: NextState) -> None:
+    def end_as(self, state: NextState) -> None:
+        """End the lease with this state. If it blocks the run, nothing of this pass is written but emitted items."""
         if isinstance(state, Block) and self._execution is not None:
             self._execution.unsaved.clear()
             self._draft.clear_all_but_emitted()
-        super()._end_as(state)
+        super().end_as(state)
 
     def _cancel_attempts(self) -> None:
         attempts, self._attempts = self._attempts, {}
@@ -754,8 +773,10 @@ def make_execution(
     run: Run, workflow: Workflow[Any, Any], records: tuple[Record, ...], services: Services
 ) -> Execution:
     """Make the execution of a run, not yet begun. Raises `DecodeError` if the input does not fit the workflow."""
-    block_on = services.options.block_on if workflow.block_on is None else workflow.block_on
-    execution = execution_of(run, workflow, records, services.codec, services.errors, services.logger, block_on)
+    block_on = services.settings.block_on if workflow.block_on is None else workflow.block_on
+    execution = execution_of(
+        *(run, workflow, records, services.codec, services.errors, services.logger), block_on, services.results.trace
+    )
     if services.guard is not None:
         services.guard.watch(execution.loop, run.id)
     return execution
@@ -769,10 +790,13 @@ def execution_of(
     errors: ErrorTypes,
     logger: logging.Logger,
     block_on: tuple[type[Exception], ...] = (),
+    trace: LoopTrace = NO_TRACE,
 ) -> Execution:
     """Make the execution of a run without a worker, as the deploy check does."""
     signature = workflow.signature
-    arguments = signature.decode(run.input, codec, f"input of run {run.id!r} ({run.type})")
+    arguments = signature.decode_quickly(run.input)
+    if arguments is None:
+        arguments = signature.decode(run.input, codec, f"input of run {run.id!r} ({run.type})")
     origin = RunOrigin(
         run_id=run.id,
         type=run.type,
@@ -783,20 +807,23 @@ def execution_of(
         taken_up_before=run.token > 1 and _was_taken_up(run),
     )
 
-    def gives_up(error: BaseException, now: int) -> bool:
-        # No random number: replay has to get the same answer.
-        delay = delay_of_run(run, workflow.retry, error, 0.0)
-        return delay is None or now + int(delay * 1e6) >= run.deadline
-
     return Execution(
-        lambda context: signature.call(context, arguments),
+        signature.bound(arguments),
         signature.returns,
         origin,
         records,
         codec=codec,
         errors=errors,
         logger=logger,
-        gives_up=gives_up,
+        gives_up=partial(_gives_up, run, workflow.retry),
         function=workflow.function,
         block_on=block_on,
+        trace=trace,
     )
+
+
+def _gives_up(run: Run, policy: Retry | None, error: BaseException, now: int) -> bool:
+    """Tell whether no attempt at the run follows after an error."""
+    # No random number: replay has to get the same answer.
+    delay = delay_of_run(run, policy, error, 0.0)
+    return delay is None or now + int(delay * 1e6) >= run.deadline

@@ -17,8 +17,7 @@ from perdure.worker.steps.attempt import Attempt
 from perdure.workflow.activity import Activity
 from perdure.workflow.run_settings import RunSettings
 from perdure.workflow.runtime import StepRequest
-from perdure.workflow.step import StepSettings
-from perdure.workflow.step_info import ActivityInfo, StepInfo
+from perdure.workflow.step import ActivityInfo, StepInfo, StepSettings
 
 
 class HeartbeatRecipient(ResultRecipient, Protocol):

@@ -9,15 +9,15 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from perdure.core.system import Cancellable, System
+from perdure.core.system import DUE, Cancellable, System
 from perdure.errors import StepTimeout, UsageError, WorkflowError
 from perdure.replay.operations import StepOperation
-from perdure.worker.callbacks import ResultRecipient, StepResults, runs
+from perdure.worker.callbacks import ResultRecipient, StepResults, is_executed_by
 from perdure.worker.steps.emit import EmitUsage
 from perdure.worker.steps.processes import ProcessCall
 from perdure.worker.steps.threads import Job, StepThreads
 from perdure.workflow.runtime import StepRequest
-from perdure.workflow.step_info import StepInfo, current_step
+from perdure.workflow.step import StepInfo, current_step
 
 #: Seconds that a cancelled async step has to end before it is abandoned.
 CANCEL_PATIENCE = 5.0
@@ -26,18 +26,15 @@ CANCEL_PATIENCE = 5.0
 class Attempt:
     """A call of a step's function. Ends exactly once: it returns, raises or times out; never after `cancel`."""
 
-    # Class attributes: most attempts never set them, and one attempt is made for every step.
-    _pending: Cancellable | None = None
+    # Class attributes: most attempts neither set nor read them, and one attempt is made for every step.
     _threads: StepThreads | None = None
     _job: Job | None = None
     _process: ProcessCall | None = None
     _emission: EmitUsage | None = None
     _task: asyncio.Task[None] | None = None
     _begun = False
-    _over = False
     #: Interrupted attempts before this one. They count in its number, but not for the retry policy.
     interrupted = 0
-    _timed_out: StepTimeout | None = None
 
     def __init__(
         self,
@@ -55,6 +52,9 @@ class Attempt:
         self.recipient = recipient
         self._system = system
         self._results = results
+        self._over = False
+        self._pending: Cancellable | None = None
+        self._timed_out: StepTimeout | None = None
 
     def start(self, threads: StepThreads, run_deadline: int) -> None:
         """Call the function."""
@@ -65,7 +65,7 @@ class Attempt:
             due = min(due, self.started_at + int(timeout * 1e6))
         info = self._info(due)
         if request.spec.is_async:
-            self._task = self._system.spawn(self._run(info), self.operation.location)
+            self._task = self._system.spawn(self.run(info), self.operation.location)
         elif request.options.process is True:
             self._start_process(threads, info, timeout)
             return
@@ -93,6 +93,16 @@ class Attempt:
     def _limit(self, timeout: float) -> None:
         if not self._over:
             self._pending = self._system.call_later(timeout, lambda: self._time_out(timeout))
+
+    @property
+    def is_on_loop(self) -> bool:
+        """True if a task of the worker's loop executes the function."""
+        return self._task is not None
+
+    @property
+    def is_in_thread(self) -> bool:
+        """True if a thread of this process executes the function."""
+        return self._job is not None and self._process is None
 
     def is_over(self) -> bool:
         """True if the result is not needed any more."""
@@ -125,7 +135,7 @@ class Attempt:
     def cancel(self) -> None:
         """Stop the attempt; its result is not needed any more."""
         self.close()
-        self._stop()
+        self.stop()
 
     def close(self) -> bool:
         """Close the attempt; True if it was open."""
@@ -135,9 +145,12 @@ class Attempt:
             self._pending.cancel()
         return was_open
 
-    async def _run(self, info: StepInfo, awaitable: Any = None) -> None:
+    async def run(self, info: StepInfo, awaitable: Any = None) -> None:
         """Call the function, or await what it returned in a thread, and report the end."""
         self._begun = True
+        trace = self._results.trace
+        if not trace.waiting[DUE]:
+            trace.note(trace)
         current_step.set(info)
         try:
             if awaitable is None:
@@ -147,18 +160,22 @@ class Attempt:
                 awaitable = request.spec.function(*request.args, **request.kwargs)
             result = await awaitable
         except GeneratorExit as error:
-            if not runs(self._task):
+            if not is_executed_by(self._task):
                 raise  # the coroutine is being closed: its loop is gone
-            self._arrive(None, error)
+            self.report_end(None, error)
         except asyncio.CancelledError:
-            self._arrive(None, asyncio.CancelledError("the step was cancelled from inside"))
+            self.report_end(None, asyncio.CancelledError("the step was cancelled from inside"))
         except BaseException as error:
             # All errors: a task would pass SystemExit and KeyboardInterrupt on to its loop, which would end the worker.
-            self._arrive(None, error)
+            self.report_end(None, error)
         else:
-            self._arrive(result, None)
+            self.report_end(result, None)
+        finally:
+            if not trace.waiting[DUE]:
+                trace.note(self)
 
-    def _arrive(self, result: Any, error: BaseException | None) -> None:
+    def report_end(self, result: Any, error: BaseException | None) -> None:
+        """Report the end of the function to the run, unless its result is not needed any more."""
         self._task = None  # the task's context refers to this attempt; without the cycle it is freed at once
         if self._over:
             return
@@ -169,9 +186,9 @@ class Attempt:
     def _thread_done(self, info: StepInfo, result: Any, error: BaseException | None) -> None:
         self._job = None
         if error is None and inspect.isawaitable(result) and not self._over:
-            self._task = self._system.spawn(self._run(info, result), self.operation.location)
+            self._task = self._system.spawn(self.run(info, result), self.operation.location)
         else:
-            self._arrive(result, error)
+            self.report_end(result, error)
 
     def _time_out(self, timeout: float) -> None:
         self.expire(StepTimeout(f"step {self.operation.location!r} took longer than its timeout of {timeout:g} s"))
@@ -183,13 +200,14 @@ class Attempt:
         self._timed_out = error
         if self._task is not None and self._begun:
             self._task.cancel()
-            self._pending = self._system.call_later(CANCEL_PATIENCE, lambda: self._arrive(None, None))
+            self._pending = self._system.call_later(CANCEL_PATIENCE, lambda: self.report_end(None, None))
             return
         # A thread goes on, but its result is not recorded; a task that has not begun never reports its end.
-        self._stop()
-        self._arrive(None, None)
+        self.stop()
+        self.report_end(None, None)
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Stop the function if it is a task or a process; a thread is abandoned."""
         if self._task is not None:
             self._task.cancel()
         elif self._job is not None and self._threads is not None:
@@ -206,7 +224,7 @@ def _in_thread(info: StepInfo, request: StepRequest) -> Any:
 
 
 #: Code that calls the functions of async steps on the loop, by which the loop watch finds them in a stack.
-RUN_STEP = Attempt._run.__code__
+RUN_STEP = Attempt.run.__code__
 #: Code that calls the functions of steps.
 _CALLERS = frozenset({RUN_STEP, _in_thread.__code__})
 

@@ -22,7 +22,7 @@ from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import Failure
 from perdure.errors import ProcessDied, StepFailed, UsageError
 from perdure.workflow.runtime import StepRequest
-from perdure.workflow.step_info import ActivityInfo, StepInfo, current_step
+from perdure.workflow.step import ActivityInfo, StepInfo, current_step
 
 #: Seconds that an interpreter may take to start.
 START_SECONDS = 60.0

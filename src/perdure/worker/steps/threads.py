@@ -43,7 +43,7 @@ class StepThreads:
     """Daemon threads, one for each sync step under way."""
 
     def __init__(self, limit: int, processes: int | None = None) -> None:
-        """`limit`: abandoned threads from which no more runs are claimed. `processes`: as in `WorkerSettings`."""
+        """`limit`: abandoned threads from which no more runs are claimed. `processes`: as in `WorkerOptions`."""
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._lock = threading.Lock()
         #: Idle threads that no queued job counts on.

@@ -28,7 +28,7 @@ from perdure.worker.services import Services
 from perdure.worker.steps.attempt import Attempt
 from perdure.worker.steps.emit import EmittingRun
 from perdure.worker.steps.threads import StepThreads
-from perdure.workflow.step_info import StepInfo, current_step
+from perdure.workflow.step import StepInfo, current_step
 
 if TYPE_CHECKING:
     from perdure.worker.run.commit_lock import CommitLock
@@ -150,12 +150,13 @@ class TransactionAttempt(Attempt):
                 lambda: drive(self._perform(info, in_thread=True)), lambda *end: self._thread_done(info, *end)
             )
         else:
-            self._task = self._system.spawn(self._run(info), self.operation.location)
+            self._task = self._system.spawn(self.run(info), self.operation.location)
         if timeout is not UNSET:
             self._pending = self._system.call_later(timeout, lambda: self._time_out(timeout))
 
-    async def _run(self, info: StepInfo, awaitable: Any = None) -> None:
-        await super()._run(info, self._perform(info, in_thread=False))
+    async def run(self, info: StepInfo, awaitable: Any = None) -> None:
+        """Run the transaction with the function in it, and report the end."""
+        await super().run(info, self._perform(info, in_thread=False))
 
     async def _perform(self, info: StepInfo, *, in_thread: bool) -> Committed:
         current_step.set(info)
@@ -239,20 +240,22 @@ class TransactionAttempt(Attempt):
             self._pending.cancel()
             self._pending = None
 
-    def _stop(self) -> None:
-        super()._stop()
+    def stop(self) -> None:
+        """Stop the function, and answer it if it asks for the commit lock."""
+        super().stop()
         answer, self._answer = self._answer, None
         if answer is not None:
             answer(None)
 
-    def _arrive(self, result: Any, error: BaseException | None) -> None:
+    def report_end(self, result: Any, error: BaseException | None) -> None:
+        """Report the end; after a commit whose outcome is unknown, find it out first."""
         if isinstance(error, CommitUnknown) and not self._over:
             self._task = self._system.spawn(self._resolve(error), self.operation.location)
             return
         if isinstance(error, Interrupted) and error.__cause__ is not None:
             again = is_transient(error.__cause__) and self._commit_lock.may_begin_again(self.operation.location)
             error = error if again else error.__cause__
-        super()._arrive(result, error)
+        super().report_end(result, error)
 
     async def _resolve(self, doubt: CommitUnknown) -> None:
         try:
@@ -261,20 +264,20 @@ class TransactionAttempt(Attempt):
             asyncio.get_running_loop().call_soon(self.recipient.block, error)
             return
         if verdict is TurnOutcome.APPLIED:
-            super()._arrive(self._committed, None)
+            super().report_end(self._committed, None)
         elif verdict is TurnOutcome.LOST:
-            super()._arrive(None, LeaseLost())
+            super().report_end(None, LeaseLost())
         else:
             interrupted = Interrupted()
             interrupted.__cause__ = doubt.__cause__
-            self._arrive(None, interrupted)
+            self.report_end(None, interrupted)
 
     async def _read_verdict(self) -> TurnOutcome:
         """Ask the database what happened to the commit, until it answers."""
         assert self._turn is not None
         while True:
             try:
-                return await self._services.store.recorded(self._turn, self._actor)
+                return await self._services.store.turn_outcome(self._turn, self._actor)
             except StoreCorrupt:
                 raise
             except StoreError as error:

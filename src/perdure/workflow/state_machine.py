@@ -13,29 +13,31 @@ import inspect
 import logging
 import typing
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from perdure.core.codec.snapshot import snapshot
+from perdure.core.model.attributes import AttributeValue
 from perdure.core.policy.retry import Retry
 from perdure.core.time.duration import Moment
 from perdure.errors import BadArguments, RunCancelled, UsageError
 from perdure.workflow.channels import Channel
 from perdure.workflow.context import Context
 from perdure.workflow.definition import Call, Workflow
-from perdure.workflow.machine.actions import (
+from perdure.workflow.machine_runner import (
     Action,
     Actions,
     CancelById,
     Complete,
     EndCancelled,
     Fail,
+    MachineRunner,
     Publish,
     SendMessage,
+    SetAttributes,
     StartRun,
     StartTimer,
 )
-from perdure.workflow.machine.runner import MachineRunner
 from perdure.workflow.scopes import WorkflowRandom
 
 I = TypeVar("I")  # noqa: E741  # as in Input; it is never mistaken for a number here
@@ -171,6 +173,10 @@ class StateMachine(Generic[I, O]):
         """Publish the latest value of a key; others read it with `handle.state(key)`."""
         return self._make(Publish(key, snapshot(value)))
 
+    def set_attributes(self, attributes: Mapping[str, AttributeValue | None]) -> Action:
+        """Set attributes of the run, by which others find it, like `Context.set_attributes`; None removes one."""
+        return self._make(SetAttributes(snapshot(attributes)))
+
     def complete(self, value: O) -> Action:
         """End with this result; activities and children that still run are cancelled."""
         return self._make(Complete(snapshot(value)))
@@ -235,7 +241,10 @@ def _workflow(cls: type[StateMachine[Any, Any]], type: str, retry: Retry | int |
     operate.__annotations__ = {"ctx": Context, "input": taken, "return": given}
     operate.__name__, operate.__qualname__ = cls.__name__, cls.__qualname__
     operate.__module__, operate.__doc__ = cls.__module__, cls.__doc__
-    return Workflow(type, operate, retry=retry)
+    made = Workflow(type, operate, retry=retry)
+    made.declares_channels = True
+    made.source_of = cls
+    return made
 
 
 def _parameters(cls: type) -> tuple[Any, Any]:

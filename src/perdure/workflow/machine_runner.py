@@ -1,7 +1,8 @@
 """Runs a state machine: calls its handlers for events, and performs the actions that they return.
 
 The runner uses a `Context`, like any workflow. The record behind an event queues it, and the event is handled before
-the next record is applied, so handlers are called in the order of the history.
+the next record is applied, so handlers are called in the order of the history. A handler returns actions; the runner
+performs them after the handler has returned.
 """
 
 from __future__ import annotations
@@ -9,34 +10,102 @@ from __future__ import annotations
 import asyncio
 import datetime
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
 
 from msgspec import Struct
 
 from perdure.core.ids import check_name
+from perdure.core.model.attributes import AttributeValue
+from perdure.core.time.duration import Moment
 from perdure.errors import WorkflowError
+from perdure.workflow.channels import Channel
 from perdure.workflow.child import Child
 from perdure.workflow.context import Context
 from perdure.workflow.definition import Call, Definition, Workflow
-from perdure.workflow.machine.actions import (
-    Action,
-    Actions,
-    CancelById,
-    Complete,
-    End,
-    EndCancelled,
-    Fail,
-    Publish,
-    SendMessage,
-    StartRun,
-    StartTimer,
-)
 from perdure.workflow.runtime import ReceivedMessage
 from perdure.workflow.scopes import inside
 
 if TYPE_CHECKING:
-    from perdure.workflow.machine.state_machine import StateMachine
+    from perdure.workflow.definition import Call
+    from perdure.workflow.state_machine import StateMachine
+
+
+class Action(Struct, frozen=True):
+    """An action of a state machine. The machine's own methods make actions; handlers return them."""
+
+
+class StartRun(Action, frozen=True):
+    """Start an activity or a child."""
+
+    id: str
+    call: Call[Any]
+    what: Literal["activity", "child"]
+    queue: str | None
+    priority: int | None
+    deadline: Moment | None
+    on_close: Literal["cancel", "abandon", "wait"]
+
+
+class StartTimer(Action, frozen=True):
+    """Start a timer."""
+
+    id: str
+    when: Moment
+
+
+class CancelById(Action, frozen=True):
+    """Stop the timer, activity or child of that id."""
+
+    id: str
+    reason: str
+
+
+class SendMessage(Action, frozen=True):
+    """Send a message to another run."""
+
+    run: str
+    channel: Channel[Any] | str
+    value: Any
+    key: str | None
+
+
+class Publish(Action, frozen=True):
+    """Publish the latest value of a key."""
+
+    key: str
+    value: Any
+
+
+class SetAttributes(Action, frozen=True):
+    """Set attributes of the run; None removes one."""
+
+    attributes: Mapping[str, AttributeValue | None]
+
+
+class End(Action, frozen=True):
+    """End the machine. No action may follow it."""
+
+
+class Complete(End, frozen=True):
+    """End with a result."""
+
+    value: Any
+
+
+class Fail(End, frozen=True):
+    """End with an error."""
+
+    error: BaseException
+
+
+class EndCancelled(End, frozen=True):
+    """End as cancelled."""
+
+
+#: Return type of a handler.
+Actions = Action | Sequence[Action] | None
+
 
 I = TypeVar("I")  # noqa: E741  # as in Input
 O = TypeVar("O")  # noqa: E741  # as in Output
@@ -206,6 +275,8 @@ class MachineRunner(Generic[I, O]):
                 self.ctx.send(action.run, action.channel, action.value, key=action.key)
             case Publish():
                 self.ctx.publish(action.key, action.value)
+            case SetAttributes():
+                self.ctx.set_attributes(action.attributes)
             case End():
                 if isinstance(action, EndCancelled) and self._cancelled is None:
                     self._refuse(handler, "returned cancelled(), but the run was not cancelled")
