@@ -7,7 +7,7 @@ hooks), `perdure.machine` (state machines), `perdure.admin` (types of inspection
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
 from perdure.client.locks import Lock
-from perdure.client.results import StreamItem
+from perdure.client.runs.results import StreamItem
 from perdure.core.limits.breaker import Breaker
 from perdure.core.limits.limit import Fair, Limit
 from perdure.core.model.run import Status
@@ -50,8 +50,7 @@ from perdure.workflow.endless_loop import Break, Continue
 from perdure.workflow.outcomes import Failed, FailureKind, Succeeded
 from perdure.workflow.runtime import Operation, ReceivedMessage
 from perdure.workflow.saga import Saga
-from perdure.workflow.step import step
-from perdure.workflow.step_info import ActivityInfo, StepInfo, activity_info, credentials, step_info
+from perdure.workflow.step import ActivityInfo, StepInfo, activity_info, credentials, step, step_info
 
 __all__ = [
     "Activity",

@@ -1,14 +1,17 @@
-"""The audit trail over all runs: listing it, following it, pruning it, and how much of it is written."""
+"""The audit trail over all runs: list it, follow it, prune it, set its level; and reports of deploy checks."""
 
 from __future__ import annotations
 
+import builtins
 import datetime
 from collections.abc import AsyncGenerator, Sequence
 from typing import TypedDict, Unpack
 
+from perdure.client import deploy
 from perdure.client.session import Session
 from perdure.core.audit import Audit, Event, EventFilter, EventPage
 from perdure.core.ids import check_id
+from perdure.core.model.documents import StoredDeployReport
 from perdure.core.option_checks import check_known, check_list, check_page, check_position, check_text
 from perdure.core.time.duration import Duration, instant, microseconds
 from perdure.worker import delete_events
@@ -56,8 +59,8 @@ class AuditTrail:
         check_page(limit, CHUNK)
         if cursor is not None:
             check_position("cursor", cursor)
-        store = await self._session.opened()
-        found = await store.events_page(_filter(options), limit + 1, before=cursor)
+        store = await self._session.connect()
+        found = await store.events_page(make_event_filter(options), limit + 1, before=cursor)
         return EventPage(tuple(found[:limit]), found[limit - 1].id if len(found) > limit else None)
 
     async def follow(self, *, after: int | None = None, **options: Unpack[EventOptions]) -> AsyncGenerator[Event]:
@@ -65,7 +68,7 @@ class AuditTrail:
 
         Events of concurrent transactions may come in another order than that of their numbers.
         """
-        filter, store = _filter(options), await self._session.opened()
+        filter, store = make_event_filter(options), await self._session.connect()
         if after is not None:
             check_position("after", after)
         else:
@@ -93,12 +96,17 @@ class AuditTrail:
 
         Runs are left as they are.
         """
-        store = await self._session.opened()
+        store = await self._session.connect()
         before = await store.now() - microseconds(older_than)
         return await delete_events(store, before, self._session.actor)
 
+    async def deploy_checks(self, *, limit: int = 10) -> builtins.list[StoredDeployReport]:
+        """List the latest stored reports of deploy checks, latest first. Only the last few are kept."""
+        return await deploy.list_reports(self._session, limit)
 
-def _filter(options: EventOptions) -> EventFilter:
+
+def make_event_filter(options: EventOptions) -> EventFilter:
+    """Check the filter of a listing of events. Raises `UsageError`."""
     check_known(options, EventOptions, "a listing of events")
     kind, run, type, actor = (options.get(name) for name in ("kind", "run", "type", "actor"))
     since, until = options.get("since"), options.get("until")

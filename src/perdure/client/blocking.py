@@ -16,12 +16,16 @@ from perdure.client import (
     limits,
     locks,
     pusher,
-    runs,
     schedules,
+    tokens,
     watermarks,
     workers,
 )
 from perdure.client.facade import Facade, Portal, alias, mirror, parts_of
+from perdure.client.remote import engine as remote_engine
+from perdure.client.remote import handle as remote_handle
+from perdure.client.remote import namespaces as remote_namespaces
+from perdure.client.runs import namespace
 
 
 class EngineView(Facade):
@@ -44,7 +48,7 @@ class EngineView(Facade):
         self._portal.close(self._target.close)
 
 
-class WorkerView(Facade):
+class WorkerFacade(Facade):
     """A worker on the background loop of its engine, to be entered or run."""
 
     _process = 0
@@ -54,7 +58,7 @@ class WorkerView(Facade):
         if self._process == self._portal.process:
             self._portal.settle(self._target.stop())
 
-    def __enter__(self) -> WorkerView:
+    def __enter__(self) -> WorkerFacade:
         self._portal.settle(self._target.start())
         self._process = self._portal.process
         return self
@@ -67,7 +71,7 @@ class WorkerView(Facade):
         self._portal.run_here(self._target.run())
 
 
-class HeldLockView(Facade):
+class LockContextView(Facade):
     """A lock for the time of a block.
 
     The block cannot be cancelled, so a long one looks at `lock.lost` now and then.
@@ -94,14 +98,22 @@ class PusherView(Facade):
         self._target = pusher.Pusher(target, **options)
 
 
+class TokensView(Facade):
+    """Tokens of an engine's database, for functions that are not async."""
+
+    def __init__(self, engine: EngineView) -> None:
+        self._portal, target = parts_of(engine)
+        self._target = tokens.Tokens(target)
+
+
 Engine = mirror(engine.Engine, EngineView)
 Handle = mirror(handle.Handle)
-EngineWorker = mirror(workers.EngineWorker, WorkerView)
+EngineWorker = mirror(workers.EngineWorker, WorkerFacade)
 Pusher = mirror(pusher.Pusher, PusherView)
 Lock = mirror(locks.Lock)
-alias(locks.KeptLock, locks.Lock)
-HeldLock = mirror(locks.HeldLock, HeldLockView)
-Runs = mirror(runs.Runs)
+alias(locks.RenewedLock, locks.Lock)
+LockContext = mirror(locks.LockContext, LockContextView)
+Runs = mirror(namespace.Runs)
 Schedules = mirror(schedules.Schedules)
 Limits = mirror(limits.Limits)
 Breakers = mirror(limits.Breakers)
@@ -111,6 +123,20 @@ AuditTrail = mirror(audit.AuditTrail)
 Workers = mirror(workers.Workers)
 Queues = mirror(workers.Queues)
 Watermarks = mirror(watermarks.Watermarks)
+Tokens = mirror(tokens.Tokens, TokensView)
+
+for _remote, _local in (
+    (remote_engine.RemoteEngine, engine.Engine),
+    (remote_handle.RemoteHandle, handle.Handle),
+    (remote_namespaces.RemoteRuns, namespace.Runs),
+    (remote_namespaces.RemoteSchedules, schedules.Schedules),
+    (remote_namespaces.RemoteLimits, limits.Limits),
+    (remote_namespaces.RemoteBreakers, limits.Breakers),
+    (remote_namespaces.RemoteLocks, locks.Locks),
+    (remote_namespaces.RemoteDeadLetters, dead_letters.DeadLetters),
+    (remote_namespaces.RemoteAuditTrail, audit.AuditTrail),
+):
+    alias(_remote, _local)
 
 
 def engine_over(target: engine.Engine) -> Any:

@@ -4,34 +4,35 @@ import builtins
 import datetime
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Generic, Never, Self, TypeVar, Unpack, overload
+from typing import Any, Generic, Literal, Never, Self, TypeVar, Unpack, overload
 
 from perdure.client.audit import EventOptions
 from perdure.client.dead_letters import BulkResult, DeadOptions
 from perdure.client.engine import Engine as AsyncEngine
-from perdure.client.reopen import ForkOptions, RetryOptions
-from perdure.client.results import StreamItem
-from perdure.client.runs import PruneReport
+from perdure.client.runs.namespace import BulkOptions, PruneReport, RunFilters
+from perdure.client.runs.reopen import ForkOptions, RetryOptions
+from perdure.client.runs.results import StreamItem
+from perdure.client.runs.start import Moment, StartOptions
 from perdure.client.schedules import ScheduleOptions
 from perdure.client.session import (
     DATABASE_TIMEOUT,
 )
-from perdure.client.start import Moment, StartOptions
+from perdure.client.tokens import CreatedToken
+from perdure.core.access import Role, TokenInfo
 from perdure.core.audit import Audit, Event, EventPage
 from perdure.core.codec.failure import Failure
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice
 from perdure.core.limits.breaker import BreakerInfo
-from perdure.core.limits.limit import LimitInfo
+from perdure.core.limits.limit import LimitInfo, PermitInfo
+from perdure.core.model.attributes import AttributeValue
 from perdure.core.model.claim import ExecutionResult
-from perdure.core.model.dead_letter import (
-    DeadLetter,
-    DeadLetterPage,
-)
+from perdure.core.model.dead_letter import DeadLetter, DeadLetterPage
+from perdure.core.model.documents import StoredDeployReport, WorkflowSource
 from perdure.core.model.lock import LockInfo
 from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record
-from perdure.core.model.reports import DeployReport, RunReport
-from perdure.core.model.run import DEFAULT_QUEUE, Run, RunPage, Status
+from perdure.core.model.reports import BulkPreview, BulkReport, DeployReport, RunReport
+from perdure.core.model.run import DEFAULT_QUEUE, Run, RunGroup, RunPage, Status
 from perdure.core.model.run_orders import Pause
 from perdure.core.model.set_aside_messages import SetAsideMessage
 from perdure.core.model.worker_info import WorkerInfo
@@ -43,9 +44,13 @@ from perdure.core.routing import TypeInfo
 from perdure.core.system import System
 from perdure.core.time.cron import Timing
 from perdure.core.time.duration import Duration
-from perdure.core.time.schedule import Schedule
+from perdure.core.time.schedule import (
+    BackfillPreview,
+    Fire,
+    Schedule,
+)
 from perdure.store.contract import Store
-from perdure.worker import WorkerSettings
+from perdure.worker import WorkerOptions
 from perdure.workflow.channels import Channel, Question
 from perdure.workflow.definition import Call, Definition
 from perdure.workflow.discover import Definable
@@ -78,12 +83,16 @@ class Engine:
         on_event: Callable[[Event], Awaitable[object] | object] | None = None,
         watermarks: Iterable[Watermark] = (),
         database_timeout: Duration = DATABASE_TIMEOUT,
+        token: str | None = None,
+        build: str | None = None,
+        register_sources: bool = True,
         system: System | None = None,
         store: Store | None = None,
     ) -> None:
         """Name a database by its `url`, such as `sqlite:///app.db`; `sqlite://` lives in memory.
 
-        It connects on first use.
+        It connects on first use. With the URL of a server (`perdure serve`), such as `https://ops.example.com`, and a
+        `token`, the engine works over HTTP, without access to the database; workers and locks need the database.
 
         `errors` are exception classes that come back as themselves although no registered module defines them.
         `retention` is how long finished runs are kept, such as `"30d"`, before workers delete them; by default they
@@ -91,8 +100,10 @@ class Engine:
         default) or `off`. Workers call `on_error`, `on_dead_letter` and `on_event` after the commit, best effort, with
         errors and events. `watermarks`: once this many runs are queued, `start` is refused or waits. `database_timeout`
         is how long a call waits for a server that cannot be reached before it raises `StoreUnavailable`; workers wait
-        for as long as it takes. `system` and `store` replace the real world and the database named by the URL; they are
-        for tests.
+        for as long as it takes. `build` names the version of the application: workers show it, and runs keep the one
+        that began them; by default the version of the package and the git commit of its checkout. Workers store the
+        source and docstring of each type for the dashboard, unless `register_sources` is false. `system` and `store`
+        replace the real world and the database named by the URL; they are for tests.
         """
     def open(self) -> None:
         """Connect now instead of at the first use."""
@@ -130,14 +141,14 @@ class Engine:
         """Bound the number of queued runs, beyond which starts are refused or wait."""
     def lock(
         self, name: str, ttl: Duration = "5m", *, wait: Duration | None = None, owner: str | None = None
-    ) -> HeldLock:
+    ) -> LockContext:
         """Hold a named lock for as long as a block lasts: `async with engine.lock("nightly-import") as lock: ...`.
 
         It is extended automatically, so that `ttl` is how long it outlives a process that dies. Waits for it, at most
         for `wait`, then raises `Locked`. If it is lost while the block goes on, the block is cancelled and `LockLost`
         raised.
         """
-    def worker(self, **options: Unpack[WorkerSettings]) -> EngineWorker:
+    def worker(self, **options: Unpack[WorkerOptions]) -> EngineWorker:
         """Make a worker for the engine's workflows.
 
         Use it as `async with engine.worker(): ...`, or `await engine.worker().run()`.
@@ -146,11 +157,12 @@ class Engine:
         beginning of one followed by `%`. When it starts, it waits for a server that cannot be reached, at most for
         `wait_for_database`.
         """
-    def check(self, *, types: Sequence[str] | None = None, limit: int | None = None) -> DeployReport:
-        """Replay the history of every unfinished run, or of those of some types, against this code. Nothing is written.
+    def check(self, *, types: Sequence[str] | None = None, limit: int | None = None, save: bool = True) -> DeployReport:
+        """Replay the history of every unfinished run, or of those of some types, against this code.
 
         The gate before a deploy: it names the runs that would diverge, where, and how to fix that. `limit` bounds the
-        number of runs, newest first.
+        number of runs, newest first. Runs are only read. With `save`, a summary by type is stored for the dashboard; a
+        database that refuses it is no error.
         """
     def start(
         self, call: Call[R], *misplaced: Never, connection: object = None, **options: Unpack[StartOptions]
@@ -177,6 +189,7 @@ class Engine:
         queue: str | None = None,
         deadline: Moment | None = None,
         singleton: Singleton | None = None,
+        attributes: Mapping[str, AttributeValue] | None = None,
         connection: object = None,
     ) -> list[Handle[R]]:
         """Start many runs in one transaction, all or none.
@@ -218,8 +231,8 @@ class Handle(Generic[R_co]):
 
         Raises `RunFailed`, `RunCancelled`, or `TimeoutError` after `timeout`.
         """
-    def run(self) -> Run:
-        """Read its row. Raises `RunNotFound`."""
+    def info(self) -> Run:
+        """Read its row and its attributes. Raises `RunNotFound`."""
     def status(self) -> Status:
         """Read its status."""
     def history(self) -> builtins.list[Record]:
@@ -298,6 +311,8 @@ class Handle(Generic[R_co]):
         """Pause it once the steps that are under way have ended; False if it is paused already or has finished."""
     def resume(self) -> bool:
         """End its pause; False if it is not paused."""
+    def set_priority(self, priority: int, reason: str = "") -> bool:
+        """Change its priority; False if it has that priority already, or has finished."""
     def evict(self) -> bool:
         """Make the worker that holds it give it back, for another to take; False if no worker held it."""
     def wake(self, at: Moment | None = None) -> None:
@@ -317,13 +332,21 @@ class Handle(Generic[R_co]):
         """Start a new run that goes on from a step of this one: `fork(from_step="charge#2", results={"quote": 7})`.
 
         It has the input and, up to that step, the history of this run, with other arguments or results where they are
-        given. No earlier step is executed again. Raises `UsageError` before anything is written.
+        given. No earlier step is executed again. `from_step` is a location, or the number of the step's record (`seq`).
+        Raises `UsageError` before anything is written.
         """
 
 class Workers:
     """`Workers` whose methods block."""
     def list(self) -> builtins.list[WorkerInfo]:
         """List the workers of the fleet, dead ones included until they are forgotten."""
+    def drain(self, worker_id: str, reason: str = "", *, grace: Duration | None = None) -> bool:
+        """Order a worker to drain: it claims no more runs, lets steps finish, gives back the rest and stops.
+
+        The worker learns of it with its next heartbeat. `grace` is how long steps may go on, by default the worker's
+        own grace period. False if it drains already, has stopped or is dead. A process that is started anew is another
+        worker, and works. Raises `WorkerNotFound`.
+        """
 
 class EngineWorker:
     """`EngineWorker` whose methods block."""
@@ -364,6 +387,8 @@ class Queues:
         """End the pause of a queue or a type; False if it was not paused."""
     def paused(self) -> builtins.list[Pause]:
         """List the queues and types that are paused."""
+    def sources(self, type: str) -> builtins.list[WorkflowSource]:
+        """Read source and docstring of a type, as the workers of the latest builds registered them; latest first."""
     def types(self) -> builtins.list[TypeInfo]:
         """List the types that workers have registered: kind, runtime, and whether each is enabled.
 
@@ -458,8 +483,8 @@ class Locks:
     def force_release(self, name: str) -> bool:
         """Take a lock from its holder, which learns of it when it extends or releases the lock; False if it is free."""
 
-class HeldLock:
-    """`HeldLock` whose methods block."""
+class LockContext:
+    """`LockContext` whose methods block."""
     def __enter__(self) -> Lock: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -470,17 +495,25 @@ class Runs:
     def list(
         self,
         *,
-        status: Status | Sequence[Status] | None = None,
-        type: str | None = None,
-        queue: str | None = None,
-        parent: str | None = None,
-        created_after: datetime.datetime | None = None,
-        created_before: datetime.datetime | None = None,
-        deleted: bool | None = False,
+        order: Literal["newest", "oldest"] = "newest",
         limit: int = 100,
         cursor: str | None = None,
+        scan: int | None = None,
+        **filter: Unpack[RunFilters],
     ) -> RunPage:
-        """List runs, newest first, a page at a time. `deleted=True` lists deleted runs only, None those too."""
+        """List runs that fulfil all filters, newest first or oldest first, a page at a time.
+
+        Pass `page.cursor` for the next page, `page.previous` for the one before. `scan` bounds the number of runs that
+        are examined: the page may then have fewer runs than `limit`, and the listing goes on while there is a cursor.
+        Without it, the listing goes on by itself until the page is full.
+        """
+    def count(self, **filter: Unpack[RunFilters]) -> RunGroup:
+        """Count the runs that fulfil all filters: exactly up to 10,000, and beyond `str(count)` is "10,000+"."""
+    def count_by(self, by: str, **filter: Unpack[RunFilters]) -> builtins.list[RunGroup]:
+        """Count the runs that fulfil all filters by `status`, `type`, `queue` or `attribute:NAME`, the largest first.
+
+        The counts are exact while the filters leave at most 10,000 runs; by status, at most 10,000 of that status.
+        """
     def why(self, run_id: str) -> str:
         """Say in a sentence why a run is where it is."""
     def unserved(self, runs: Sequence[Run]) -> set[str]:
@@ -500,6 +533,12 @@ class Runs:
         """
     def resume(self, run_id: str) -> bool:
         """End the pause of a run; False if it is not paused."""
+    def set_priority(self, run_id: str, priority: int, reason: str = "") -> bool:
+        """Change the priority of a run that has not finished; lower numbers go first.
+
+        False if it has that priority already, or has finished. It also counts on the waitlist of a limit. Raises
+        `RunNotFound`.
+        """
     def evict(self, run_id: str) -> bool:
         """Make the worker that holds a run give it back, for another to take; False if no worker held it.
 
@@ -527,6 +566,43 @@ class Runs:
         and its descendants, and its id is free again. Raises `RunNotFound`, and `UsageError` if it has not finished:
         cancel it first.
         """
+    def preview_bulk(
+        self, run_ids: str | Sequence[str] | None = None, *, where: RunFilters | None = None
+    ) -> BulkPreview:
+        """Say how many runs a bulk action would act on, and which ten would be the first. Nothing is written."""
+    def bulk(
+        self,
+        action: str,
+        run_ids: str | Sequence[str] | None = None,
+        *,
+        where: RunFilters | None = None,
+        id: str | None = None,
+        on_progress: Callable[[BulkReport], object] | None = None,
+        **options: Unpack[BulkOptions],
+    ) -> BulkReport:
+        """Do an action to the runs that are named, or to all that `where` selects, and wait for the end.
+
+        The actions are `cancel`, `terminate`, `retry`, `pause`, `resume`, `delete` and `send`. This is `start_bulk`
+        and a `bulk_worker`: if this process dies, the same call with the same `id` goes on where it was.
+        `on_progress` is called with the report so far.
+        """
+    def start_bulk(
+        self,
+        action: str,
+        run_ids: str | Sequence[str] | None = None,
+        *,
+        where: RunFilters | None = None,
+        id: str | None = None,
+        **options: Unpack[BulkOptions],
+    ) -> str:
+        """Start a bulk action as a run, which a `bulk_worker` of any process works on, and return the run's id.
+
+        Runs that are created later are left out. The same `id` with the same options gives the existing run.
+        """
+    def bulk_progress(self, job_id: str) -> BulkReport | None:
+        """Read the report of a bulk action so far; None before its first part is done. Raises `RunNotFound`."""
+    def bulk_worker(self, **options: Unpack[WorkerOptions]) -> EngineWorker:
+        """Make a worker that works on bulk actions and on nothing else, and needs no workflows."""
     def undelete(self, run_id: str) -> bool:
         """Bring a deleted run back; False if it was not deleted. Raises `RunNotFound`."""
     def prune(
@@ -584,7 +660,15 @@ class Schedules:
 
         A `datetime` without a time zone is a wall clock in the schedule's own time zone, which is that of its `Cron`
         and otherwise UTC. Fire times that have run are not run again. All are started at once, regardless of the
-        policies. An interrupted backfill may be repeated.
+        policies: the overlap policy does not hold them back, so give the type a limit if few shall run at a time. An
+        interrupted backfill may be repeated. `preview_backfill` says what it would start.
+        """
+    def preview_backfill(self, id: str, start: datetime.datetime, end: datetime.datetime) -> BackfillPreview:
+        """Count the fire times of a backfill, and those of them that have no run yet. Nothing is written."""
+    def fires(self, id: str, limit: int = 30) -> builtins.list[Fire]:
+        """Read the latest fire times, latest first: the run of each and its status, or why it was skipped.
+
+        Runs that were started by hand are left out.
         """
     def get(self, id: str) -> Schedule:
         """Read one schedule. Raises `ScheduleNotFound`."""
@@ -598,25 +682,34 @@ class Schedules:
 class Limits:
     """`Limits` whose methods block."""
     def set(
-        self, name: str, *, concurrency: int | None = None, rate: str | None = None, burst: int | None = None
+        self,
+        name: str,
+        *,
+        concurrency: int | None = None,
+        rate: str | None = None,
+        burst: int | None = None,
+        reason: str = "",
     ) -> None:
         """Override a limit from now on, in place of the bounds that code declares.
 
         `name` is that of a limit, of one of its keys (`tenant/acme`), or of a whole type or queue
-        (`type:billing.charge.v1`, `queue:emails`). Runs that are being worked on go on. Raises `UsageError`.
+        (`type:billing.charge.v1`, `queue:emails`). Runs that are being worked on go on. The audit trail keeps the
+        `reason`. Raises `UsageError`.
         """
-    def clear(self, name: str) -> None:
+    def clear(self, name: str, reason: str = "") -> None:
         """Remove an override: the bounds declared in code apply again, and none where code declares none."""
     def list(self, *, limit: int = 100, after: str = "") -> builtins.list[LimitInfo]:
         """List limits that runs have met or that were set, by name, beginning after a name."""
+    def holders(self, name: str, *, limit: int = 100) -> builtins.list[PermitInfo]:
+        """List the permits of a limit that are in use, the oldest first: which runs and steps have them."""
 
 class Breakers:
     """`Breakers` whose methods block."""
-    def open(self, name: str) -> None:
+    def open(self, name: str, reason: str = "") -> None:
         """Let nothing pass until the breaker is closed or reset by hand. Calls under way go on."""
-    def close(self, name: str) -> None:
+    def close(self, name: str, reason: str = "") -> None:
         """Let everything pass, failures included, until the breaker is opened or reset by hand."""
-    def reset(self, name: str) -> None:
+    def reset(self, name: str, reason: str = "") -> None:
         """Close the breaker and forget its counts; from then on it opens and closes by itself."""
     def list(self, *, limit: int = 100, after: str = "") -> builtins.list[BreakerInfo]:
         """List breakers that calls have met or that were set by hand, by name, beginning after a name."""
@@ -672,17 +765,35 @@ class AuditTrail:
 
         Runs are left as they are.
         """
+    def deploy_checks(self, *, limit: int = 10) -> builtins.list[StoredDeployReport]:
+        """List the latest stored reports of deploy checks, latest first. Only the last few are kept."""
 
 class Watermarks:
     """`Watermarks` whose methods block."""
-    def set(self, watermark: Watermark) -> None:
+    def set(self, watermark: Watermark, reason: str = "") -> None:
         """Set a watermark, in place of the present one. Other engines follow within a few seconds."""
-    def remove(self, *, queue: str | None = None, type: str | None = None) -> None:
+    def remove(self, *, queue: str | None = None, type: str | None = None, reason: str = "") -> None:
         """Remove the watermark of a queue or a type; the one given to an `Engine` applies again."""
     def list(self) -> builtins.list[Watermark]:
         """List the watermarks that are set in the database."""
     def depth(self, *, queue: str | None = None, type: str | None = None, limit: int = 100000) -> int:
         """Count the runs that are ready and wait for a worker, on a queue or of a type, up to `limit`."""
+
+class Tokens:
+    """`Tokens` whose methods block."""
+    def __init__(self, engine: Engine) -> None: ...
+    def create(self, name: str, role: Role | str = Role.VIEWER, *, expires: Moment | None = None) -> CreatedToken:
+        """Create a token for a role: `viewer`, `operator` or `admin`.
+
+        It is valid until `expires`, a time or a duration from now, or until it is revoked. Raises `TokenExists` if a
+        valid token has that name.
+        """
+    def list(self, *, limit: int = 100, after: str = "") -> builtins.list[TokenInfo]:
+        """List tokens by name, beginning after a name; also expired and revoked ones, until their name is reused."""
+    def get(self, name: str) -> TokenInfo:
+        """Read one token. Raises `TokenNotFound`."""
+    def revoke(self, name: str) -> TokenInfo:
+        """Revoke a token for good. Servers refuse it within a few seconds. Raises `TokenNotFound`."""
 
 def engine_over(target: AsyncEngine) -> Engine:
     """Make a blocking view of an engine that exists, with a background loop of its own."""

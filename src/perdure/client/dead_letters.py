@@ -10,8 +10,8 @@ from typing import TypedDict, Unpack
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perdure.client.reopen import RetryOptions, retry, standing
-from perdure.client.runs import PruneReport, prune
+from perdure.client.runs.namespace import PruneReport, prune
+from perdure.client.runs.reopen import RetryOptions, retry, status_text
 from perdure.client.session import Session
 from perdure.core.ids import check_id
 from perdure.core.model.dead_letter import (
@@ -27,7 +27,7 @@ from perdure.core.option_checks import check_flag, check_list, check_page, check
 from perdure.core.policy.retention import PruneRequest
 from perdure.core.printed_text import brief
 from perdure.core.routing import check_patterns
-from perdure.core.time.duration import FAR, Duration, instant, microseconds
+from perdure.core.time.duration import NEVER, Duration, instant, microseconds
 from perdure.errors import RunFinished, RunNotFound, UsageError
 
 #: Dead letters read in one transaction.
@@ -68,11 +68,11 @@ class DeadLetters:
     async def list(self, *, limit: int = 50, cursor: str | None = None, **which: Unpack[DeadOptions]) -> DeadLetterPage:
         """List runs that failed for good, or were set aside, with all their errors; latest run first."""
         check_page(limit)
-        return await (await self._session.opened()).dead(_filter(which), limit, cursor)
+        return await (await self._session.connect()).list_dead_letters(make_letter_filter(which), limit, cursor)
 
     async def get(self, run_id: str) -> DeadLetter:
         """Read one dead letter. Raises `RunNotFound`, and `UsageError` if the run is none."""
-        letter = await (await self._session.opened()).letter(check_id(run_id))
+        letter = await (await self._session.connect()).get_dead_letter(check_id(run_id))
         if letter is None:
             raise _no_letter(await self._session.find(run_id))
         return letter
@@ -99,11 +99,14 @@ class DeadLetters:
                 run = await self._session.find(run_id)
                 if dead_letter_reason(run.status, run.reason) is None and run.status is not Status.CANCELLED:
                     raise _no_letter(run)
-                await retry(self._session, run_id, changes)
+                await self._retry(run_id, changes)
                 done.append(run_id)
             except (UsageError, RunFinished, RunNotFound) as error:
                 refused[run_id] = str(error)
         return BulkResult(done=tuple(done), refused=refused)
+
+    async def _retry(self, run_id: str, changes: RetryOptions) -> None:
+        await retry(self._session, run_id, changes)
 
     async def discard(
         self, run_ids: str | Sequence[str] | None = None, *, where: DeadOptions | None = None, reason: str = ""
@@ -116,7 +119,7 @@ class DeadLetters:
         check_text("reason", reason)
         done: builtins.list[str] = []
         refused: dict[str, str] = {}
-        store = await self._session.opened()
+        store = await self._session.connect()
         async for run_id in self._chosen(run_ids, where):
             answer = await store.delete(run_id, reason, self._session.actor, discard=True)
             if answer in (DeleteOutcome.DONE, DeleteOutcome.ALREADY):
@@ -130,12 +133,12 @@ class DeadLetters:
 
         Those that were set aside are discarded first.
         """
-        store = await self._session.opened()
-        filter = _filter(which)
-        before = min(store.clock() - microseconds(older_than), filter.dead_before or FAR)
+        store = await self._session.connect()
+        filter = make_letter_filter(which)
+        before = min(store.clock() - microseconds(older_than), filter.dead_before or NEVER)
         runs, spared, cursor = 0, 0, None
         while True:
-            page = await store.dead(replace(filter, dead_before=before), CHUNK, cursor)
+            page = await store.list_dead_letters(replace(filter, dead_before=before), CHUNK, cursor)
             failed = tuple(letter.run_id for letter in page.letters if letter.reason is DeadLetterReason.FAILED)
             aside = [letter for letter in page.letters if letter.reason is not DeadLetterReason.FAILED]
             for letter in aside:
@@ -145,7 +148,7 @@ class DeadLetters:
                     )
             # A letter may have been retried since it was listed, and have ended again: its new end is not meant.
             for what in (
-                PruneRequest(before=FAR, statuses=(Status.CANCELLED,), ids=tuple(letter.run_id for letter in aside)),
+                PruneRequest(before=NEVER, statuses=(Status.CANCELLED,), ids=tuple(letter.run_id for letter in aside)),
                 PruneRequest(before=before, statuses=(Status.FAILED,), ids=failed),
             ):
                 gone = await prune(self._session, what)
@@ -163,11 +166,11 @@ class DeadLetters:
             for run_id in (run_ids,) if isinstance(run_ids, str) else check_list("run_ids", run_ids, "['order-17']"):
                 yield check_id(run_id)
             return
-        store, filter, cursor = await self._session.opened(), _filter(where or {}), None
+        store, filter, cursor = await self._session.connect(), make_letter_filter(where or {}), None
         # Runs that die meanwhile are left out, or this might never end.
-        filter = replace(filter, dead_before=min(store.clock() + 1, filter.dead_before or FAR))
+        filter = replace(filter, dead_before=min(store.clock() + 1, filter.dead_before or NEVER))
         while True:
-            page = await store.dead(filter, CHUNK, cursor)
+            page = await store.list_dead_letters(filter, CHUNK, cursor)
             for letter in page.letters:
                 yield letter.run_id
             cursor = page.cursor
@@ -175,7 +178,8 @@ class DeadLetters:
                 return
 
 
-def _filter(which: DeadOptions) -> DeadLetterFilter:
+def make_letter_filter(which: DeadOptions) -> DeadLetterFilter:
+    """Check a filter of dead letters. Raises `UsageError`."""
     if not isinstance(which, Mapping):
         raise UsageError(f"where={brief(which)}: give a dict, such as where={{'type': 'billing.%'}}")
     if unknown := which.keys() - DeadOptions.__annotations__.keys():
@@ -206,4 +210,4 @@ def _reasons(reason: object) -> tuple[DeadLetterReason, ...]:
 
 
 def _no_letter(run: Run) -> UsageError:
-    return UsageError(f"run {run.id!r} is no dead letter, it is {standing(run)}")
+    return UsageError(f"run {run.id!r} is no dead letter, it is {status_text(run)}")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from perdure.client.session import Session
-from perdure.core.ids import check_name
+from perdure.core.ids import check_name, uuid7
 from perdure.core.model.claim import LoadedRun
+from perdure.core.model.documents import Document, DocumentKind, StoredDeployReport, deploy_body, deploy_report
 from perdure.core.model.record import RecordKind
 from perdure.core.model.reports import DeployFinding, DeployProblem, DeployReport
 from perdure.core.model.run import FINISHED, Reason, Run, RunFilter, Status
-from perdure.core.option_checks import check_list, check_whole
+from perdure.core.option_checks import check_list, check_page, check_whole
+from perdure.core.printed_text import closest
+from perdure.errors import StoreError
 from perdure.store import open_store
 from perdure.store.contract import Store
 from perdure.worker import ReplayCheck
@@ -21,11 +25,15 @@ from perdure.workflow.definition import Definition, Workflow
 
 T = TypeVar("T")
 
+logger = logging.getLogger("perdure.client")
+
 UNFINISHED = tuple(status for status in Status if status not in FINISHED)
 PAGE = 100
 
 
-async def check(session: Session, types: Sequence[str] | None, limit: int | None) -> DeployReport:
+async def check(
+    session: Session, types: Sequence[str] | None, limit: int | None, *, save: bool = False
+) -> DeployReport:
     """Replay the history of every unfinished run, or of those of some types, against the code of this engine."""
     if limit is not None:
         check_whole("limit", limit, 1)
@@ -33,6 +41,7 @@ async def check(session: Session, types: Sequence[str] | None, limit: int | None
         types = [check_name(type, "type") for type in check_list("types", types, "['shop.checkout.v1']")]
     findings: list[DeployFinding] = []
     checked, more = 0, False
+    by_type: dict[str, int] = {}
     async with _readable(session) as store:
         async for runs in _pages(store, types):
             room = len(runs) if limit is None else limit - checked
@@ -40,10 +49,31 @@ async def check(session: Session, types: Sequence[str] | None, limit: int | None
             for loaded in await store.load([run.id for run in runs[:room]]):
                 if not loaded.run.status.finished:
                     checked += 1
+                    by_type[loaded.run.type] = by_type.get(loaded.run.type, 0) + 1
                     findings += await _check(session, store, loaded)
             if more or (limit is not None and checked >= limit):
                 break
-    return DeployReport(checked=checked, more=more, findings=tuple(findings))
+        report = DeployReport(checked=checked, more=more, findings=tuple(findings), by_type=by_type)
+        if save:
+            await _save(session, store, report)
+    return report
+
+
+async def _save(session: Session, store: Store, report: DeployReport) -> None:
+    """Store a summary. A check may use a database user that only reads, so a refusal is no error."""
+    id = uuid7(session.system.now(), session.system.entropy(10))
+    document = Document(kind=DocumentKind.DEPLOY, name=id, build=session.build, body=deploy_body(report))
+    try:
+        await store.save_report(document, session.actor)
+    except StoreError as error:
+        logger.warning("the report of the deploy check was not stored: %s", error)
+
+
+async def list_reports(session: Session, limit: int) -> list[StoredDeployReport]:
+    """Read the stored reports of deploy checks, latest first."""
+    check_page(limit)
+    store = await session.connect()
+    return [deploy_report(one) for one in await store.documents(DocumentKind.DEPLOY, None, limit)]
 
 
 async def _check(session: Session, store: Store, loaded: LoadedRun) -> list[DeployFinding]:
@@ -62,7 +92,7 @@ async def _check(session: Session, store: Store, loaded: LoadedRun) -> list[Depl
 async def _readable(session: Session) -> AsyncGenerator[Store, None]:
     """A store to read from that must not migrate: the engine's own, if that is open already."""
     if session.is_connected():
-        yield await session.opened()
+        yield await session.connect()
         return
     store = open_store(session.url, session.system, migrate=False)
     await store.open()
@@ -107,7 +137,7 @@ def _unserved(run: Run, workflows: Mapping[str, Definition[Any, Any]]) -> Deploy
         type=run.type,
         problem=DeployProblem.UNSERVED,
         expected=f"a workflow of the type {run.type!r}",
-        found=f"only {', '.join(sorted(workflows)) or 'nothing'}",
+        found=f"only {closest(run.type, workflows)}" if workflows else "only nothing",
         fix="keep it among the engine's workflows until its runs are done; or check only the types of this engine",
     )
 

@@ -5,25 +5,29 @@ An engine is a value: a database and the workflows it knows. Nothing is global.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Never, TypeVar, Unpack, overload
 
-from perdure.client import deploy, messages
+from perdure.client import deploy
 from perdure.client.audit import AuditTrail
+from perdure.client.build import check_build
 from perdure.client.dead_letters import DeadLetters
 from perdure.client.handle import Handle, get_handle
 from perdure.client.limits import Breakers, Limits
-from perdure.client.locks import HeldLock, Locks
-from perdure.client.runs import Runs
+from perdure.client.locks import LockContext, Locks
+from perdure.client.remote.transport import is_server
+from perdure.client.runs import messages
+from perdure.client.runs.namespace import Runs
+from perdure.client.runs.start import Moment, StartOptions, create_all, create_on
 from perdure.client.schedules import Schedules
 from perdure.client.session import DATABASE_TIMEOUT, AsyncOnly, Session, SessionOptions, require_workflows
-from perdure.client.start import Moment, StartOptions, create_all, create_on
 from perdure.client.watermarks import ConnectionReader, Watermarks
 from perdure.client.workers import EngineWorker, Queues, Workers
 from perdure.core.audit import Event
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.snapshot import snapshot
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice, Hooks
+from perdure.core.model.attributes import AttributeValue
 from perdure.core.model.reports import DeployReport
 from perdure.core.model.run import NewRun
 from perdure.core.option_checks import check_flag, check_list, check_whole
@@ -75,12 +79,16 @@ class Engine(AsyncOnly):
         on_event: Callable[[Event], Awaitable[object] | object] | None = None,
         watermarks: Iterable[Watermark] = (),
         database_timeout: Duration = DATABASE_TIMEOUT,
+        token: str | None = None,
+        build: str | None = None,
+        register_sources: bool = True,
         system: System | None = None,
         store: Store | None = None,
     ) -> None:
         """Name a database by its `url`, such as `sqlite:///app.db`; `sqlite://` lives in memory.
 
-        It connects on first use.
+        It connects on first use. With the URL of a server (`perdure serve`), such as `https://ops.example.com`, and a
+        `token`, the engine works over HTTP, without access to the database; workers and locks need the database.
 
         `errors` are exception classes that come back as themselves although no registered module defines them.
         `retention` is how long finished runs are kept, such as `"30d"`, before workers delete them; by default they
@@ -88,8 +96,10 @@ class Engine(AsyncOnly):
         default) or `off`. Workers call `on_error`, `on_dead_letter` and `on_event` after the commit, best effort, with
         errors and events. `watermarks`: once this many runs are queued, `start` is refused or waits. `database_timeout`
         is how long a call waits for a server that cannot be reached before it raises `StoreUnavailable`; workers wait
-        for as long as it takes. `system` and `store` replace the real world and the database named by the URL; they are
-        for tests.
+        for as long as it takes. `build` names the version of the application: workers show it, and runs keep the one
+        that began them; by default the version of the package and the git commit of its checkout. Workers store the
+        source and docstring of each type for the dashboard, unless `register_sources` is false. `system` and `store`
+        replace the real world and the database named by the URL; they are for tests.
         """
         errors = check_list("errors", errors, "[PaymentDeclined]")
         _check_options(payload_warn, payload_limit, migrate, errors)
@@ -99,6 +109,8 @@ class Engine(AsyncOnly):
                 raise UsageError(f"watermarks has {brief(mark)}: give a Watermark(queue='mail', high=1000)")
         self.url = url
         self.workflows = _by_type(workflows)
+        if token is not None and not is_server(url):
+            raise UsageError(f"a token is for a server, such as https://ops.example.com; {shown(url)!r} is a database")
         options = SessionOptions(
             errors=errors,
             migrate=migrate,
@@ -107,16 +119,34 @@ class Engine(AsyncOnly):
             hooks=Hooks(on_error=on_error, on_dead_letter=on_dead_letter, on_event=on_event),
             watermarks=marks,
             database_timeout=database_timeout,
+            build=None if build is None else check_build(build),
+            register_sources=check_flag("register_sources", register_sources),
         )
-        self._session = Session(url, self.workflows, options, Host() if system is None else system, store)
+        self._session = self._make_session(url, options, Host() if system is None else system, store, token)
         if audit is not None:
             self.audit.level = audit
+
+    if not TYPE_CHECKING:  # for type checkers, both are an Engine
+
+        def __new__(cls, url: str = "", *_: object, **__: object) -> Engine:
+            """Make an engine on a database or, by its URL, on a server."""
+            if cls is Engine and is_server(url):
+                # Imported late: it builds on this class.
+                from perdure.client.remote.engine import RemoteEngine
+
+                return object.__new__(RemoteEngine)
+            return object.__new__(cls)
+
+    def _make_session(
+        self, url: str, options: SessionOptions, system: System, store: Store | None, token: str | None
+    ) -> Session:
+        return Session(url, self.workflows, options, system, store)
 
     def __repr__(self) -> str:
         return f"<engine {shown(self.url)}>"
 
     async def __aenter__(self) -> Engine:
-        await self._session.opened()
+        await self._session.connect()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -124,7 +154,7 @@ class Engine(AsyncOnly):
 
     async def open(self) -> None:
         """Connect now instead of at the first use."""
-        await self._session.opened()
+        await self._session.connect()
 
     async def close(self) -> None:
         """Stop the workers in order and disconnect."""
@@ -186,16 +216,16 @@ class Engine(AsyncOnly):
 
     def lock(
         self, name: str, ttl: Duration = "5m", *, wait: Duration | None = None, owner: str | None = None
-    ) -> HeldLock:
+    ) -> LockContext:
         """Hold a named lock for as long as a block lasts: `async with engine.lock("nightly-import") as lock: ...`.
 
         It is extended automatically, so that `ttl` is how long it outlives a process that dies. Waits for it, at most
         for `wait`, then raises `Locked`. If it is lost while the block goes on, the block is cancelled and `LockLost`
         raised.
         """
-        return HeldLock(self._session, name, ttl, wait, owner)
+        return LockContext(self._session, name, ttl, wait, owner)
 
-    def worker(self, **options: Unpack[WorkerSettings]) -> EngineWorker:
+    def worker(self, **options: Unpack[WorkerOptions]) -> EngineWorker:
         """Make a worker for the engine's workflows.
 
         Use it as `async with engine.worker(): ...`, or `await engine.worker().run()`.
@@ -205,7 +235,7 @@ class Engine(AsyncOnly):
         `wait_for_database`.
         """
         require_workflows(self.workflows)
-        checked = WorkerOptions.of(**options, retention=self._session.retention)
+        checked = WorkerSettings.of(**options, retention=self._session.retention)
         select_types(self.workflows, checked.types)
         return EngineWorker(self._session, checked)
 
@@ -216,13 +246,16 @@ class Engine(AsyncOnly):
 
         return engine_over(self)
 
-    async def check(self, *, types: Sequence[str] | None = None, limit: int | None = None) -> DeployReport:
-        """Replay the history of every unfinished run, or of those of some types, against this code. Nothing is written.
+    async def check(
+        self, *, types: Sequence[str] | None = None, limit: int | None = None, save: bool = True
+    ) -> DeployReport:
+        """Replay the history of every unfinished run, or of those of some types, against this code.
 
         The gate before a deploy: it names the runs that would diverge, where, and how to fix that. `limit` bounds the
-        number of runs, newest first.
+        number of runs, newest first. Runs are only read. With `save`, a summary by type is stored for the dashboard; a
+        database that refuses it is no error.
         """
-        return await deploy.check(self._session, types, limit)
+        return await deploy.check(self._session, types, limit, save=check_flag("save", save))
 
     # starting
 
@@ -243,10 +276,12 @@ class Engine(AsyncOnly):
         """
         if misplaced:
             raise BadArguments(misplaced_hint("engine.start", call))
-        runs = [self._session.new_run(call, options)]
+        return await self._start(call, self._session.new_run(call, options), options, connection)
+
+    async def _start(self, call: Call[R], run: NewRun, options: StartOptions, connection: object) -> Handle[R]:
         if not self._session.backpressure.is_idle:
-            await self._admit(runs, connection)
-        [handle] = await self._create([call], runs, connection)
+            await self._admit([run], connection)
+        [handle] = await self._create([call], [run], connection)
         return handle
 
     async def start_many(
@@ -259,6 +294,7 @@ class Engine(AsyncOnly):
         queue: str | None = None,
         deadline: Moment | None = None,
         singleton: Singleton | None = None,
+        attributes: Mapping[str, AttributeValue] | None = None,
         connection: object = None,
     ) -> list[Handle[R]]:
         """Start many runs in one transaction, all or none.
@@ -266,40 +302,48 @@ class Engine(AsyncOnly):
         On a `connection` of yours, in the transaction that is open there.
         """
         calls = check_list("calls", calls, "[checkout(order)]")
-        ids = None if ids is None else check_list("ids", ids, "['order-17']")
-        if ids is not None and len(ids) != len(calls):
-            raise UsageError(f"{len(calls)} calls but {len(ids)} ids; give one id a call")
         options: StartOptions = {"at": at, "priority": priority, "queue": queue, "deadline": deadline}
-        options["singleton"] = singleton
-        runs = [
-            self._session.new_run(call, options if ids is None else {**options, "id": ids[index]})
-            for index, call in enumerate(calls)
-        ]
-        self._session.duplicates.check_among(runs, calls)
+        options["singleton"], options["attributes"] = singleton, attributes
+        return await self._start_all(calls, self._new_runs(calls, ids, options), options, connection)
+
+    async def _start_all(
+        self, calls: Sequence[Call[R]], runs: Sequence[NewRun], options: StartOptions, connection: object
+    ) -> list[Handle[R]]:
         if not self._session.backpressure.is_idle:
             await self._admit(runs, connection)
         if connection is not None:
             return await self._create(calls, runs, connection)
         made = await create_all(
-            await self._session.opened(), self._session.actor, runs, calls, self._session.duplicates
+            await self._session.connect(), self._session.actor, runs, calls, self._session.duplicates
         )
         return [Handle(self._session, run_id, call.returns) for run_id, call in zip(made, calls, strict=True)]
 
+    def _new_runs(self, calls: Sequence[Call[Any]], ids: Sequence[str] | None, options: StartOptions) -> list[NewRun]:
+        ids = None if ids is None else check_list("ids", ids, "['order-17']")
+        if ids is not None and len(ids) != len(calls):
+            raise UsageError(f"{len(calls)} calls but {len(ids)} ids; give one id a call")
+        runs = [
+            self._session.new_run(call, options if ids is None else {**options, "id": ids[index]})
+            for index, call in enumerate(calls)
+        ]
+        self._session.duplicates.check_among(runs, calls)
+        return runs
+
     async def _admit(self, runs: Sequence[NewRun], connection: object) -> None:
         if connection is None:
-            await self._session.backpressure.admit(runs, await self._session.opened(), may_wait=True)
+            await self._session.backpressure.admit(runs, await self._session.connect(), may_wait=True)
         else:
             # A wait would keep the caller's transaction open.
-            reader = ConnectionReader(self._session.unclosed(), connection, self._session.actor)
+            reader = ConnectionReader(self._session.usable_store(), connection, self._session.actor)
             await self._session.backpressure.admit(runs, reader, may_wait=False)
 
     async def _create(self, calls: Sequence[Call[R]], runs: Sequence[NewRun], connection: object) -> list[Handle[R]]:
         if connection is None:
-            created = await (await self._session.opened()).create(runs, self._session.actor)
+            created = await (await self._session.connect()).create(runs, self._session.actor)
             self._session.duplicates.check_created(created, runs, calls)
         else:
             created = await create_on(
-                connection, self._session.unclosed(), self._session.actor, runs, calls, self._session.duplicates
+                connection, self._session.usable_store(), self._session.actor, runs, calls, self._session.duplicates
             )
         return [Handle(self._session, answer.run.id, call.returns) for answer, call in zip(created, calls, strict=True)]
 

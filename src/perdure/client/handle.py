@@ -6,13 +6,15 @@ import builtins
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, Generic, TypeVar, Unpack, overload
 
-from perdure.client import messages, reopen, results
-from perdure.client.inspect import read_report
-from perdure.client.reopen import ForkOptions, RetryOptions
-from perdure.client.results import StreamItem
-from perdure.client.runs import Runs
+from msgspec.structs import replace
+
+from perdure.client.runs import messages, reopen, results
+from perdure.client.runs.inspect import read_report
+from perdure.client.runs.namespace import Runs
+from perdure.client.runs.reopen import ForkOptions, RetryOptions
+from perdure.client.runs.results import StreamItem
+from perdure.client.runs.start import Moment
 from perdure.client.session import Session
-from perdure.client.start import Moment
 from perdure.core.audit import Event
 from perdure.core.codec.snapshot import snapshot
 from perdure.core.model.outputs import Interruption
@@ -48,46 +50,52 @@ class Handle(Generic[R_co]):
     def __repr__(self) -> str:
         return f"<run {self.id}>"
 
+    @property
+    def _runs(self) -> Runs:
+        return Runs(self._session)
+
     async def result(self, timeout: Duration | None = None) -> R_co:
         """Wait for the end and return the result.
 
         Raises `RunFailed`, `RunCancelled`, or `TimeoutError` after `timeout`.
         """
-        result: R_co = await self._session.results.of(self.id, self._returns, timeout)
+        result: R_co = await self._session.results.wait_for(self.id, self._returns, timeout)
         return result
 
-    async def run(self) -> Run:
-        """Read its row. Raises `RunNotFound`."""
-        return await self._session.find(self.id)
+    async def info(self) -> Run:
+        """Read its row and its attributes. Raises `RunNotFound`."""
+        run = await self._session.find(self.id)
+        shown = await (await self._session.connect()).attributes([self.id])
+        return replace(run, attributes=shown.get(self.id, {}))
 
     async def status(self) -> Status:
         """Read its status."""
-        return (await self.run()).status
+        return (await self._session.find(self.id)).status
 
     async def history(self) -> builtins.list[Record]:
         """Read its recorded operations, in order."""
-        return await (await self._session.opened()).history(self.id)
+        return await (await self._session.connect()).history(self.id)
 
     async def inbox(self) -> builtins.list[Message]:
         """Read the messages that were sent to it and that it has not received yet, in order."""
-        return await (await self._session.opened()).inbox(self.id, 0)
+        return await (await self._session.connect()).inbox(self.id, 0)
 
     async def events(self) -> builtins.list[Event]:
         """Read its audit trail."""
-        return await (await self._session.opened()).events(self.id)
+        return await (await self._session.connect()).events(self.id)
 
     async def report(self) -> RunReport:
         """Summarize its attempts, steps, durations and errors, with what it waits for or has under way."""
-        run = await self.run()
-        return await read_report(await self._session.opened(), run, await self.history(), await self.events())
+        run = await self._session.find(self.id)
+        return await read_report(await self._session.connect(), run, await self.history(), await self.events())
 
     async def interruptions(self) -> tuple[Interruption, ...]:
         """Read the attempts that ended without an outcome because their worker was lost or stopped, in order."""
-        return await interruptions(await self._session.opened(), self.id)
+        return await interruptions(await self._session.connect(), self.id)
 
     async def why(self) -> str:
         """Say in a sentence why it is where it is."""
-        return await Runs(self._session).why(self.id)
+        return await self._runs.why(self.id)
 
     @overload
     async def send(self, name: Channel[T], value: T, *, key: str | None = None, connection: object = None) -> None: ...
@@ -212,23 +220,27 @@ class Handle(Generic[R_co]):
 
         With `undo`, its completed steps are undone first. `Runs.terminate` says what that means.
         """
-        return await Runs(self._session).terminate(self.id, reason, undo=undo)
+        return await self._runs.terminate(self.id, reason, undo=undo)
 
     async def pause(self, reason: str = "") -> bool:
         """Pause it once the steps that are under way have ended; False if it is paused already or has finished."""
-        return await Runs(self._session).pause(self.id, reason)
+        return await self._runs.pause(self.id, reason)
 
     async def resume(self) -> bool:
         """End its pause; False if it is not paused."""
-        return await Runs(self._session).resume(self.id)
+        return await self._runs.resume(self.id)
+
+    async def set_priority(self, priority: int, reason: str = "") -> bool:
+        """Change its priority; False if it has that priority already, or has finished."""
+        return await Runs(self._session).set_priority(self.id, priority, reason)
 
     async def evict(self) -> bool:
         """Make the worker that holds it give it back, for another to take; False if no worker held it."""
-        return await Runs(self._session).evict(self.id)
+        return await self._runs.evict(self.id)
 
     async def wake(self, at: Moment | None = None) -> None:
         """End its sleep at another time, by default now. Raises `UsageError` if it is not asleep."""
-        await Runs(self._session).wake(self.id, at)
+        await self._runs.wake(self.id, at)
 
     async def retry(self, **changes: Unpack[RetryOptions]) -> int:
         """Let it go again, as its status allows, and return its generation.
@@ -237,28 +249,31 @@ class Handle(Generic[R_co]):
         failure is not told again. A run past its deadline needs another one. Raises `RunFinished` if it completed, and
         `UsageError` if there is nothing to retry.
         """
-        return await reopen.retry(self._session, self.id, changes)
+        return await self._runs.retry(self.id, **changes)
 
     async def delete(self, reason: str = "", *, purge: bool = False) -> bool:
         """Hide it from listings once it has finished; False if it was hidden. With `purge`, delete it for good."""
-        return await Runs(self._session).delete(self.id, reason, purge=purge)
+        return await self._runs.delete(self.id, reason, purge=purge)
 
     async def undelete(self) -> bool:
         """Bring it back; False if it was not deleted."""
-        return await Runs(self._session).undelete(self.id)
+        return await self._runs.undelete(self.id)
 
     async def fork(self, **options: Unpack[ForkOptions]) -> Handle[R_co]:
         """Start a new run that goes on from a step of this one: `fork(from_step="charge#2", results={"quote": 7})`.
 
         It has the input and, up to that step, the history of this run, with other arguments or results where they are
-        given. No earlier step is executed again. Raises `UsageError` before anything is written.
+        given. No earlier step is executed again. `from_step` is a location, or the number of the step's record (`seq`).
+        Raises `UsageError` before anything is written.
         """
         return Handle(self._session, await reopen.fork(self._session, self.id, **options), self._returns)
 
 
-async def get_handle(session: Session, run_id: str, workflow: Definition[..., Any] | None = None) -> Handle[Any]:
+async def get_handle(
+    session: Session, run_id: str, workflow: Definition[..., Any] | None = None, kind: type[Handle[Any]] = Handle
+) -> Handle[Any]:
     """Make a handle on a run that exists. Raises `RunNotFound`."""
     run = await session.find(run_id)
     check_instance("workflow", workflow, Definition, "the workflow `checkout`")
     known = session.workflows.get(run.type) if workflow is None else workflow
-    return Handle(session, run.id, Any if known is None else known.signature.returns)
+    return kind(session, run.id, Any if known is None else known.signature.returns)

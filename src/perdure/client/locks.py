@@ -17,7 +17,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
-from perdure.client.results import within
+from perdure.client.runs.results import within
 from perdure.client.session import AsyncOnly, Session, refuse_in_workflow
 from perdure.core.background_loops import LoopGuard, LoopHealth
 from perdure.core.ids import check_key
@@ -83,7 +83,7 @@ class Lock:
         session = self._session
         wanted = self._ttl if ttl is None else checked_ttl(ttl)
         asked = session.system.monotonic()
-        store = await session.opened()
+        store = await session.connect()
         info = (
             None
             if self._gone or not self._is_ours()
@@ -102,7 +102,7 @@ class Lock:
         if not self._is_ours():
             return False
         held, self._gone = not self._gone, True
-        store = await self._session.opened()
+        store = await self._session.connect()
         return held and await store.release_lock(self.name, self.token, self._nonce, self._session.actor)
 
     async def __aenter__(self) -> Lock:
@@ -134,7 +134,7 @@ class Lock:
 L = TypeVar("L", bound=Lock)
 
 
-class KeptLock(Lock):
+class RenewedLock(Lock):
     """A lock that a task extends for as long as a block lasts."""
 
     async def keep(self, on_lost: Callable[[], object]) -> None:
@@ -150,7 +150,7 @@ class KeptLock(Lock):
             if change & Change.REPLACED and not loop.is_closed():
                 loop.call_soon_threadsafe(alarm.set)
 
-        unsubscribe = (await self._session.opened()).subscribe(on_change)
+        unsubscribe = (await self._session.connect()).subscribe(on_change)
         try:
             while not self.lost:
                 pause = max(SHORTEST_PAUSE, (self._deadline - system.monotonic()) * RENEWED_AFTER)
@@ -209,21 +209,21 @@ class Locks:
         """List locks that are held, by name, beginning after a name."""
         check_page(limit)
         check_text("after", after)
-        return await (await self._session.opened()).locks(after, limit)
+        return await (await self._session.connect()).locks(after, limit)
 
     async def get(self, name: str) -> LockInfo | None:
         """Read one lock; None if it is free."""
-        found = await (await self._session.opened()).locks("", 1, check_key(name, "lock name"))
+        found = await (await self._session.connect()).locks("", 1, check_key(name, "lock name"))
         return found[0] if found else None
 
     async def force_release(self, name: str) -> bool:
         """Take a lock from its holder, which learns of it when it extends or releases the lock; False if it is free."""
         held = await self.get(name)
-        store = await self._session.opened()
+        store = await self._session.connect()
         return held is not None and await store.release_lock(name, held.token, None, self._session.actor)
 
 
-class HeldLock(AsyncOnly):
+class LockContext(AsyncOnly):
     """A lock for the time of a block, extended automatically.
 
     If it is lost, the block is cancelled and `LockLost` raised.
@@ -232,7 +232,7 @@ class HeldLock(AsyncOnly):
     def __init__(self, session: Session, name: str, ttl: Duration, wait: Duration | None, owner: str | None) -> None:
         self._session = session
         self._wanted = name, ttl, wait, owner
-        self._lock: KeptLock | None = None
+        self._lock: RenewedLock | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._block: asyncio.Task[object] | None = None
         self._interrupted = False
@@ -262,7 +262,7 @@ class HeldLock(AsyncOnly):
     async def begin(self, on_lost: Callable[[], object]) -> Lock:
         """Acquire the lock and begin to extend it. For blocks that cannot be cancelled, `on_lost` may do nothing."""
         name, ttl, wait, owner = self._wanted
-        self._lock = await acquire(KeptLock, self._session, name, ttl, wait, owner)
+        self._lock = await acquire(RenewedLock, self._session, name, ttl, wait, owner)
         self._keeping = self._session.system.spawn(self._lock.keep(on_lost), f"perdure lock {name}")
         return self._lock
 
@@ -291,7 +291,7 @@ async def acquire(
     # Reuse one nonce for all attempts, so that a lost response does not leak the lock.
     nonce = system.entropy(16).hex()
     holder = f"{socket.gethostname()}:{os.getpid()}" if owner is None else check_key(owner, "owner of a lock")
-    store = await session.opened()
+    store = await session.connect()
     delay = FIRST_WAIT
     while True:
         asked = clock()

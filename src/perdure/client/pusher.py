@@ -22,7 +22,7 @@ from perdure.core.process_fork import never_finalize, watch_forks
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import RunNotFound, UnknownWorkflow, UsageError
 from perdure.store.url import shown
-from perdure.worker import UnknownRun, UnservedType, Worker, WorkerOptions
+from perdure.worker import UnknownRun, UnservedType, Worker, WorkerSettings
 
 #: Runs of dead workers given back, and schedules fired, in one transaction.
 _SWEPT = 500
@@ -49,7 +49,7 @@ class Pusher:
         """The options are those of `Engine.worker`."""
         self._session = session_of(engine)
         require_workflows(self._session.workflows)
-        self._options = WorkerOptions.of(
+        self._settings = WorkerSettings.of(
             lease=lease, grace=grace, retry=retry, resident=resident, retention=self._session.retention, claims=False
         )
         self._begin()
@@ -123,12 +123,12 @@ class Pusher:
         if not 1 <= limit <= 10_000:
             raise UsageError(f"limit must be between 1 and 10000, not {limit}")
         names = [check_name(queue, "queue") for queue in ([queues] if isinstance(queues, str) else queues)]
-        store = await self._session.opened()
+        store = await self._session.connect()
         while (await store.sweep(_SWEPT)).more:
             pass
         while (await store.fire(_FIRED, self._session.actor)).next_due <= store.clock():
             pass
-        return await store.due(sorted(self._session.workflows), names, limit)
+        return await store.ready_run_ids(sorted(self._session.workflows), names, limit)
 
     @contextmanager
     def _naming(self, run_id: str) -> Generator[None]:
@@ -154,8 +154,8 @@ class Pusher:
             await self._abandon_closed()
             worker = self._workers.get(loop)
             if worker is None:
-                await self._session.opened()
-                worker = self._session.make_worker(self._options)
+                await self._session.connect()
+                worker = self._session.make_worker(self._settings)
                 await worker.start()
                 self._workers[loop] = self._latest = worker
             return worker
@@ -167,4 +167,4 @@ class Pusher:
             self._starting.pop(loop, None)
             self._session.workers.discard(worker)
             worker.abandon()
-            await (await self._session.opened()).retire(worker.id)
+            await (await self._session.connect()).retire(worker.id)

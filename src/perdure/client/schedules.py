@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import islice, takewhile
 from typing import Any, TypedDict, Unpack
@@ -16,16 +16,28 @@ from typing import Any, TypedDict, Unpack
 from msgspec import structs
 
 from perdure.client.handle import Handle, get_handle
+from perdure.client.runs.start import StartOptions, new_run
 from perdure.client.session import Session
-from perdure.client.start import StartOptions, new_run
-from perdure.core.audit import Event
+from perdure.core.audit import Event, EventFilter
 from perdure.core.ids import check_name
+from perdure.core.model.attributes import AttributeValue, attributes_to_json, make_attributes
 from perdure.core.option_checks import check_flag, check_page, check_text, check_time, check_whole, no_option
 from perdure.core.printed_text import brief
 from perdure.core.time.cron import At, Cron, Every, Timing, fire_times, next_fire_time, to_stored, zone_of
-from perdure.core.time.duration import FAR, Duration, instant, microseconds, moment_of
+from perdure.core.time.duration import NEVER, Duration, instant, microseconds, moment_of
 from perdure.core.time.firing import when_due
-from perdure.core.time.schedule import Misfire, Overlap, SaveOutcome, Schedule, trail_of
+from perdure.core.time.schedule import (
+    BackfillPreview,
+    Fire,
+    Misfire,
+    Overlap,
+    SaveOutcome,
+    Schedule,
+    fire_time_of,
+    run_id_of,
+    skipped_fire,
+    trail_of,
+)
 from perdure.errors import InvalidSchedule, ScheduleExists, ScheduleNotFound, SingletonBusy, UsageError
 from perdure.workflow.definition import Call
 
@@ -33,6 +45,11 @@ from perdure.workflow.definition import Call
 BACKFILL = 10_000
 _CHUNK = 100
 _LATELY = 1000
+#: Runs that a preview reads at once, and fire times that it names.
+_PAGE = 500
+_SHOWN = 10
+#: A version that no schedule has.
+_NO_VERSION = -1
 
 
 class ScheduleOptions(TypedDict, total=False):
@@ -52,6 +69,8 @@ class ScheduleOptions(TypedDict, total=False):
     priority: int
     #: Time that each run may take; no limit by default.
     deadline: Duration | None
+    #: Attributes of its runs; None: none.
+    attributes: Mapping[str, AttributeValue] | None
 
 
 class Schedules:
@@ -72,10 +91,10 @@ class Schedules:
         """
         check_name(id, "schedule id")
         now = await self._now()
-        wanted = self._told(Schedule(id=id, spec="", type=""), call, timing, options, now)
-        if wanted.next_slot >= FAR:
+        wanted = self._with_changes(Schedule(id=id, spec="", type=""), call, timing, options, now)
+        if wanted.next_fire_time >= NEVER:
             raise InvalidSchedule(f"the schedule {id!r} would never run: {brief(timing)} is over, or never comes")
-        store = await self._session.opened()
+        store = await self._session.connect()
         while True:
             write_id = self._session.system.entropy(16).hex()
             saved = await store.save_schedule(wanted, 0, write_id, "schedule_created", self._session.actor)
@@ -113,7 +132,7 @@ class Schedules:
         With another timing, it goes on with the first fire time from now.
         """
         now = await self._now()
-        await self._change(id, "schedule_changed", lambda one: self._told(one, call, timing, options, now))
+        await self._change(id, "schedule_changed", lambda one: self._with_changes(one, call, timing, options, now))
         return await self.get(id)
 
     async def pause(self, id: str, reason: str = "") -> bool:
@@ -125,7 +144,7 @@ class Schedules:
         check_text("reason", reason)
 
         def paused(one: Schedule) -> Schedule | None:
-            return None if one.paused else structs.replace(one, paused=True, reason=reason, due_at=FAR)
+            return None if one.paused else structs.replace(one, paused=True, reason=reason, due_at=NEVER)
 
         return await self._change(id, "schedule_paused", paused)
 
@@ -137,15 +156,15 @@ class Schedules:
         def resumed(one: Schedule) -> Schedule | None:
             if not one.paused:
                 return None
-            following = one.next_slot if catch_up or one.next_slot > now else next_fire_time(one.timing, now)
-            return _due(structs.replace(one, paused=False, reason="", next_slot=following), now)
+            following = one.next_fire_time if catch_up or one.next_fire_time > now else next_fire_time(one.timing, now)
+            return _due(structs.replace(one, paused=False, reason="", next_fire_time=following), now)
 
         return await self._change(id, "schedule_resumed", resumed)
 
     async def delete(self, id: str) -> None:
         """Delete a schedule; runs that it has started go on. Raises `ScheduleNotFound`."""
         await self.get(id)
-        await (await self._session.opened()).delete_schedule(id, self._session.actor)
+        await (await self._session.connect()).delete_schedule(id, self._session.actor)
 
     async def trigger(self, id: str) -> Handle[Any]:
         """Start a run now, regardless of timing, pause and overlap. Raises `ScheduleNotFound`, and `SingletonBusy`."""
@@ -160,28 +179,63 @@ class Schedules:
 
         A `datetime` without a time zone is a wall clock in the schedule's own time zone, which is that of its `Cron`
         and otherwise UTC. Fire times that have run are not run again. All are started at once, regardless of the
-        policies. An interrupted backfill may be repeated.
+        policies: the overlap policy does not hold them back, so give the type a limit if few shall run at a time. An
+        interrupted backfill may be repeated. `preview_backfill` says what it would start.
         """
+        wanted = await self._backfilled(id, start, end)
+        started: builtins.list[str] = []
+        for at in range(0, len(wanted), _CHUNK):
+            started += await self._trigger(id, wanted[at : at + _CHUNK], "")
+        return started
+
+    async def preview_backfill(self, id: str, start: datetime.datetime, end: datetime.datetime) -> BackfillPreview:
+        """Count the fire times of a backfill, and those of them that have no run yet. Nothing is written."""
+        wanted, store = await self._backfilled(id, start, end), await self._session.connect()
+        missing: builtins.list[int] = []
+        for at in range(0, len(wanted), _PAGE):
+            part = wanted[at : at + _PAGE]
+            there = {run.id for run in await store.get_many([run_id_of(id, time) for time in part])}
+            missing += [time for time in part if run_id_of(id, time) not in there]
+        return BackfillPreview(
+            fire_times=len(wanted), missing=len(missing), first=tuple(moment_of(time) for time in missing[:_SHOWN])
+        )
+
+    async def fires(self, id: str, limit: int = 30) -> builtins.list[Fire]:
+        """Read the latest fire times, latest first: the run of each and its status, or why it was skipped.
+
+        Runs that were started by hand are left out.
+        """
+        check_page(limit)
+        await self.get(id)
+        store = await self._session.connect()
+        found = [
+            Fire(at=instant(moment, 0), run_id=run.id, status=run.status, finished_at=run.finished_at)
+            for run in await store.fires(id, limit)
+            if (moment := fire_time_of(run.id)) is not None
+        ]
+        passed = EventFilter(run_id=trail_of(id), kinds=("schedule_passed",))
+        for event in await store.events_page(passed, limit):
+            found += skipped_fire(event.data)
+        return sorted(found, key=lambda one: one.at, reverse=True)[:limit]
+
+    async def _backfilled(self, id: str, start: datetime.datetime, end: datetime.datetime) -> builtins.list[int]:
         schedule, now = await self.get(id), await self._now()
         first, last = _wall_instant(start, schedule.timing), _wall_instant(end, schedule.timing)
         if not first <= last <= now:
             raise UsageError(
                 f"a backfill goes from an earlier time to a later one, and not beyond now: {start} to {end}"
             )
-        found = takewhile(lambda slot: slot < last, fire_times(schedule.timing, first - 1))
+        found = takewhile(lambda time: time < last, fire_times(schedule.timing, first - 1))
         wanted = [*islice(found, BACKFILL + 1)]
         if len(wanted) > BACKFILL:
             raise UsageError(
                 f"from {start} to {end} there are more than {BACKFILL} fire times; backfill a part at a time"
             )
-        started: builtins.list[str] = []
-        for at in range(0, len(wanted), _CHUNK):
-            started += await self._trigger(id, wanted[at : at + _CHUNK], "")
-        return started
+        return wanted
 
     async def get(self, id: str) -> Schedule:
         """Read one schedule. Raises `ScheduleNotFound`."""
-        schedule = await (await self._session.opened()).schedule(check_name(id, "schedule id"))
+        schedule = await (await self._session.connect()).schedule(check_name(id, "schedule id"))
         if schedule is None:
             raise ScheduleNotFound(f"there is no schedule {id!r}")
         return schedule
@@ -190,49 +244,51 @@ class Schedules:
         """List schedules by id, beginning after an id."""
         check_page(limit)
         check_text("after", after)
-        return await (await self._session.opened()).schedules(after, limit)
+        return await (await self._session.connect()).schedules(after, limit)
 
     async def next(self, id: str, count: int = 5) -> builtins.list[datetime.datetime]:
         """Return the next fire times, as if it were not paused, in its time zone."""
         schedule, now = await self.get(id), await self._now()
         if check_whole("count", count, 1) > _LATELY:
             raise UsageError(f"count must be between 1 and {_LATELY}, not {brief(count)}")
-        after = max(now, schedule.next_slot - 1)
-        return [] if after >= FAR - 1 else schedule.timing.upcoming(count, after=moment_of(after))
+        after = max(now, schedule.next_fire_time - 1)
+        return [] if after >= NEVER - 1 else schedule.timing.upcoming(count, after=moment_of(after))
 
     async def events(self, id: str) -> builtins.list[Event]:
         """Read the audit trail of a schedule: created, fired, skipped and why, changed, deleted."""
-        return await (await self._session.opened()).events(trail_of(check_name(id, "schedule id")))
+        return await (await self._session.connect()).events(trail_of(check_name(id, "schedule id")))
 
     async def _now(self) -> int:
-        return await (await self._session.opened()).now()
+        return await (await self._session.connect()).now()
 
-    async def _trigger(self, id: str, slots: builtins.list[int] | tuple[()], key: str) -> builtins.list[str]:
-        store = await self._session.opened()
-        started = await store.trigger(check_name(id, "schedule id"), slots, key, self._session.actor)
+    async def _trigger(self, id: str, fire_times: builtins.list[int] | tuple[()], key: str) -> builtins.list[str]:
+        store = await self._session.connect()
+        started = await store.trigger(check_name(id, "schedule id"), fire_times, key, self._session.actor)
         if started is None:
             raise ScheduleNotFound(f"there is no schedule {id!r}")
         return started
 
     async def _change(self, id: str, event: str, change: Callable[[Schedule], Schedule | None]) -> bool:
         """Compare and swap a schedule until it succeeds; False if there is nothing to change."""
-        store = await self._session.opened()
+        store = await self._session.connect()
+        write_id = self._session.system.entropy(16).hex()
         while True:
             there = await self.get(id)
             changed = change(there)
-            if changed is None:
-                return False
-            write_id = self._session.system.entropy(16).hex()
-            saved = await store.save_schedule(changed, there.version, write_id, event, self._session.actor)
+            # Without a change, this asks whether the last write is that of an earlier attempt whose answer was lost.
+            wanted, version = (there, _NO_VERSION) if changed is None else (changed, there.version)
+            saved = await store.save_schedule(wanted, version, write_id, event, self._session.actor)
             if saved is SaveOutcome.DONE:
                 return True
+            if changed is None:
+                return False
 
-    def _called(self, one: Schedule, call: Call[Any], options: ScheduleOptions) -> Schedule:
+    def _with_call(self, one: Schedule, call: Call[Any], options: ScheduleOptions) -> Schedule:
         """Make a schedule run another call."""
         place: StartOptions = {"queue": options.get("queue"), "priority": options.get("priority")}
         new = self._session.new_run(call, place, "schedules.create")
         # Limits as durations: a run that is ready at 0 has to be begun and finished by these times.
-        limits = self._session.known(call).place(0, None, None, one.deadline or FAR)
+        limits = self._session.resolve_call(call).place(0, None, None, one.deadline or NEVER)
         return structs.replace(
             one,
             type=new.type,
@@ -245,7 +301,7 @@ class Schedules:
             options=new.options,
         )
 
-    def _told(
+    def _with_changes(
         self, one: Schedule, call: Call[Any] | None, timing: Timing | None, options: ScheduleOptions, now: int
     ) -> Schedule:
         """Apply a call, a timing and options to a schedule."""
@@ -253,7 +309,7 @@ class Schedules:
             raise InvalidSchedule(no_option("a schedule", unknown, ScheduleOptions.__annotations__))
         changed = _with_policies(one, options)
         if call is not None:
-            changed = self._called(changed, call, options)
+            changed = self._with_call(changed, call, options)
         elif {"queue", "priority"} & options.keys():
             place: StartOptions = {
                 "queue": options.get("queue", one.queue),
@@ -264,7 +320,7 @@ class Schedules:
         if timing is not None:
             anchored = _anchored(timing, now)
             changed = structs.replace(
-                changed, spec=to_stored(anchored), next_slot=next_fire_time(anchored, now), error=""
+                changed, spec=to_stored(anchored), next_fire_time=next_fire_time(anchored, now), error=""
             )
         return _due(changed, now)
 
@@ -277,7 +333,7 @@ def _wall_instant(when: datetime.datetime, timing: Timing) -> int:
 
 
 def _whenever(time: int) -> int:
-    return 0 if time >= FAR else time
+    return 0 if time >= NEVER else time
 
 
 def _with_policies(one: Schedule, options: ScheduleOptions) -> Schedule:
@@ -299,6 +355,9 @@ def _with_policies(one: Schedule, options: ScheduleOptions) -> Schedule:
         misfire=misfire,
         overlap=Overlap(overlap),
         deadline=0 if deadline is None else microseconds(check_time("deadline", deadline) or 0),
+        attributes=attributes_to_json(make_attributes(options["attributes"]))
+        if "attributes" in options
+        else one.attributes,
     )
 
 
@@ -328,5 +387,5 @@ def _definition(one: Schedule) -> tuple[object, ...]:
     """Return the properties by which two schedules are the same."""
     return (
         (one.spec, one.type, one.input, one.queue, one.priority, one.jitter, one.misfire, one.overlap),
-        (one.deadline, one.start_within, one.max_attempts, one.options),
+        (one.deadline, one.start_within, one.max_attempts, one.options, one.attributes),
     )

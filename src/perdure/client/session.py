@@ -7,14 +7,17 @@ forked child it connects anew, because connections, workers and waiters belong t
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 from msgspec import Struct
 
-from perdure.client.results import Results
-from perdure.client.start import DuplicateCheck, StartOptions, new_run
+from perdure.client.build import build_of
+from perdure.client.runs.results import Results
+from perdure.client.runs.start import DuplicateCheck, StartOptions, new_run
 from perdure.client.watermarks import Backpressure
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes
@@ -24,6 +27,7 @@ from perdure.core.model.run import NewRun, Run
 from perdure.core.option_checks import check_time
 from perdure.core.policy.retention import Retention
 from perdure.core.policy.watermark import Watermark
+from perdure.core.printed_text import closest
 from perdure.core.process_fork import never_finalize, watch_forks
 from perdure.core.routing import select_types
 from perdure.core.system import System
@@ -32,7 +36,7 @@ from perdure.errors import EngineClosed, NotInWorkflow, RunNotFound, UnknownWork
 from perdure.store import Retrying, open_store
 from perdure.store.contract import Store
 from perdure.store.url import is_in_memory, shown
-from perdure.worker import HookCaller, Worker, WorkerOptions, in_workflow
+from perdure.worker import HookCaller, Worker, WorkerSettings, in_workflow
 from perdure.workflow.definition import Call, Definition, call_hint
 
 if TYPE_CHECKING:
@@ -69,6 +73,8 @@ class SessionOptions(Struct, frozen=True, kw_only=True):
     hooks: Hooks
     watermarks: tuple[Watermark, ...]
     database_timeout: Duration
+    build: str | None = None
+    register_sources: bool = True
 
 
 class Session:
@@ -90,6 +96,8 @@ class Session:
         #: Exception classes that stored failures are restored to.
         self.errors = ErrorTypes(options.errors, {one.function.__module__ for one in workflows.values()})
         self.retention = options.retention
+        self._build = options.build
+        self._register_sources = options.register_sources
         self._hooks = options.hooks
         self._migrate = options.migrate
         self._database_timeout = _checked_timeout(options.database_timeout)
@@ -112,7 +120,10 @@ class Session:
         #: Workers and pushers that `close` stops.
         self.workers: set[Worker] = set()
         #: Waits for outcomes of runs.
-        self.results = Results(self)
+        self.results = self._new_results()
+
+    def _new_results(self) -> Results:
+        return Results(self)
 
     def _new_store(self) -> Store:
         store = open_store(self.url, self.system, migrate=self._migrate)
@@ -130,12 +141,12 @@ class Session:
             self.store.audit = audit
         self._begin()
 
-    async def opened(self) -> Store:
-        """The database, connected. Raises `EngineClosed`."""
+    async def connect(self) -> Store:
+        """Connect to the database, unless that was done; returns the store. Raises `EngineClosed`."""
         refuse_in_workflow()
         if self._state == "open":
             return self.store
-        self.unclosed()
+        self.usable_store()
         if self._opening is None:
             self._opening = asyncio.Lock()
         async with self._opening:
@@ -144,8 +155,8 @@ class Session:
                 self._state = "open"
         return self.store
 
-    def unclosed(self) -> Store:
-        """The database, connected or not. Raises `EngineClosed`."""
+    def usable_store(self) -> Store:
+        """The store, connected or not. Raises `EngineClosed`."""
         refuse_in_workflow()
         if self._state == "closed":
             raise EngineClosed(
@@ -159,9 +170,16 @@ class Session:
             )
         return self.store
 
+    @property
+    def build(self) -> str:
+        """Build of the application: the one that was given, or found in its files when it was first asked for."""
+        if self._build is None:
+            self._build = build_of(self.workflows)
+        return self._build
+
     def is_connected(self) -> bool:
         """Return whether the store is open already, or was handed in by the caller. Raises `EngineClosed`."""
-        self.unclosed()
+        self.usable_store()
         return self._state == "open" or self._lent
 
     async def close(self) -> None:
@@ -176,7 +194,7 @@ class Session:
         if was_open:
             await self.store.close()
 
-    def bound_calls(self, timeout: Duration) -> None:
+    def set_call_timeout(self, timeout: Duration) -> None:
         """Set how long a call waits for a server that cannot be reached.
 
         For tools that are handed a finished engine.
@@ -185,33 +203,39 @@ class Session:
         if isinstance(self.store, Retrying):
             self.store.bound = self._database_timeout
 
-    def make_worker(self, options: WorkerOptions) -> Worker:
-        """Make a worker on the open database that has not been started; `close` stops it."""
+    def make_worker(self, settings: WorkerSettings, code: Mapping[str, Definition[Any, Any]] | None = None) -> Worker:
+        """Make a worker on the open database that has not been started; `close` stops it. `code`: not the engine's."""
         store = self.store
         if isinstance(store, Retrying) and not self._lent:
             store = store.bounded(WORKER_TIMEOUT)
         worker = Worker(
             store,
-            select_types(self.workflows, options.types),
+            select_types(self.workflows if code is None else code, settings.types),
             system=self.system,
             codec=self.codec,
             errors=self.errors,
-            options=options,
+            settings=settings,
             hook_caller=self._hook_caller,
             where=shown(self.url),
+            build=self.build,
+            registers_sources=self._register_sources,
         )
         self.workers.add(worker)
         return worker
 
     async def find(self, run_id: str) -> Run:
         """Read a run. Raises `RunNotFound`."""
-        run = await (await self.opened()).get(check_id(run_id))
+        run = await (await self.connect()).get(check_id(run_id))
         if run is None:
-            place = shown(self.url)
-            if place == "sqlite://":
-                place += ", which is in memory and new with each engine"
-            raise RunNotFound(f"there is no run {run_id!r} in {place}")
+            raise self.not_found(run_id)
         return run
+
+    def not_found(self, run_id: str) -> RunNotFound:
+        """Make the error about a run that does not exist."""
+        place = shown(self.url)
+        if place == "sqlite://":
+            place += ", which is in memory and new with each engine"
+        return RunNotFound(f"there is no run {run_id!r} in {place}")
 
     def new_run(self, call: Call[Any], options: StartOptions, where: str = "start") -> NewRun:
         """Make the row of a run from a call, or raise `UsageError` and the like; nothing is written.
@@ -222,20 +246,63 @@ class Session:
             raise UsageError(f"{where} takes a call such as `checkout(order)`, not {call_hint(call)}")
         if call.definition is not None and self.workflows and call.type not in self.workflows:
             raise UnknownWorkflow(
-                f"workflow {call.type!r} is not one of this engine's ({', '.join(sorted(self.workflows))}); add it to "
+                f"workflow {call.type!r} is not one of this engine's ({closest(call.type, self.workflows)}); add it to "
                 "Engine(url, [...]), or start it by name where another engine serves it: "
                 f"Call.named({call.type!r}, ...)"
             )
-        known = self.known(call)
+        known = self.resolve_call(call)
         return new_run(known, known.encode(self.codec), options, self.system, self.store.clock())
 
-    def known(self, call: Call[Any]) -> Call[Any]:
+    def resolve_call(self, call: Call[Any]) -> Call[Any]:
         """Turn a call by name into a call of its code, which checks the arguments, where this engine has that code."""
         known = self.workflows.get(call.type)
         if call.definition is not None or known is None:
             return call
         checked = known(*call.arguments) if isinstance(call.arguments, tuple) else known(**call.arguments)
         return replace(checked, settings=call.settings)
+
+
+class SeededSystem:
+    """A system whose random bytes follow from a seed, so that a repeated request makes the same ids and keys."""
+
+    def __init__(self, system: System, seed: bytes) -> None:
+        self._system = system
+        self._seed = seed
+        self._drawn = 0
+
+    def entropy(self, size: int, /) -> bytes:
+        """Draw the next bytes."""
+        self._drawn += 1
+        return hashlib.shake_256(self._seed + self._drawn.to_bytes(8, "big")).digest(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._system, name)
+
+
+def acting_as(engine: Engine, actor: str, seed: bytes | None = None) -> Engine:
+    """Make a view of an open engine whose writes have another actor in the audit trail.
+
+    It lives no longer than the engine, and shares its connections, waits and workers. With a `seed`, the ids and keys
+    that it makes follow from the seed: the store recognises a verb that is repeated with the same seed.
+    """
+    session = copy(session_of(engine))
+    session.actor = actor
+    if seed is not None:
+        session.system = cast("System", SeededSystem(session.system, seed))
+    return _with_session(engine, session)
+
+
+def reading_through(engine: Engine, store: Store) -> Engine:
+    """Make a view of an open engine that uses another store of the same database, such as one that shares reads."""
+    session = copy(session_of(engine))
+    session.store = store
+    return _with_session(engine, session)
+
+
+def _with_session(engine: Engine, session: Session) -> Engine:
+    view = copy(engine)
+    view._session = session
+    return view
 
 
 def session_of(engine: Engine) -> Session:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from perdure.core.ids import check_name
 from perdure.core.model.run import NewRun
-from perdure.core.option_checks import check_instance, check_whole
+from perdure.core.option_checks import check_instance, check_text, check_whole
 from perdure.core.policy.watermark import WAIT, Watermark
 from perdure.core.system import System
 from perdure.errors import Overloaded, UsageError
@@ -34,28 +34,30 @@ class Watermarks:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    async def set(self, watermark: Watermark) -> None:
+    async def set(self, watermark: Watermark, reason: str = "") -> None:
         """Set a watermark, in place of the present one. Other engines follow within a few seconds."""
         check_instance("watermark", watermark, Watermark, "Watermark(queue='mail', high=1000)")
         if watermark is None:
             raise UsageError("watermark=None: to remove one, use `watermarks.remove`")
-        await (await self._session.opened()).set_watermark(watermark, self._session.actor)
+        await (await self._session.connect()).set_watermark(
+            watermark, self._session.actor, check_text("reason", reason)
+        )
         self._session.backpressure.forget()
 
-    async def remove(self, *, queue: str | None = None, type: str | None = None) -> None:
+    async def remove(self, *, queue: str | None = None, type: str | None = None, reason: str = "") -> None:
         """Remove the watermark of a queue or a type; the one given to an `Engine` applies again."""
-        store = await self._session.opened()
-        await store.remove_watermark(*_place(queue, type), self._session.actor)
+        store = await self._session.connect()
+        await store.remove_watermark(*_place(queue, type), self._session.actor, check_text("reason", reason))
         self._session.backpressure.forget()
 
     async def list(self) -> builtins.list[Watermark]:
         """List the watermarks that are set in the database."""
-        return await (await self._session.opened()).watermarks()
+        return await (await self._session.connect()).watermarks()
 
     async def depth(self, *, queue: str | None = None, type: str | None = None, limit: int = 100_000) -> int:
         """Count the runs that are ready and wait for a worker, on a queue or of a type, up to `limit`."""
         most = min(check_whole("limit", limit, 1), 2**31)
-        return await (await self._session.opened()).depth(*_place(queue, type), most)
+        return await (await self._session.connect()).depth(*_place(queue, type), most)
 
 
 class WatermarkReader(Protocol):
@@ -158,7 +160,7 @@ class ConnectionReader:
             return await depth(tx, kind, name, limit)
 
     def _transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        return self._store.borrowed(self._connection, self._actor, locking=False)
+        return self._store.user_transaction(self._connection, self._actor, locking=False)
 
 
 def _refused(mark: Watermark, depth: int) -> Overloaded:

@@ -6,16 +6,24 @@ import builtins
 import logging
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from perdure.client.session import AsyncOnly, Session, refuse_in_workflow
-from perdure.core.ids import check_name
-from perdure.core.model.run_orders import Pause, PauseKind
-from perdure.core.model.worker_info import WorkerInfo
-from perdure.core.option_checks import check_text
+from perdure.core.ids import check_id, check_name
+from perdure.core.model.documents import (
+    SOURCES_KEPT,
+    DocumentKind,
+    WorkflowSource,
+    workflow_source,
+)
+from perdure.core.model.run_orders import OrderOutcome, Pause, PauseKind
+from perdure.core.model.worker_info import DrainOrder, WorkerInfo
+from perdure.core.option_checks import check_duration, check_text
 from perdure.core.routing import TypeInfo
 from perdure.core.time.duration import Duration, seconds
-from perdure.errors import StoreRefused, StoreUnavailable, UsageError
-from perdure.worker import Worker, WorkerOptions
+from perdure.errors import StoreRefused, StoreUnavailable, UsageError, WorkerNotFound
+from perdure.worker import Worker, WorkerSettings
+from perdure.workflow.definition import Definition
 
 logger = logging.getLogger("perdure.client")
 
@@ -32,7 +40,27 @@ class Workers:
 
     async def list(self) -> builtins.list[WorkerInfo]:
         """List the workers of the fleet, dead ones included until they are forgotten."""
-        return await (await self._session.opened()).workers()
+        return await (await self._session.connect()).workers()
+
+    async def drain(self, worker_id: str, reason: str = "", *, grace: Duration | None = None) -> bool:
+        """Order a worker to drain: it claims no more runs, lets steps finish, gives back the rest and stops.
+
+        The worker learns of it with its next heartbeat. `grace` is how long steps may go on, by default the worker's
+        own grace period. False if it drains already, has stopped or is dead. A process that is started anew is another
+        worker, and works. Raises `WorkerNotFound`.
+        """
+        session = self._session
+        session.codec.encode(reason, "the reason of a drain")
+        order = DrainOrder(
+            key=session.system.entropy(16).hex(),
+            reason=check_text("reason", reason),
+            grace=None if grace is None else check_duration("grace", grace),
+        )
+        store = await session.connect()
+        outcome = await store.drain(check_id(worker_id), order, session.actor)
+        if outcome is OrderOutcome.UNKNOWN:
+            raise WorkerNotFound(f"there is no worker {worker_id!r}; it may have ended more than a day ago")
+        return outcome is OrderOutcome.DONE
 
 
 class EngineWorker(AsyncOnly):
@@ -43,9 +71,13 @@ class EngineWorker(AsyncOnly):
     def __repr__(self) -> str:
         return f"<worker {self.id or 'not started'}>"
 
-    def __init__(self, session: Session, options: WorkerOptions) -> None:
+    def __init__(
+        self, session: Session, settings: WorkerSettings, code: Mapping[str, Definition[Any, Any]] | None = None
+    ) -> None:
         self._session = session
-        self._options = options
+        self._settings = settings
+        #: Code in place of the engine's.
+        self._code = code
         self._worker: Worker | None = None
         self._process = 0
 
@@ -93,11 +125,11 @@ class EngineWorker(AsyncOnly):
         `run` connect by themselves.
         """
         refuse_in_workflow()
-        system, limit = self._session.system, self._options.wait_for_database
+        system, limit = self._session.system, self._settings.wait_for_database
         begun, pause = system.monotonic(), FIRST_PAUSE
         while True:
             try:
-                await self._session.opened()
+                await self._session.connect()
             except StoreUnavailable as error:
                 waited = system.monotonic() - begun
                 # A broken file, a wrong password or a missing database does not mend itself.
@@ -119,7 +151,7 @@ class EngineWorker(AsyncOnly):
             raise UsageError("this worker was started before; make another: engine.worker()")
         await self.connect()
         self._process = os.getpid()
-        self._worker = self._session.make_worker(self._options)
+        self._worker = self._session.make_worker(self._settings, self._code)
         return self._worker
 
 
@@ -137,7 +169,7 @@ class Queues:
         self._session.codec.encode(reason, "the reason of a pause")
         check_text("reason", reason)
         kind, name = _place(queue, type)
-        store = await self._session.opened()
+        store = await self._session.connect()
         if any((one.kind, one.name) == (kind, name) for one in await store.pauses()):
             return False
         await store.pause(Pause(kind=kind, name=name, reason=reason), self._session.actor)
@@ -146,7 +178,7 @@ class Queues:
     async def resume(self, *, queue: str | None = None, type: str | None = None) -> bool:
         """End the pause of a queue or a type; False if it was not paused."""
         kind, name = _place(queue, type)
-        store = await self._session.opened()
+        store = await self._session.connect()
         if not any((one.kind, one.name) == (kind, name) for one in await store.pauses()):
             return False
         await store.resume(kind, name, self._session.actor)
@@ -154,14 +186,20 @@ class Queues:
 
     async def paused(self) -> builtins.list[Pause]:
         """List the queues and types that are paused."""
-        return await (await self._session.opened()).pauses()
+        return await (await self._session.connect()).pauses()
+
+    async def sources(self, type: str) -> builtins.list[WorkflowSource]:
+        """Read source and docstring of a type, as the workers of the latest builds registered them; latest first."""
+        store = await self._session.connect()
+        found = await store.documents(DocumentKind.SOURCE, check_name(type, "workflow type"), SOURCES_KEPT)
+        return [workflow_source(one) for one in found]
 
     async def types(self) -> builtins.list[TypeInfo]:
         """List the types that workers have registered: kind, runtime, and whether each is enabled.
 
         A type that is paused is not enabled, in whatever language its workers are written.
         """
-        return await (await self._session.opened()).types()
+        return await (await self._session.connect()).types()
 
 
 def _place(queue: str | None, type: str | None) -> tuple[PauseKind, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.lint.linter import lint, python_files
+from perdure.lint.checks import lint, python_files
 from perdure.lint.rules import RULES, Finding, Rule
 
 __all__ = ["RULES", "Finding", "Rule", "lint", "python_files"]

@@ -1,12 +1,13 @@
-"""The checks of one function of workflow code."""
+"""The linter: it checks each function that workflow code reaches, and returns the findings in order."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
-from perdure.lint.project import FunctionInfo, Module
-from perdure.lint.reach import Reached, label, workflow_nodes
+from perdure.lint.project import FunctionInfo, Module, Project
+from perdure.lint.reach import Reach, Reached, label, workflow_nodes
 from perdure.lint.rules import (
     AWAIT,
     CALLED,
@@ -30,6 +31,7 @@ from perdure.lint.rules import (
     RANDOM,
     SEEDED,
     STEP_METHODS,
+    SYNTAX,
     THREADS,
     UNORDERED,
     UUID,
@@ -110,6 +112,10 @@ class FunctionCheck:
             self._report(IDENTITY, node, f"{name}()")
         elif name in CLOCK_BY_DEFAULT and given < CLOCK_BY_DEFAULT[name]:
             self._report(CLOCK, node, f"{name}()")
+        elif (
+            name == "next" and node.args and (shared := self._of(node.args[0])) is not None and shared.kind == "global"
+        ):
+            self._report(GLOBALS, node, f"the module's {shared.name!r}")
         elif name == "random.Random" or name == "numpy.random.default_rng":
             self._report(RANDOM, node, f"{name}() without a seed")
         elif name == "asyncio.as_completed" and self._is_of_coroutines(node):
@@ -218,7 +224,9 @@ class FunctionCheck:
             return
         for each in _evaluated(value.module.values.get(value.name, ast.Constant(None))):
             if isinstance(each, ast.Call):
-                rule = rule_of(self._values.full_name(each.func, None, value.module))
+                made = self._values.full_name(each.func, None, value.module)
+                # A seed does not help: all runs of the process draw from one generator.
+                rule = RANDOM if made in SEEDED else rule_of(made)
                 if rule in (CLOCK, RANDOM, UUID):
                     self._report(rule, node, f"the module's {value.name!r}, made at import,")
 
@@ -411,6 +419,8 @@ def is_forgotten(node: ast.Call, function: FunctionInfo, values: Values) -> bool
     """True if a call makes an operation or a coroutine that is not awaited where its result is needed."""
     module = function.module
     parent = module.parents.get(node)
+    while isinstance(parent, ast.NamedExpr):
+        parent = module.parents.get(parent)
     called = values.of(node.func, function, module)
     made = values.of(node, function, module)
     is_operation = made is not None and made.kind == "operation"
@@ -432,7 +442,7 @@ def _is_misused(node: ast.expr, parent: ast.AST | None, function: FunctionInfo) 
         # A lambda's body is its result.
         return not isinstance(function.node, ast.Lambda)
     if isinstance(parent, ast.If | ast.While | ast.IfExp | ast.Assert):
-        return parent.test is node
+        return parent.test is node or (isinstance(parent.test, ast.NamedExpr) and parent.test.value is node)
     if isinstance(parent, ast.Attribute):
         return parent.attr not in _OF_FUTURES
     if isinstance(parent, ast.Subscript):
@@ -442,12 +452,25 @@ def _is_misused(node: ast.expr, parent: ast.AST | None, function: FunctionInfo) 
     )
 
 
+def _only_target(node: ast.AST | None) -> ast.Name | None:
+    """The variable that a statement assigns to, if it is the only target."""
+    if isinstance(node, ast.AnnAssign):
+        return node.target if isinstance(node.target, ast.Name) else None
+    if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+        return None
+    [target] = node.targets
+    return target if isinstance(target, ast.Name) else None
+
+
 def _is_unused(parent: ast.AST | None, function: FunctionInfo) -> bool:
     """True if an operation is assigned to a variable that is never awaited or passed on."""
-    if not isinstance(parent, ast.Assign) or len(parent.targets) != 1 or not isinstance(parent.targets[0], ast.Name):
+    target = _only_target(parent)
+    if target is None:
         return False
-    name = parent.targets[0].id
-    if name in function.globals or len(function.assigned.get(name, ())) != 1:
+    name = target.id
+    # A declaration with a value is not among the assignments.
+    others = 0 if isinstance(parent, ast.AnnAssign) else 1
+    if name in function.globals or len(function.assigned.get(name, ())) != others:
         return False
     parents = function.module.parents
     for node in ast.walk(function.node):
@@ -523,7 +546,7 @@ class _SetUse:
         """Describe a call that uses the order of a set."""
         if isinstance(node.func, ast.Attribute):
             if node.func.attr == "pop" and not node.args and self.is_set(node.func.value):
-                return f"{ast.unparse(node.func)}()"
+                return None if self._is_of_one(node.func.value) else f"{ast.unparse(node.func)}()"
             takes = node.func.attr in ("join", "extend", "fromkeys", "map", "writelines")
             of_sets = [each for each in node.args if self.is_set(each)]
             name = self._values.full_name(node.func, self._function, self._function.module)
@@ -533,10 +556,37 @@ class _SetUse:
         name = self._values.full_name(node.func, self._function, self._function.module)
         ties = name in ("min", "max") and any(keyword.arg == "key" for keyword in node.keywords)
         if (name in ORDERED or ties) and any(self.is_set(each) for each in node.args):
-            parent = self._function.module.parents.get(node)
-            if not (isinstance(parent, ast.Call) and self._is_unordered(parent)):
-                return f"{name}() of a set"
+            return None if self._is_without_order(node, name) else f"{name}() of a set"
         return None
+
+    def _is_without_order(self, node: ast.Call, name: str) -> bool:
+        """True if a sequence with the elements of a set is used so that their order does not matter."""
+        parent = self._function.module.parents.get(node)
+        if isinstance(parent, ast.For):
+            return not _is_ordered_body(parent)
+        if isinstance(parent, ast.Assign) and isinstance(parent.targets[0], ast.Name):
+            return name == "list" and self._is_sorted(parent.targets[0].id)
+        if name == "iter" and self._is_of_one(node.args[0]):
+            return True
+        return isinstance(parent, ast.Call) and self._is_unordered(parent)
+
+    def _is_sorted(self, name: str) -> bool:
+        """True if the function sorts a list."""
+        return any(
+            isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr == "sort"
+            and isinstance(each.func.value, ast.Name) and each.func.value.id == name
+            for each in ast.walk(self._function.node)
+        )  # fmt: skip
+
+    def _is_of_one(self, node: ast.expr) -> bool:
+        """True if the function compares the length of a set with one."""
+        text = ast.dump(node)
+        return any(
+            isinstance(each, ast.Compare) and isinstance(each.left, ast.Call) and isinstance(each.left.func, ast.Name)
+            and each.left.func.id == "len" and [ast.dump(given) for given in each.left.args] == [text]
+            and any(isinstance(other, ast.Constant) and other.value in (1, 2) for other in each.comparators)
+            for each in ast.walk(self._function.node)
+        )  # fmt: skip
 
 
 def _is_operation(node: ast.AST) -> bool:
@@ -557,3 +607,45 @@ def _is_ordered_body(node: ast.For | ast.AsyncFor) -> bool:
             if any(isinstance(target, ast.Subscript) for target in targets):
                 return True
     return False
+
+
+#: Folders that hold no code of the project.
+_SKIPPED = frozenset(("__pycache__", "node_modules", "site-packages", "venv", "build", "dist"))
+
+
+def lint(files: Iterable[Path]) -> list[Finding]:
+    """Check files, and the modules of the same packages that their workflows call into; findings in order."""
+    project = Project()
+    modules = [module for path in files if (module := project.add(path.resolve())) is not None]
+    values = Values(project)
+    found = [
+        finding
+        for reached in Reach(project, values).functions(modules)
+        for finding in FunctionCheck(reached, values).findings()
+    ]
+    found += [
+        Finding(
+            path=shown_path(path),
+            line=error.lineno or 1,
+            column=error.offset or 1,
+            code=SYNTAX.code,
+            rule=SYNTAX.name,
+            message=f"the file {SYNTAX.reason}: {error.msg}",
+            remedy=SYNTAX.remedy,
+        )
+        for path, error in project.broken.items()
+    ]
+    return sorted({(each.path, each.line, each.column, each.code): each for each in found}.values())
+
+
+def python_files(paths: Iterable[Path]) -> Iterator[Path]:
+    """Python files in folders, without hidden ones and installed packages; files are taken as they are."""
+    for path in paths:
+        if path.is_dir():
+            for found in sorted(path.rglob("*.py")):
+                inside = found.relative_to(path).parts
+                # A folder or a link without a target may have such a name, too.
+                if found.is_file() and not any(part.startswith(".") or part in _SKIPPED for part in inside):
+                    yield found
+        else:
+            yield path

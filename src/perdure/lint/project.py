@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ast
+import io
+import re
 import sys
-from collections.abc import Iterator, Mapping
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
+
+from perdure.lint.rules import rule_of
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -14,6 +19,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _ABOVE = 6
 #: Files that mark the top folder of a project.
 _TOP = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
+
+#: Ends of lines of code. `str.splitlines` knows more, such as a form feed.
+_LINE_END = re.compile(r"\r\n|\r|\n")
 
 #: Steps from re-export to re-export, or from alias to alias, before a name is given up.
 _FAR = 20
@@ -93,10 +101,12 @@ class Module:
     def __init__(self, name: str, path: Path, text: str) -> None:
         self.name = name
         self.path = path
-        self.lines = text.splitlines()
+        self.lines = _LINE_END.split(text)
         self.tree = ast.parse(text, str(path))
         self.package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         self.imports: dict[str, str] = {}
+        #: Modules of which every name is imported.
+        self.stars: list[str] = []
         self.functions: dict[str, FunctionInfo] = {}
         self.classes: dict[str, ClassInfo] = {}
         self.values: dict[str, ast.expr] = {}
@@ -111,7 +121,10 @@ class Module:
 
     def _index(self, statement: ast.stmt) -> None:
         if isinstance(statement, ast.Import | ast.ImportFrom):
-            self.imports.update(imported(statement, self.package))
+            names = dict(imported(statement, self.package))
+            if (star := names.pop("*", None)) is not None:
+                self.stars.append(star.removesuffix(".*"))
+            self.imports.update(names)
         elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
             self.functions[statement.name] = FunctionInfo(statement, statement.name, self, None, None)
         elif isinstance(statement, ast.ClassDef):
@@ -138,6 +151,10 @@ class Module:
             pending += function.functions.values()
 
 
+#: A function, a class, a variable of a module, or the full name of something from outside.
+Found = FunctionInfo | ClassInfo | tuple[Module, str] | str
+
+
 class Project:
     """The modules that are linted, and those that they import from the same packages."""
 
@@ -161,11 +178,13 @@ class Project:
 
     def _parse(self, path: Path, name: str) -> Module | None:
         try:
-            return Module(name, path, path.read_text(encoding="utf-8-sig"))
+            return Module(name, path, _decoded(path.read_bytes()))
         except SyntaxError as error:
             self.broken[path] = error
-        except ValueError as error:  # NUL characters, or another encoding
+        except (OSError, ValueError) as error:  # NUL characters, or another encoding than the file says
             self.broken[path] = SyntaxError(str(error))
+        except (RecursionError, MemoryError):
+            self.broken[path] = SyntaxError("it is nested too deeply")
         return None
 
     def module(self, name: str) -> Module | None:
@@ -184,7 +203,7 @@ class Project:
                     return self.add(path)
         return None
 
-    def find(self, name: str) -> FunctionInfo | ClassInfo | tuple[Module, str] | str:
+    def find(self, name: str) -> Found:
         """Find what a full name stands for: a function, a class, a variable of a module, or a name from outside."""
         for _ in range(_FAR):
             module, rest = self._split(name)
@@ -201,8 +220,28 @@ class Project:
                 return owner.methods.get(more, name) if more else owner
             if first in module.values and not more:
                 return module, first
-            return name
+            starred = self.find_star(module, rest)
+            return name if starred is None else starred
         return name
+
+    def find_star(self, module: Module, name: str) -> Found | None:
+        """Find a name that a module imports with all names of another one."""
+        pending, seen = list(reversed(module.stars)), {module.name}
+        while pending:
+            star = pending.pop(0)
+            if star in seen:
+                continue
+            seen.add(star)
+            other = self.module(star)
+            if other is None:
+                if star.partition(".")[0] == "perdure" or rule_of(f"{star}.{name}") is not None:
+                    return f"{star}.{name}"
+                continue
+            first = name.partition(".")[0]
+            if any(first in names for names in (other.imports, other.functions, other.classes, other.values)):
+                return self.find(f"{star}.{name}")
+            pending += reversed(other.stars)
+        return None
 
     def _split(self, name: str) -> tuple[Module | None, str]:
         """Split a full name into the longest module and the rest."""
@@ -216,77 +255,64 @@ class Project:
         return None, name
 
 
-class _Bindings(ast.NodeVisitor):
+class _Bindings:
     """Collects what a function binds, without looking into the functions inside it."""
 
     def __init__(self, function: FunctionInfo) -> None:
         self._function = function
 
     def collect(self, body: list[ast.stmt]) -> None:
-        for statement in body:
-            self.visit(statement)
+        # Without recursion: a sum of a thousand texts is a tree that is as deep.
+        pending: list[ast.AST] = list(reversed(body))
+        while pending:
+            node = pending.pop()
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                self._add_function(node, node.name)
+            elif isinstance(node, ast.ClassDef):
+                self._assign(node.name, None)
+            elif not isinstance(node, ast.Lambda):
+                self._bind(node)
+                pending += reversed(list(ast.iter_child_nodes(node)))
 
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    def _add_function(self, node: Function, name: str) -> None:
         function = self._function
-        function.functions[node.name] = FunctionInfo(node, node.name, function.module, function.owner, function)
+        function.functions[name] = FunctionInfo(node, name, function.module, function.owner, function)
 
-    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815 - of NodeVisitor
+    def _assign(self, name: str, value: ast.expr | None) -> None:
+        self._function.assigned.setdefault(name, []).append(value)
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self._function.assigned.setdefault(node.name, []).append(None)
-
-    def visit_Lambda(self, node: ast.Lambda) -> None:
-        pass
-
-    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
-        self._function.imports.update(imported(node, self._function.module.package))
-
-    visit_ImportFrom = visit_Import  # noqa: N815 - of NodeVisitor
-
-    def visit_Global(self, node: ast.Global) -> None:
-        self._function.globals.update(node.names)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        if isinstance(node.target, ast.Name):
-            self._function.annotated[node.target.id] = node.annotation
-        self.generic_visit(node)
-
-    def visit_Assign(self, node: ast.Assign) -> None:
+    def _bind(self, node: ast.AST) -> None:
         function = self._function
-        for target in node.targets:
-            if isinstance(target, ast.Name):
-                function.assigned.setdefault(target.id, []).append(node.value)
-                if isinstance(node.value, ast.Lambda):
-                    function.functions[target.id] = FunctionInfo(
-                        node.value, target.id, function.module, function.owner, function
-                    )
-        self.generic_visit(node)
-
-    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
-        self._function.assigned.setdefault(node.target.id, []).append(node.value)
-        self.visit(node.value)
-
-    def visit_For(self, node: ast.For | ast.AsyncFor | ast.comprehension) -> None:
-        if isinstance(node.target, ast.Name):
-            self._function.elements.setdefault(node.target.id, []).append(node.iter)
-        self.generic_visit(node)
-
-    visit_AsyncFor = visit_For  # noqa: N815 - of NodeVisitor
-    visit_comprehension = visit_For
-
-    def visit_withitem(self, node: ast.withitem) -> None:
-        if isinstance(node.optional_vars, ast.Name):
-            self._function.assigned.setdefault(node.optional_vars.id, []).append(node.context_expr)
-        self.generic_visit(node)
-
-    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
-        if node.name:
-            self._function.assigned.setdefault(node.name, []).append(None)
-        self.generic_visit(node)
-
-    def visit_Name(self, node: ast.Name) -> None:
-        if isinstance(node.ctx, ast.Store):
-            self._function.assigned.setdefault(node.id, [])
+        match node:
+            case ast.Import() | ast.ImportFrom():
+                function.imports.update(imported(node, function.module.package))
+            case ast.Global(names=names):
+                function.globals.update(names)
+            case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation):
+                function.annotated[name] = annotation
+            case ast.Assign(targets=targets, value=value):
+                for name in [target.id for target in targets if isinstance(target, ast.Name)]:
+                    self._assign(name, value)
+                    if isinstance(value, ast.Lambda):
+                        self._add_function(value, name)
+            case ast.NamedExpr(target=ast.Name(id=name), value=value):
+                self._assign(name, value)
+            case (
+                ast.For(target=ast.Name(id=name), iter=iterated)
+                | ast.AsyncFor(target=ast.Name(id=name), iter=iterated)
+                | ast.comprehension(target=ast.Name(id=name), iter=iterated)
+            ):
+                function.elements.setdefault(name, []).append(iterated)
+            case ast.withitem(optional_vars=ast.Name(id=name), context_expr=entered):
+                self._assign(name, entered)
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                self._assign(name, None)
+            case ast.MatchMapping(rest=str(name)):
+                self._assign(name, None)
+            case ast.Name(id=name, ctx=ast.Store()):
+                function.assigned.setdefault(name, [])
+            case _:
+                pass
 
 
 def imported(statement: ast.Import | ast.ImportFrom, package: str) -> Mapping[str, str]:
@@ -306,11 +332,21 @@ def imported(statement: ast.Import | ast.ImportFrom, package: str) -> Mapping[st
 
 def _top(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     """Statements of a module, also those within `if` and `try`."""
-    for statement in body:
+    pending = list(reversed(body))
+    while pending:
+        statement = pending.pop()
         yield statement
-        for block in ("body", "orelse", "finalbody"):
-            if isinstance(statement, ast.If | ast.Try | ast.With):
-                yield from _top(getattr(statement, block, []))
+        if isinstance(statement, ast.If | ast.Try | ast.With):
+            inside: Iterable[list[ast.stmt]] = (
+                getattr(statement, block, []) for block in ("body", "orelse", "finalbody")
+            )
+            pending += reversed([each for block in inside for each in block])
+
+
+def _decoded(source: bytes) -> str:
+    """Text of a file, in the encoding that it names. Raises `SyntaxError` and `UnicodeDecodeError`."""
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
+    return source.decode(encoding)
 
 
 def _arguments(arguments: ast.arguments) -> list[ast.arg]:

@@ -147,22 +147,70 @@ def label(function: FunctionInfo) -> str:
 def workflow_nodes(function: FunctionInfo, values: Values) -> Iterator[ast.AST]:
     """Nodes of a function that run as workflow code: without functions inside it and without steps."""
     pending: list[ast.AST] = list(reversed(function.body))
+    skipped = set[ast.AST]()
     while pending:
         node = pending.pop()
+        if node in skipped:
+            continue
         yield node
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             # Defaults and decorators run here; the body does not.
             pending += node.decorator_list
+            if not isinstance(node, ast.ClassDef):
+                pending += [*node.args.defaults, *(each for each in node.args.kw_defaults if each is not None)]
             continue
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
-            continue
-        skipped = _step_functions(node, function, values) if isinstance(node, ast.Call) else ()
-        skipped = (*skipped, *_annotations(node))
-        pending += [child for child in reversed(list(ast.iter_child_nodes(node))) if child not in skipped]
+        if isinstance(node, ast.Call):
+            skipped.update(_step_functions(node, function, values), _passed_on(node, function, values))
+        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr):
+            skipped.update(_annotations(node), _kept_lambdas(node.value))
+        pending += reversed(list(ast.iter_child_nodes(node)))
 
 
 def _annotations(node: ast.AST) -> tuple[ast.AST, ...]:
     return (node.annotation,) if isinstance(node, ast.AnnAssign) else ()
+
+
+def _kept_lambdas(node: ast.expr | None) -> Iterator[ast.Lambda]:
+    """Lambdas that a variable holds, alone or in a collection: nothing calls them here.
+
+    A lambda that takes the context is a branch, and workflow code.
+    """
+    pending = [node]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, ast.Lambda):
+            if each is node or not {"ctx", "context"} & {argument.arg for argument in each.args.args}:
+                yield each
+        elif isinstance(each, ast.List | ast.Tuple | ast.Set):
+            pending += each.elts
+        elif isinstance(each, ast.Dict):
+            pending += each.values
+        elif isinstance(each, ast.IfExp):
+            pending += [each.body, each.orelse]
+        elif isinstance(each, ast.BoolOp):
+            pending += each.values
+
+
+def _passed_on(node: ast.Call, function: FunctionInfo, values: Values) -> tuple[ast.AST, ...]:
+    """Lambdas that a call gives to a helper, which makes a step of them."""
+    called = values.of(node.func, function, function.module)
+    helper = None if called is None or called.kind != "function" else called.function
+    if helper is None or not any(isinstance(each, ast.Lambda) for each in _given(node)):
+        return ()
+    steps = {
+        first.id
+        for each in ast.walk(helper.node)
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr in STEP_METHODS
+        for first in each.args[:1]
+        if isinstance(first, ast.Name)
+    }
+    names = list(helper.parameters)[1 if isinstance(node.func, ast.Attribute) and helper.owner is not None else 0 :]
+    by_name = [*zip(names, node.args, strict=False), *((keyword.arg, keyword.value) for keyword in node.keywords)]
+    return tuple(given for name, given in by_name if name in steps and isinstance(given, ast.Lambda))
+
+
+def _given(node: ast.Call) -> list[ast.expr]:
+    return [*node.args, *(keyword.value for keyword in node.keywords)]
 
 
 def _step_functions(node: ast.Call, function: FunctionInfo, values: Values) -> tuple[ast.AST, ...]:

@@ -216,6 +216,7 @@ MUTABLE = frozenset(
 )  # fmt: skip
 
 
+_CODE = re.compile(r"PD[0-9]+")
 _ALLOW = re.compile(r"#\s*perdure:\s*allow\b([^#]*)")
 
 
@@ -246,7 +247,8 @@ def is_allowed(rule: Rule, lines: Sequence[str], numbers: Sequence[int]) -> bool
         found = _ALLOW.search(lines[number - 1]) if 0 < number <= len(lines) else None
         if found is None:
             continue
-        named = {word for word in re.split(r"[\s,()]+", found[1]) if word in _KNOWN}
+        # A code that does not exist names a rule too, and must not allow the others.
+        named = {word for word in re.split(r"[\s,()]+", found[1]) if word in _KNOWN or _CODE.fullmatch(word)}
         if not named or {rule.code, rule.name} & named:
             return True
     return False

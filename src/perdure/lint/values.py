@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from perdure.lint.project import ClassInfo, FunctionInfo, Module, Project
+from perdure.lint.project import ClassInfo, Found, FunctionInfo, Module, Project
 from perdure.lint.rules import NETWORK, OPERATIONS, rule_of
 
 Kind = Literal[
@@ -23,10 +23,7 @@ _CONTEXTS = frozenset(("perdure.Context", "perdure.workflow.context.Context"))
 _ENGINES = frozenset(
     ("perdure.Engine", "perdure.Handle", "perdure.blocking.Engine", "perdure.blocking.Handle", "perdure.Lock")
 )
-_MACHINES = frozenset(
-    ("perdure.machine.StateMachine", "perdure.workflow.machine.StateMachine",
-     "perdure.workflow.machine.state_machine.StateMachine")
-)  # fmt: skip
+_MACHINES = frozenset(("perdure.machine.StateMachine", "perdure.workflow.state_machine.StateMachine"))
 _SETS = frozenset(
     ("set", "frozenset", "typing.Set", "typing.FrozenSet", "typing.AbstractSet", "typing.MutableSet",
      "collections.abc.Set", "collections.abc.MutableSet")
@@ -40,7 +37,10 @@ _TASKS = frozenset(
      "asyncio.ensure_future")
 )  # fmt: skip
 _SET_METHODS = frozenset(("union", "difference", "intersection", "symmetric_difference", "copy"))
-_NUMBERS = frozenset(("int", "bool", "len", "ord", "round"))
+#: Types and functions whose values have the same hash in every process.
+_NUMBERS = frozenset(
+    ("int", "bool", "float", "complex", "len", "ord", "round", "decimal.Decimal", "fractions.Fraction", "uuid.UUID")
+)
 
 #: Decorators by their full names.
 WORKFLOW = frozenset(("perdure.workflow", "perdure.workflow.definition.workflow", "perdure.Workflow"))
@@ -103,7 +103,7 @@ class Values:
         if isinstance(node, ast.ListComp | ast.GeneratorExp):
             return Value("sequence", inner=self.of(node.elt, function, module, depth))
         if isinstance(node, ast.Constant):
-            return NUMBER if isinstance(node.value, int) else None
+            return NUMBER if isinstance(node.value, int | float | complex) else None
         if isinstance(node, ast.BinOp):
             return self._operator(node, function, module, depth)
         if isinstance(node, ast.IfExp):
@@ -164,10 +164,15 @@ class Values:
             return Value("class", owner=module.classes[name])
         if name in module.values or name in module.annotated:
             return self._global(module, name, depth)
+        starred = self.project.find_star(module, name) if module.stars else None
+        if starred is not None and not (isinstance(starred, str) and hasattr(builtins, name)):
+            return self._value_of(starred, depth)
         return Value("name", name) if hasattr(builtins, name) else None
 
     def _found(self, name: str, depth: int) -> Value | None:
-        found = self.project.find(name)
+        return self._value_of(self.project.find(name), depth)
+
+    def _value_of(self, found: Found, depth: int) -> Value | None:
         if isinstance(found, FunctionInfo):
             return Value("function", function=found)
         if isinstance(found, ClassInfo):

@@ -21,8 +21,9 @@ from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import Failure
 from perdure.core.model.claim import ExecutionResult, ExecutionState
 from perdure.core.model.run import DEFAULT_QUEUE, Run, Status
+from perdure.core.option_checks import check_duration, check_whole
 from perdure.core.policy.retry import Retry
-from perdure.core.time.duration import Duration, seconds
+from perdure.core.time.duration import Duration
 from perdure.errors import (
     DecodeError,
     EngineClosed,
@@ -31,7 +32,6 @@ from perdure.errors import (
     StoreError,
     Undeliverable,
     UnknownWorkflow,
-    UsageError,
 )
 from perdure.push.announcer import Announcer
 from perdure.push.message import Delivery, MessageOutcome, MessageResult, QueueMessage
@@ -76,17 +76,15 @@ class QueueHandler:
         `contention` is the delay after which a run held by another worker is tried again, `longest_delay` the longest
         that the broker supports.
         """
-        if concurrency < 1 or max_retries < 0:
-            raise UsageError("concurrency must be 1 or more, max_retries 0 or more")
         self.engine = engine
         self._enqueue = enqueue
         self._hook = credentials
-        self._concurrency = concurrency
-        self._timeout = None if timeout is None else seconds(timeout)
-        self._max_retries = max_retries
-        self._stale_after = None if stale_after is None else seconds(stale_after)
-        self._contention = seconds(contention)
-        self._longest = seconds(longest_delay)
+        self._concurrency = check_whole("concurrency", concurrency, 1)
+        self._timeout = None if timeout is None else check_duration("timeout", timeout)
+        self._max_retries = check_whole("max_retries", max_retries, 0)
+        self._stale_after = None if stale_after is None else check_duration("stale_after", stale_after)
+        self._contention = check_duration("contention", contention)
+        self._longest = check_duration("longest_delay", longest_delay)
         self._pusher = Pusher(engine, lease=lease)
         self._announcer = None if enqueue is None else Announcer(engine, enqueue)
         self._session = session_of(engine)

@@ -13,17 +13,19 @@ import hmac
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from perdure.client.session import session_of
+from perdure.core.option_checks import check_duration, check_flag, check_whole
 from perdure.core.printed_text import harmless
-from perdure.core.time.duration import Duration, seconds
-from perdure.errors import EngineClosed, InvalidSignature, StoreError, UsageError
+from perdure.core.time.duration import Duration
+from perdure.errors import DecodeError, EngineClosed, InvalidSignature, StoreError, UsageError
 from perdure.push.handler import QueueHandler
-from perdure.push.message import MessageOutcome, MessageResult
-from perdure.push.signature import SigningKeys, signing_keys
+from perdure.push.message import MessageOutcome, MessageResult, QueueMessage
+from perdure.push.signature import SigningKeys, is_secret, signing_keys
 
 logger = logging.getLogger("perdure.push")
 
@@ -69,9 +71,11 @@ class PushApp:
         Bodies of more than `max_body` bytes, batches of more than `max_batch` messages, and bodies that take longer
         than `body_timeout` to arrive are refused.
         """
-        if token is not None and not token:
-            raise UsageError("an empty token protects nothing; give one, or signing keys")
+        if token is not None and not is_secret(token):
+            # Not repeated here: it may be the right one, as bytes.
+            raise UsageError("an empty token, or one that is no text, protects nothing; give text, or signing keys")
         self._keys = signing_keys(keys)
+        unauthenticated = check_flag("unauthenticated", unauthenticated)
         if (self._keys is None and token is None) != unauthenticated:
             raise UsageError(
                 "PushApp has keys or a token, and unauthenticated=True as well; leave one out"
@@ -81,9 +85,9 @@ class PushApp:
             )
         self._handler = handler
         self._token = None if token is None else token.encode()
-        self._max_body = max_body
-        self._max_batch = max_batch
-        self._body_timeout = seconds(body_timeout)
+        self._max_body = check_whole("max_body", max_body, 1)
+        self._max_batch = check_whole("max_batch", max_batch, 1)
+        self._body_timeout = check_duration("body_timeout", body_timeout)
         self._system = session_of(handler.engine).system
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -140,6 +144,7 @@ class PushApp:
             return await self._due()
         body = await self._signed_body(headers, receive)
         if due:
+            self._refuse_message(body)
             return await self._due()
         if body.lstrip()[:1] == b"[":
             answers = await self._handler.handle([bytes(one) for one in self._batch(body)])
@@ -171,6 +176,15 @@ class PushApp:
         except InvalidSignature as error:
             raise _Refused(401, str(error), [(b"www-authenticate", b"Standard-Webhooks")]) from error
         return body
+
+    def _refuse_message(self, body: bytes) -> None:
+        """Refuse a message at the path of `due`: its signature does not tell for which path it was made."""
+        is_message = body.lstrip()[:1] == b"["
+        with suppress(DecodeError):
+            QueueMessage.decode(body)
+            is_message = True
+        if is_message:
+            raise _Refused(400, "this path takes no messages; post them to the path without /due")
 
     async def _due(self) -> tuple[int, object, Headers]:
         return 200, {"due": await self._handler.due()}, ()

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from perdure.core.codec.decoders import decoder_for
 from perdure.core.ids import check_id
 from perdure.core.model.run import Status
-from perdure.core.printed_text import harmless
+from perdure.core.printed_text import brief, harmless
 from perdure.errors import DecodeError, UsageError
 
 #: Size from which a message is refused before it is parsed, in bytes.
@@ -66,6 +66,9 @@ class QueueMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @classmethod
     def decode(cls, body: bytes | str) -> QueueMessage:
         """Read a message. Raises `DecodeError` for anything else."""
+        given: object = body
+        if not isinstance(given, bytes | str):
+            raise DecodeError(f"a queue message is bytes or text, not {brief(given)}")
         if len(body) > LONGEST:
             raise DecodeError(f"a queue message of {len(body)} bytes is longer than any can be ({LONGEST})")
         try:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from perdure.client.session import session_of
 from perdure.core.background_loops import LoopGuard, LoopHealth
-from perdure.core.time.duration import Duration, seconds
+from perdure.core.option_checks import check_duration, check_text
+from perdure.core.time.duration import Duration
 from perdure.errors import InvalidSignature, StoreError, UsageError
 from perdure.push.handler import QueueHandler
 from perdure.push.message import MessageOutcome, MessageResult, QueueMessage
@@ -115,11 +116,11 @@ class RedisQueue:
         """
         self._client = client
         self._signing = signing_keys(keys)
-        self._max_age = seconds(max_age)
+        self._max_age = check_duration("max_age", max_age)
         #: Key of the stream, name of the consumer group, and seconds after which a silent consumer loses its messages.
-        self.stream = f"{{{name}}}"
-        self.group = group
-        self.idle = seconds(idle)
+        self.stream = f"{{{check_text('name', name)}}}"
+        self.group = check_text("group", group)
+        self.idle = check_duration("idle", idle)
         self._keys = (self.stream, f"{self.stream}:later", f"{self.stream}:bodies", f"{self.stream}:dead")
 
     @classmethod
@@ -140,6 +141,9 @@ class RedisQueue:
             raise UsageError(
                 "a queue on Redis needs the package redis, which is not installed: pip install 'perdure[redis]'"
             ) from missing
+        given: object = url
+        if not isinstance(given, str):
+            raise UsageError(f"the URL of a Redis server is text, not {type(given).__name__}")
         try:
             client: Any = Redis.from_url(url)
         except ValueError:
@@ -163,7 +167,7 @@ class RedisQueue:
 
     async def run(self, handler: QueueHandler, *, concurrency: int = 16) -> None:
         """Deliver messages to a handler until cancelled, so many at a time. Messages under way are finished first."""
-        await _Consumer(self, handler, concurrency).run()
+        await _Consumer(self, self._refusal, handler, concurrency).run()
 
     async def settle(self, id: str, answer: MessageResult, body: bytes) -> None:
         """Acknowledge a message, and put its successor in its place."""
@@ -215,11 +219,16 @@ class _Delivered:
         await self._queue.settle(self.id, answer, self._bytes)
 
 
+#: Returns the reason why an entry with this body and these fields is refused; empty if it is accepted.
+Refusal = Callable[[bytes, Sequence[tuple[str, bytes]]], str]
+
+
 class _Consumer:
     """One reader of the group."""
 
-    def __init__(self, queue: RedisQueue, handler: QueueHandler, concurrency: int) -> None:
+    def __init__(self, queue: RedisQueue, refusal: Refusal, handler: QueueHandler, concurrency: int) -> None:
         self._queue = queue
+        self._refusal = refusal
         self._handler = handler
         self._concurrency = concurrency
         self._system = session_of(handler.engine).system
@@ -311,7 +320,7 @@ class _Consumer:
     async def _handle(self, id: str, fields: Sequence[tuple[str, bytes]]) -> None:
         bodies = [value for name, value in fields if name == _FIELD]
         body = bodies[0] if len(bodies) == 1 else b""
-        refused = self._queue._refusal(body, fields)
+        refused = self._refusal(body, fields)
         if not refused:
             await self._handler.handle([_Delivered(self._queue, id, body)])
             return

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
-from perdure.core.system import Background, Cancellable, CrashPoint, NoTicker
+from perdure.core.system import Background, Cancellable, CpuClock, CrashPoint, LoopTrace, NoTicker
 from perdure.host import Host
 
 T = TypeVar("T")
@@ -122,7 +122,7 @@ class VirtualClock:
         """A task of the running loop: a thread would not keep to the clock."""
         return BackgroundTask(self.spawn(main(), name))
 
-    def ticker(self, tick: Callable[[float], float], name: str) -> Background:
+    def ticker(self, tick: Callable[[CpuClock], float], name: str, trace: LoopTrace) -> Background:
         """Nothing: real time means nothing here."""
         return NoTicker()
 

@@ -22,15 +22,15 @@ from msgspec import structs
 
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
-from perdure.client.inspect import explain
-from perdure.client.results import Results
+from perdure.client.runs.inspect import explain
+from perdure.client.runs.results import Results
+from perdure.client.runs.start import StartOptions
 from perdure.client.session import Session, session_of
-from perdure.client.start import StartOptions
 from perdure.core.model.claim import LoadedRun
-from perdure.core.model.run import RunFilter, Status
+from perdure.core.model.run import Run, RunFilter, Status
 from perdure.core.option_checks import check_flag
 from perdure.core.time.duration import Duration, microseconds, seconds
-from perdure.errors import Diverged, PerdureError, UsageError
+from perdure.errors import Diverged, NotInWorkflow, PerdureError, UsageError
 from perdure.store import open_store
 from perdure.testing.clock import VirtualClock
 from perdure.testing.hash_seeds import make_request, processes
@@ -77,7 +77,7 @@ class Environment:
         seed: int = 0,
         patience: Duration = 1.0,
         strict: bool = False,
-        **worker: Unpack[WorkerSettings],
+        **worker: Unpack[WorkerOptions],
     ) -> None:
         """`seed` is what ids, jitter and the workflows' randomness grow from.
 
@@ -93,9 +93,9 @@ class Environment:
         self._store = open_store("sqlite://", self._clock, inline=True)
         self._store.poll_interval = _POLL
         # A bug in the code under test fails its run at once, instead of blocking it until a deploy.
-        settings = WorkerSettings(lease=_LEASE, block_on=())
-        settings.update(worker)
-        self._options = WorkerOptions.of(**settings)
+        options = WorkerOptions(lease=_LEASE, block_on=())
+        options.update(worker)
+        self._settings = WorkerSettings.of(**options)
         self._patience = seconds(patience)
         self._worker: Worker | None = None
         self._advancing = 0
@@ -110,7 +110,7 @@ class Environment:
         if check_flag("strict", strict):
             self._session.codec.be_strict()
             self._guard = DeterminismGuard()
-            self._options = structs.replace(self._options, guard=self._guard)
+            self._settings = structs.replace(self._settings, guard=self._guard)
 
     async def __aenter__(self) -> Environment:
         self._worker = await self._new_worker()
@@ -119,8 +119,8 @@ class Environment:
         return self
 
     async def _new_worker(self) -> Worker:
-        await self._session.opened()
-        return self._session.make_worker(self._options)
+        await self._session.connect()
+        return self._session.make_worker(self._settings)
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self._stop_worker()
@@ -141,7 +141,7 @@ class Environment:
             if cursor is None:
                 break
         for one in loaded:
-            if one.run.status is Status.COMPLETED and (swallowed := self._swallowed(one.run.id)) is not None:
+            if not _failed_by_guard(one.run) and (swallowed := self._swallowed(one.run.id)) is not None:
                 raise swallowed
         request = make_request(self._session, self._errors, [one for one in loaded if one.run.id not in guard.raised])
         differences = await asyncio.to_thread(processes.replay, request) if request.runs else []
@@ -192,7 +192,7 @@ class Environment:
             # The worker's own sweep comes round once in a lease; runs that no worker serves expire in time all the
             # same.
             for name in (await self._store.sweep(_SWEEP)).successions:
-                await self._store.succeed([name], "sweep")
+                await self._store.start_successors([name], "sweep")
             await self.settle()
         finally:
             self._advancing -= 1
@@ -236,7 +236,7 @@ class Environment:
         """Names that the code of a run in memory waits for."""
         if self._worker is None:
             return ""
-        held = self._worker._held.get(run_id) or self._worker._residents._parked.get(run_id)
+        held = self._worker._held.get(run_id) or self._worker._claimer.residents._parked.get(run_id)
         execution = held._execution if isinstance(held, WorkflowRun) else None
         if execution is None:
             return ""
@@ -273,7 +273,7 @@ class _CandidResults(Results):
         self._rest = rest
         self._awaited = awaited
 
-    async def of(self, run_id: str, returns: Any, timeout: Duration | None) -> Any:
+    async def wait_for(self, run_id: str, returns: Any, timeout: Duration | None) -> Any:
         """Let the worker rest, then return the result or raise `StillWaiting`."""
         # A timeout is on the virtual clock, which stands still while the test waits here: it never passes.
         resting = False
@@ -292,6 +292,11 @@ class _CandidResults(Results):
         # The row of a run that is parked names what it waits for.
         why = await explain(self._store, run) + ("" if run.status is Status.WAITING else self._awaited(run_id))
         raise StillWaiting(f"run {run_id!r} ({run.type}) has no result yet. {why} {what_to_do}, first")
+
+
+def _failed_by_guard(run: Run) -> bool:
+    """True if the error of the guard has failed the run, so that the test can see it."""
+    return run.status is Status.FAILED and NotInWorkflow.__name__ in (run.error or "")
 
 
 def _id_of(run: Handle[Any] | str) -> str:

@@ -264,7 +264,7 @@ def _compare_apart(session: Session, run: Run, records: tuple[Record, ...]) -> D
 def _definition(place: CodePlace) -> Definition[Any, Any]:
     code = _import(place)
     # A class is a state machine.
-    return code.definition() if isinstance(code, type) else code  # type: ignore[attr-defined, no-any-return]
+    return code.definition() if isinstance(code, type) else code  # type: ignore[attr-defined, no-any-return] # it has `definition`
 
 
 def _import(place: CodePlace) -> Any:

@@ -1,4 +1,4 @@
-"""The guard of `Environment(strict=True)`: clocks, randomness and I/O in workflow code raise `NotInWorkflow`.
+"""The guard of strict tests and of `perdure dev`: clocks, randomness and I/O in workflow code raise `NotInWorkflow`.
 
 I/O is seen by audit events. Clocks and randomness have none, so calls of their C functions are seen by a profile
 function, under whichever name the code knows them. It is set only while workflow code is executed.
@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import _thread
 import datetime
+import dis
 import os
 import random
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
 from perdure.replay.run_loop import RunLoop
-from perdure.worker.workflow_guard import Place, StrictGuard, place_of, through
+from perdure.worker.workflow_guard import IoGuard, Place, StrictGuard, place_of, through
 from perdure.workflow.step import is_declared_step
 
 _CLOCK = "reads the clock; a replay reads another time", "use `ctx.now()`, or `self.now()` in a state machine"
@@ -36,7 +38,7 @@ _FORBIDDEN: dict[Any, tuple[str, str]] = {
     **dict.fromkeys(
         (
             time.time, time.time_ns, time.monotonic, time.monotonic_ns, time.perf_counter, time.perf_counter_ns,
-            time.process_time,
+            time.process_time, time.process_time_ns,
         ),
         _CLOCK,
     ),
@@ -44,8 +46,21 @@ _FORBIDDEN: dict[Any, tuple[str, str]] = {
     time.sleep: _SLEEP,
     _thread.start_new_thread: _THREAD,
 }  # fmt: skip
-if hasattr(os, "getrandom"):
-    _FORBIDDEN[os.getrandom] = _RANDOM
+#: C functions that not every system has. Those of `uuid` make the ids of `uuid1`.
+for _owner, _names, _rule in (
+    (os, ("getrandom",), _RANDOM),
+    (time, ("clock_gettime", "clock_gettime_ns", "thread_time", "thread_time_ns"), _CLOCK),
+    (uuid, ("_generate_time_safe", "_UuidCreate"), _RANDOM),
+):
+    _FORBIDDEN.update({getattr(_owner, _name): _rule for _name in _names if getattr(_owner, _name, None) is not None})
+
+#: C functions that read the clock if they get fewer arguments.
+_CLOCK_BY_DEFAULT: dict[Any, int] = {
+    time.localtime: 1, time.gmtime: 1, time.ctime: 1, time.asctime: 1, time.strftime: 2,
+}  # fmt: skip
+
+#: The code of `random.Random` that sets a seed, which comes from the system if it gets none.
+_SEED = random.Random.seed.__code__
 
 #: Class methods of dates that read the clock. They are made anew at each access, so they are known by name.
 _OF_DATES = frozenset(("now", "utcnow", "today"))
@@ -59,10 +74,18 @@ _ENVIRONMENT_REMEDY = "pass the value as an argument of the workflow, or read it
 class DeterminismGuard(StrictGuard):
     """Raises `NotInWorkflow` for I/O, clocks, randomness, the environment, and steps that are called directly."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, logs: bool = False) -> None:
+        """`logs`: also log each line of code once, because the workflow may catch the error."""
         super().__init__()
+        self._logs = logs
         #: Functions that are no steps.
         self._checked: set[CodeType] = set()
+
+    def saw(self, place: Place, what: str, remedy: str) -> None:
+        """Raise `NotInWorkflow`."""
+        if self._logs:
+            IoGuard.saw(self, place, what, remedy)
+        super().saw(place, what, remedy)
 
     def watch(self, loop: RunLoop, run_id: str) -> None:
         """Watch the code of a run."""
@@ -83,7 +106,7 @@ class DeterminismGuard(StrictGuard):
             self._saw_call(frame)
         if event != "c_call":
             return
-        rule = _FORBIDDEN.get(called)
+        rule = _FORBIDDEN.get(called) or _rule_of_arguments(frame, called)
         if rule is None and getattr(called, "__name__", "") in _OF_DATES:
             owner = getattr(called, "__self__", None)
             rule = _CLOCK if isinstance(owner, type) and issubclass(owner, datetime.date) else None
@@ -103,6 +126,23 @@ class DeterminismGuard(StrictGuard):
                     self.saw(place, what, f"use `await ctx.step({code.co_name}, ...)`")
             else:
                 self._checked.add(code)
+
+
+def _rule_of_arguments(frame: FrameType, called: Any) -> tuple[str, str] | None:
+    """The rule that a call breaks by arguments that it does not have."""
+    if frame.f_code is _SEED and called.__name__ == "seed":
+        return _RANDOM if frame.f_locals.get("a") is None else None
+    least = _CLOCK_BY_DEFAULT.get(called)
+    if least is None:
+        return None
+    given = _count_arguments(frame)
+    return _CLOCK if given is not None and given < least else None
+
+
+def _count_arguments(frame: FrameType) -> int | None:
+    """The number of arguments of the call that a frame makes; None if its instruction does not tell."""
+    at, code = frame.f_lasti, frame.f_code.co_code
+    return code[at + 1] if 0 <= at < len(code) - 1 and dis.opname[code[at]] == "CALL" else None
 
 
 def _direct_place(frame: FrameType | None) -> Place | None:

@@ -199,5 +199,5 @@ class Closing:
         with pytest.raises(EngineClosed):
             await other.get("r1")
         with pytest.raises(EngineClosed):
-            await other.changed()
+            await other.poll_changes()
         assert await store.get("r1") is None

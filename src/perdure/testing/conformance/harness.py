@@ -15,7 +15,7 @@ from perdure.core.model.record import NewMessage, Record, RecordKind
 from perdure.core.model.run import NewRun, Reason, RetryOutcome, RetryRequest
 from perdure.core.model.turn import Lease, NextState, Park, Turn, TurnOutcome
 from perdure.core.model.worker_info import WorkerInfo
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.host import Host
 from perdure.store import Store
 from perdure.store.sql.dialect import _TABLES
@@ -141,7 +141,7 @@ def a_message(run_id: str = "r1", key: str = "k1", **changes: Any) -> NewMessage
     return NewMessage(**{**fields, **changes})
 
 
-def a_park(seen: int = 0, *, wake_at: int = FAR, reason: Reason = Reason.MESSAGE) -> Park:
+def a_park(seen: int = 0, *, wake_at: int = NEVER, reason: Reason = Reason.MESSAGE) -> Park:
     """Waiting for a message."""
     return Park(wake_at, reason, seen)
 

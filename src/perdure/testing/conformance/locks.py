@@ -11,6 +11,7 @@ from perdure.core.model.lock import LockGrant
 from perdure.store import Store
 from perdure.testing.conformance.harness import ACTOR, SECOND, START, Harness, Unshared, snapshot
 from perdure.testing.conformance.singletons import PREPARE as SINGLETONS
+from perdure.testing.conformance.tokens import PREPARE as TOKENS
 from perdure.testing.conformance.watermarks import PREPARE as WATERMARKS
 
 TTL = 10 * SECOND
@@ -50,6 +51,7 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "release_lock": _prepare_release,
     **SINGLETONS,
     **WATERMARKS,
+    **TOKENS,
 }
 
 

@@ -10,10 +10,12 @@ from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Reason, RetryRequest, Status
 from perdure.core.model.run_orders import Pause, PauseKind, RunOrder
 from perdure.core.model.turn import Block, Finish, Turn, TurnOutcome
+from perdure.core.model.worker_info import DrainOrder
 from perdure.core.policy.retention import PruneRequest
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.store import Store
 from perdure.store.user_connections.transaction_step import TransactionStep
+from perdure.testing.conformance.documents import a_report, a_source
 from perdure.testing.conformance.harness import (
     ACTOR,
     SECOND,
@@ -33,7 +35,7 @@ from perdure.testing.conformance.limits.breakers import PREPARE as BREAKERS
 from perdure.testing.conformance.limits.gates import GATE, a_gating, asks, ready
 from perdure.testing.conformance.locks import PREPARE as LOCKS
 from perdure.testing.conformance.registry import MAIL, SHOP
-from perdure.testing.conformance.runs.claim_by_id import prepare_take
+from perdure.testing.conformance.runs.claim_by_id import prepare_claim_by_id
 from perdure.testing.conformance.runs.outputs import a_set_aside
 from perdure.testing.conformance.runs.reopen import a_fork
 from perdure.testing.conformance.schedules import a_schedule
@@ -85,6 +87,11 @@ async def _prepare_control(store: Store) -> Verb:
     return lambda store: store.control(order, ACTOR)
 
 
+async def _prepare_set_priority(store: Store) -> Verb:
+    await store.create([a_run("r1")], ACTOR)
+    return lambda store: store.set_priority("r1", 7, "urgent", ACTOR)
+
+
 async def _prepare_pause(store: Store) -> Verb:
     return lambda store: store.pause(Pause(kind=PauseKind.TYPE, name="t", reason="lunch"), ACTOR)
 
@@ -111,7 +118,7 @@ async def _prepare_fork(store: Store) -> Verb:
 
 async def _prepare_forget_events(store: Store) -> Verb:
     await store.create([a_run("r1"), a_run("r2")], ACTOR)
-    return lambda store: store.delete_events(sys.maxsize, FAR, ACTOR)
+    return lambda store: store.delete_events(sys.maxsize, NEVER, ACTOR)
 
 
 async def _prepare_save_schedule(store: Store) -> Verb:
@@ -129,7 +136,7 @@ async def _prepare_trigger(store: Store) -> Verb:
 
 
 async def _prepare_fire(store: Store) -> Verb:
-    await store.save_schedule(a_schedule(next_slot=START, due_at=START), 0, "w", "schedule_created", ACTOR)
+    await store.save_schedule(a_schedule(next_fire_time=START, due_at=START), 0, "w", "schedule_created", ACTOR)
     return lambda store: store.fire(10, ACTOR)
 
 
@@ -172,11 +179,20 @@ async def _prepare_undelete(store: Store) -> Verb:
 async def _prepare_prune(store: Store) -> Verb:
     for name in ("r1", "r2"):
         await commit(store, await held(store, name), a_record(0), next=Finish(Status.COMPLETED, "1"))
-    return lambda store: store.prune(PruneRequest(before=FAR), 10, None, ACTOR)
+    return lambda store: store.prune(PruneRequest(before=NEVER), 10, None, ACTOR)
 
 
 async def _prepare_register(store: Store) -> Verb:
-    return lambda store: store.register(a_worker(), [MAIL, SHOP])
+    return lambda store: store.register(a_worker(), [MAIL, SHOP], [a_source()])
+
+
+async def _prepare_save_report(store: Store) -> Verb:
+    return lambda store: store.save_report(a_report(), ACTOR)
+
+
+async def _prepare_drain(store: Store) -> Verb:
+    await store.register(a_worker())
+    return lambda store: store.drain("w1", DrainOrder(key="d1", reason="new host"), ACTOR)
 
 
 async def _prepare_heartbeat(store: Store) -> Verb:
@@ -224,7 +240,7 @@ async def _prepare_transact(store: Store) -> Verb:
 
     async def ask(store: Store) -> None:
         # The function belongs to the user, so a repeated request has to look first.
-        if await store.recorded(turn, ACTOR) is TurnOutcome.BUSY:
+        if await store.turn_outcome(turn, ACTOR) is TurnOutcome.BUSY:
             assert (
                 await store.transact(TransactionStep(function=work, is_async=True, make_turn=seal))
                 is TurnOutcome.APPLIED
@@ -235,7 +251,7 @@ async def _prepare_transact(store: Store) -> Verb:
 
 PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "claim": _prepare_claim,
-    "take": prepare_take,
+    "claim_by_id": prepare_claim_by_id,
     "create": _prepare_create,
     "send": _prepare_send,
     "broadcast": _prepare_broadcast,
@@ -243,6 +259,7 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "terminate": _prepare_terminate,
     "decide_message": _prepare_decide_message,
     "control": _prepare_control,
+    "set_priority": _prepare_set_priority,
     "pause": _prepare_pause,
     "resume": _prepare_resume,
     "unblock": _prepare_unblock,
@@ -262,6 +279,8 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "undelete": _prepare_undelete,
     "prune": _prepare_prune,
     "register": _prepare_register,
+    "save_report": _prepare_save_report,
+    "drain": _prepare_drain,
     "heartbeat": _prepare_heartbeat,
     "report_health": _prepare_report_health,
     "retire": _prepare_retire,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
+from perdure.core.model.outputs import NewOutput, OutputKind
+from perdure.core.model.record import Record, RecordKind
 from perdure.core.model.run import RunFilter, Status
-from perdure.core.model.turn import Finish, Release
+from perdure.core.model.turn import Finish, Release, TurnOutcome
+from perdure.core.model.waits import RunWaits, Wait, WaitKind, waits_to_json
 from perdure.errors import InvalidCursor
 from perdure.store import Store
-from perdure.store.contract import Change
+from perdure.store.contract import BRIEF, Change
 from perdure.testing.conformance.harness import (
     ACTOR,
     OTHER_TYPE,
@@ -120,6 +124,91 @@ class Loading:
         assert [record.run_attempt for record in loaded.records] == [1, 2]
 
 
+class Histories:
+    """A history is read as a whole, a page at a time, without long results, or by the numbers of its records."""
+
+    async def filled(self, store: Store, *records: Record) -> list[Record]:
+        assert await commit(store, await held(store), *records) is TurnOutcome.APPLIED
+        return list(records)
+
+    async def test_a_page_begins_after_a_number_and_has_at_most_as_many_as_asked_for(self, store: Store) -> None:
+        records = await self.filled(store, *(a_record(seq) for seq in range(7)))
+        await commit(store, await held(store, "other"), a_record(0))
+        assert await store.history("r1", limit=3) == records[:3]
+        assert await store.history("r1", 2, 3) == records[3:6]
+        assert await store.history("r1", 5, 3) == records[6:]
+        assert await store.history("r1", 6, 3) == await store.history("none", limit=3) == []
+        assert await store.history("r1", 2**63 - 1) == []
+        assert await store.history("r1", 2) == records[3:]
+
+    async def test_a_brief_history_leaves_out_long_results_alone(self, store: Store) -> None:
+        long, short = f'"{"x" * BRIEF}"', f'"{"x" * (BRIEF - 2)}"'
+        at = START - 5
+        records = await self.filled(
+            store,
+            a_record(0, payload=long, started_at=at),
+            a_record(1, payload=short, started_at=at),
+            a_record(2, payload=None, started_at=at),
+            a_record(3, payload=long, failed=True, started_at=at),
+            # Without a duration, only the payload tells it from the same record of an earlier attempt.
+            a_record(4, payload=long),
+            a_record(5, payload=long, kind=RecordKind.TIMER, started_at=at),
+        )
+        assert await store.history("r1", brief=True) == [replace(records[0], payload=None), *records[1:]]
+        assert await store.history("r1", -1, 1, brief=True) == [replace(records[0], payload=None)]
+        assert await store.history("r1") == records
+
+    async def test_a_snapshot_has_the_run_its_waits_its_new_records_and_some_of_its_outputs(self, store: Store) -> None:
+        lease, long = await held(store, input=f'"{"x" * 5000}"'), f'"{"x" * BRIEF}"'
+        outputs = [
+            NewOutput(kind=OutputKind.STATE, name=name, payload=f'"{name}"', key=f"key-{name}") for name in ("b", "a")
+        ]
+        outputs += [NewOutput(kind=OutputKind.STREAM, name="log", payload=str(n), key=f"log:{n}") for n in range(3)]
+        records = [a_record(0, payload=long, started_at=START - 5), *(a_record(seq) for seq in range(1, 12))]
+        await commit(store, lease, *records, outputs=tuple(outputs))
+        brief = [replace(records[0], payload=None), *records[1:]]
+        kinds = (OutputKind.STATE, OutputKind.INTERRUPTION)
+        found = await store.snapshot("r1", kinds=kinds)
+        assert found is not None
+        assert found.run == await store.get("r1")
+        assert found.run.input == f'"{"x" * 5000}"'
+        assert found.records == (*brief,)
+        assert found.outputs == (*await store.outputs("r1", OutputKind.STATE, None, -1, 10),)
+        later = await store.snapshot("r1", 9, [OutputKind.STREAM])
+        assert later is not None
+        assert later.records == (*brief[10:],)
+        assert later.outputs == (*await store.outputs("r1", OutputKind.STREAM, None, -1, 10),)
+        none = await store.snapshot("r1", 11)
+        assert none is not None
+        assert (none.run, none.waits, none.records, none.outputs) == (found.run, None, (), ())
+        waits = [Wait(kind=WaitKind.MESSAGE, name="go")]
+        await commit(store, lease, next=replace(a_park(), waits=waits_to_json(lease.token, waits, 1)))
+        parked = await store.snapshot("r1", 11)
+        assert parked is not None
+        assert parked.waits == await store.waits("r1") == RunWaits(token=lease.token, waits=(*waits,))
+        assert await store.snapshot("unknown") is None
+
+    async def test_a_snapshot_has_the_latest_children(self, store: Store, harness: Harness) -> None:
+        lease = await held(store)
+        for number in range(3):
+            harness.system.advance(1)
+            await commit(store, lease, a_record(number), children=(a_child(f"c{number}", "r1", f"go#{number}"),))
+        found = await store.snapshot("r1", children=2)
+        assert found is not None
+        assert [(one.id, one.parent_location) for one in found.children] == [("c2", "go#2"), ("c1", "go#1")]
+        assert found.children[0].created_at > found.children[1].created_at
+        assert (await store.snapshot("c1", children=2)) is not None
+        none = await store.snapshot("r1")
+        assert none is not None
+        assert none.children == ()
+
+    async def test_records_are_read_by_their_numbers(self, store: Store) -> None:
+        records = await self.filled(store, *(a_record(seq) for seq in range(150)))
+        assert await store.records("r1", [7, 3, 3, 149, 150, -1]) == [records[3], records[7], records[149]]
+        assert await store.records("r1", range(150)) == records
+        assert await store.records("r1", []) == await store.records("none", [1]) == []
+
+
 class Watching:
     """Waiters are told, through the same object or by asking."""
 
@@ -167,9 +256,9 @@ class Watching:
             other = await harness.open()
         except Unshared:
             pytest.skip("there is no other process")
-        await store.changed()
+        await store.poll_changes()
         await other.create([a_run("r1")], ACTOR)
-        assert await store.changed()
+        assert await store.poll_changes()
 
     async def test_time_does_not_go_back(self, store: Store, harness: Harness) -> None:
         harness.system.advance(10)

@@ -13,7 +13,7 @@ from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Status
 from perdure.core.model.turn import Finish, TurnOutcome
 from perdure.core.time.cron import Every, to_stored
-from perdure.core.time.duration import FAR, moment_of
+from perdure.core.time.duration import NEVER, moment_of
 from perdure.core.time.schedule import Misfire, Overlap, SaveOutcome, Schedule
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
@@ -36,12 +36,12 @@ SECOND_ONE = "s1@2023-11-14T22:15:20Z"
 
 
 def a_schedule(id: str = "s1", **changes: Any) -> Schedule:
-    """A schedule whose first slot is a minute away, and then every minute."""
+    """A schedule whose first fire time is a minute away, and then every minute."""
     fields: dict[str, Any] = {
         "id": id,
         "spec": to_stored(Every("1m", start=moment_of(START))),
         "type": TYPE,
-        "next_slot": START + MINUTE,
+        "next_fire_time": START + MINUTE,
         "due_at": START + MINUTE,
     }
     return Schedule(**{**fields, **changes})
@@ -87,7 +87,7 @@ class Scheduling:
             paused=True,
             reason="lunch",
             waiting=(1, 2),
-            last_slot=4,
+            last_fire_time=4,
             last_run="r",
             error="e",
         )
@@ -130,12 +130,12 @@ class Scheduling:
         await fired(store)
         await store.delete_schedule("s1", ACTOR)
         assert await store.schedule("s1") is None
-        assert (await store.fire(10, ACTOR)).next_due == FAR
+        assert (await store.fire(10, ACTOR)).next_due == NEVER
         assert [one.run.id for one in (await claim(store)).runs] == [FIRST]
         assert await trail(store) == ["schedule_created", "schedule_fired", "schedule_deleted"]
 
     async def test_a_claim_says_when_one_is_due(self, store: Store) -> None:
-        assert (await claim(store)).next_fire == FAR
+        assert (await claim(store)).next_fire == NEVER
         await saved(store)
         assert (await claim(store, nonce="second")).next_fire == START + MINUTE
         await store.create([a_run()], ACTOR)
@@ -144,7 +144,22 @@ class Scheduling:
 
 
 class Firing:
-    """Each slot becomes one run."""
+    """Each fire time becomes one run."""
+
+    async def test_the_latest_fires_are_listed_without_those_by_hand_and_of_others(
+        self, store: Store, harness: Harness
+    ) -> None:
+        for name in ("s1", "s10", "s1@2"):
+            await saved(store, id=name, overlap=Overlap.ALLOW)
+        for _ in range(3):
+            harness.system.advance(60)
+            await store.fire(10, ACTOR)
+        await store.trigger("s1", (), "now", ACTOR)
+        runs = await store.fires("s1", 10)
+        assert [run.id for run in runs] == sorted((run.id for run in runs), reverse=True)
+        assert (len(runs), runs[-1].id) == (3, FIRST)
+        assert [run.id for run in await store.fires("s1", 1)] == [runs[0].id]
+        assert await store.fires("unknown", 10) == []
 
     async def test_nothing_is_fired_before_its_time(self, store: Store, harness: Harness) -> None:
         await saved(store)
@@ -168,7 +183,11 @@ class Firing:
         assert msgspec.json.decode(events[1].data) == {"schedule": "s1", "slot": START + MINUTE}
         there = await store.schedule("s1")
         assert there is not None
-        assert (there.last_run, there.last_slot, there.next_slot) == (FIRST, START + MINUTE, START + 2 * MINUTE)
+        assert (there.last_run, there.last_fire_time, there.next_fire_time) == (
+            FIRST,
+            START + MINUTE,
+            START + 2 * MINUTE,
+        )
 
     async def test_two_who_fire_at_once_fire_once(self, store: Store, harness: Harness) -> None:
         try:

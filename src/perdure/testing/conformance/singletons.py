@@ -70,19 +70,19 @@ async def status(store: Store, run_id: str) -> tuple[Status, Reason | None]:
 async def sweep(store: Store) -> None:
     """Start the successors that no worker has started yet."""
     for name in (await store.sweep(10)).successions:
-        await store.succeed([name], ACTOR)
+        await store.start_successors([name], ACTOR)
     assert (await store.sweep(10)).successions == ()
 
 
-async def _prepare_succeed(store: Store) -> Verb:
+async def _prepare_start_successors(store: Store) -> Verb:
     for id in ("r1", "r2", "r3"):
         await start(store, id)
     await finish(store, "r1")
-    return lambda store: store.succeed([NAME], ACTOR)
+    return lambda store: store.start_successors([NAME], ACTOR)
 
 
 #: For the tests that lose answers.
-PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {"succeed": _prepare_succeed}
+PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {"start_successors": _prepare_start_successors}
 
 IN_LINE = (Status.WAITING, Reason.LIMIT)
 READY = (Status.PENDING, None)
@@ -112,23 +112,23 @@ class Singletons:
             await start(store, id)
         assert await status(store, "r1") == await status(store, "r2") == IN_LINE
         assert await claim_ids(store) == ["r3"]
-        assert await store.succeed([NAME], ACTOR) == 0
+        assert await store.start_successors([NAME], ACTOR) == 0
         for ended, begun in (("r3", "r1"), ("r1", "r2")):
             await (_finish_held if ended == "r3" else finish)(store, ended)
-            assert await store.succeed([NAME], ACTOR) == 1
+            assert await store.start_successors([NAME], ACTOR) == 1
             assert await status(store, begun) == READY
         await finish(store, "r2")
-        assert await store.succeed([NAME], ACTOR) == 0
+        assert await store.start_successors([NAME], ACTOR) == 0
 
     async def test_nothing_is_left_of_a_name_when_all_are_over(self, store: Store, harness: Harness) -> None:
         for id in ("r1", "r2"):
             await start(store, id)
         for id in ("r1", "r2"):
             await finish(store, id)
-            await store.succeed([NAME], ACTOR)
+            await store.start_successors([NAME], ACTOR)
         assert await harness.query("SELECT name FROM perdure_singletons") == []
         assert await harness.query("SELECT run_id FROM perdure_successors") == []
-        assert await store.succeed([NAME, "suite/unknown"], ACTOR) == 0
+        assert await store.start_successors([NAME, "suite/unknown"], ACTOR) == 0
         assert await harness.query("SELECT name FROM perdure_singletons") == []
 
     async def test_one_that_was_begun_is_replaced_when_it_has_ended(self, store: Store) -> None:
@@ -139,7 +139,7 @@ class Singletons:
         assert (await status(store, "r2"))[0] is Status.CANCELLED
         assert await status(store, "r3") == IN_LINE
         await commit(store, lease, next=Finish(Status.CANCELLED, "{}"))
-        await store.succeed([NAME], ACTOR)
+        await store.start_successors([NAME], ACTOR)
         assert await status(store, "r3") == READY
 
     async def test_one_that_was_not_begun_is_replaced_at_once(self, store: Store, harness: Harness) -> None:
@@ -199,7 +199,7 @@ class Singletons:
         harness.system.advance(10)
         assert await claim_ids(store) == ["r1"]
         await _finish_held(store, "r1")
-        await store.succeed([NAME], ACTOR)
+        await store.start_successors([NAME], ACTOR)
         assert await status(store, "r2") == (Status.WAITING, Reason.TIMER)
         harness.system.advance(10)
         assert await claim_ids(store, nonce="later") == ["r2"]
@@ -209,7 +209,7 @@ class Singletons:
             await start(store, id)
         await store.cancel("r2", "", "c", ACTOR)
         await finish(store, "r1")
-        await store.succeed([NAME], ACTOR)
+        await store.start_successors([NAME], ACTOR)
         assert await status(store, "r3") == READY
         assert await status(store, "r4") == IN_LINE
 
@@ -226,7 +226,7 @@ class Singletons:
         lease = await held(store, "parent")
         child = a_child("child", options=options(SingletonPolicy.QUEUE), held_back=True)
         assert await commit(store, lease, children=(child,), next=a_park(reason=Reason.CHILD)) is TurnOutcome.APPLIED
-        await store.succeed([NAME], ACTOR)
+        await store.start_successors([NAME], ACTOR)
         assert await status(store, "child") == IN_LINE
         await _finish_held(store, "r1")
         await sweep(store)
@@ -237,7 +237,7 @@ class Singletons:
         lease = await held(store, "parent")
         child = a_child("child", options=options(SingletonPolicy.REJECT), held_back=True)
         await commit(store, lease, children=(child,), next=a_park(reason=Reason.CHILD))
-        await store.succeed([NAME], ACTOR)
+        await store.start_successors([NAME], ACTOR)
         assert (await status(store, "child"))[0] is Status.FAILED
         [word] = await store.inbox("parent", 0)
         assert (word.kind, word.failed) == (RecordKind.CHILD, True)
@@ -259,7 +259,7 @@ class Singletons:
         assert await retry(store, "r1") is RetryOutcome.OPEN
         assert await status(store, "r1") == IN_LINE
         await finish(store, "r2")
-        await store.succeed([NAME], ACTOR)
+        await store.start_successors([NAME], ACTOR)
         assert await status(store, "r1") == READY
         lease = await lease_of(store, "r1", nonce="again")
         await commit(store, lease, next=Finish(Status.FAILED, "{}"))
@@ -332,5 +332,5 @@ class Debouncing:
 
 
 async def _finish_held(store: Store, run_id: str) -> None:
-    [lease] = [lease for lease in await store.holdings("w1") if lease.run_id == run_id]
+    [lease] = [lease for lease in await store.leases("w1") if lease.run_id == run_id]
     assert await commit(store, lease, next=Finish(Status.COMPLETED, "1")) is TurnOutcome.APPLIED

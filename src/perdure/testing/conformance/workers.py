@@ -5,8 +5,16 @@ from __future__ import annotations
 from perdure.core.codec.failure import Failure
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Reason, Status
+from perdure.core.model.run_orders import OrderOutcome
 from perdure.core.model.turn import Block, TurnOutcome
-from perdure.core.model.worker_info import NO_STEPS, RunningStep, WorkerStatus, steps_to_json
+from perdure.core.model.worker_info import (
+    NO_STEPS,
+    DrainOrder,
+    HeartbeatResult,
+    RunningStep,
+    WorkerStatus,
+    steps_to_json,
+)
 from perdure.errors import Expired
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
@@ -77,6 +85,55 @@ class Workers:
         harness.system.advance(3600)
         assert (await store.sweep(100)).dead_workers == ("w1",)
         assert [len(worker.running.steps) for worker in await store.workers()] == [1, 0]
+
+    async def test_it_shows_its_build(self, store: Store) -> None:
+        await store.register(a_worker("w1", build="1.4.2+g0123456789ab"))
+        await store.register(a_worker("w2"))
+        assert [worker.build for worker in await store.workers()] == ["1.4.2+g0123456789ab", ""]
+
+    async def test_it_learns_of_an_order_to_drain_with_its_heartbeat(self, store: Store, harness: Harness) -> None:
+        for name in ("w1", "w2"):
+            await store.register(a_worker(name))
+        assert await store.heartbeat("w1") is HeartbeatResult.RENEWED
+        harness.system.advance(1)
+        order = DrainOrder(key="d1", reason="it's \\ new", grace=7.5)
+        assert await store.drain("w1", order, ACTOR) is OrderOutcome.DONE
+        harness.system.advance(1)
+        assert await store.heartbeat("w1") is HeartbeatResult.DRAIN
+        assert await store.heartbeat("w2") is HeartbeatResult.RENEWED
+        first, second = await store.workers()
+        assert first.drain == DrainOrder(key="d1", at=START + SECOND, actor=ACTOR, reason="it's \\ new", grace=7.5)
+        assert (first.is_draining, first.heartbeat_at, second.drain) == (True, START + 2 * SECOND, None)
+        [event] = await store.events("worker:w1")
+        assert (event.kind, event.actor) == ("worker_drained", ACTOR)
+
+    async def test_an_order_to_drain_that_is_repeated_is_one_order(self, store: Store) -> None:
+        await store.register(a_worker("w1"))
+        order = DrainOrder(key="d1", reason="first")
+        assert [await store.drain("w1", order, ACTOR) for _ in range(2)] == [OrderOutcome.DONE, OrderOutcome.DONE]
+        assert await store.drain("w1", DrainOrder(key="d2", reason="second"), ACTOR) is OrderOutcome.ALREADY
+        [worker] = await store.workers()
+        assert worker.drain is not None
+        assert worker.drain.reason == "first"
+        assert len(await store.events("worker:w1")) == 1
+        await store.retire("w1")
+        assert await store.drain("w1", order, ACTOR) is OrderOutcome.DONE
+        assert await store.drain("w1", DrainOrder(key="d3"), ACTOR) is OrderOutcome.FINISHED
+
+    async def test_a_dead_worker_keeps_an_order_to_drain_and_a_stopped_one_does_not(
+        self, store: Store, harness: Harness
+    ) -> None:
+        assert await store.drain("unknown", DrainOrder(key="d0"), ACTOR) is OrderOutcome.UNKNOWN
+        for name in ("w1", "w2"):
+            await store.register(a_worker(name))
+        await store.retire("w2")
+        harness.system.advance(3600)
+        await store.sweep(100)
+        for _ in range(2):
+            assert await store.drain("w1", DrainOrder(key="d1"), ACTOR) is OrderOutcome.FINISHED
+        assert await store.drain("w2", DrainOrder(key="d2"), ACTOR) is OrderOutcome.FINISHED
+        assert await store.heartbeat("w1") is HeartbeatResult.LOST
+        assert [worker.drain is None for worker in await store.workers()] == [False, True]
 
     async def test_one_that_was_never_registered_has_no_heart(self, store: Store) -> None:
         assert not await store.heartbeat("unknown")
@@ -196,7 +253,7 @@ class Sweeping:
         await held(store, "r9", "w9")
         swept = await store.sweep(100)
         assert (len(swept.dead_workers), swept.released) == (4, 4)
-        assert len(await store.holdings("w9")) == 1
+        assert len(await store.leases("w9")) == 1
 
     async def test_waiting_and_finished_runs_are_none_of_its_business(self, store: Store, harness: Harness) -> None:
         lease = await held(store)

@@ -63,7 +63,7 @@ def a_report(number: int, failures: int, successes: int = 0, *, since: int = STA
 async def admit_all(store: Store, nonce: str, rule: BreakerRule = RULE, **changes: Any) -> AdmissionResult:
     """Have pass what has arrived, and what may."""
     gating = RequiredGates((RequiredGate(API, rule=rule),))
-    arrived = (await store.look([("default", TYPE)], 100)).arrived
+    arrived = (await store.preview_admission([("default", TYPE)], 100)).arrived
     arrivals = tuple(RunArrival(one.run_id, one.token, gating) for one in arrived)
     return await store.admit(a_request(nonce, arrivals=arrivals, **changes))
 
@@ -251,6 +251,20 @@ class StepsAtGates:
         rows = await harness.query("SELECT run_id, token, hold FROM perdure_permits")
         assert rows == [("r1", lease.token, "lease")]
         assert await ask(store, "d", a_step(other, one)) == (StepAdmission("r2", PLACE, gate="external"),)
+
+    async def test_a_place_that_cannot_be_read_is_left_and_its_run_is_told(
+        self, store: Store, harness: Harness
+    ) -> None:
+        first, second = await held(store, "r1"), await held(store, "r2")
+        one = LimitBounds(concurrency=1)
+        await ask(store, "a", a_step(first, one))
+        await ask(store, "b", a_step(second, one))
+        await harness.execute("UPDATE perdure_lines SET gating = '{'")
+        await store.admit(a_request("c", left=(StepDeparture("r1", first.token, PLACE),)))
+        assert await harness.query("SELECT run_id FROM perdure_lines") == []
+        told = await harness.query("SELECT run_id, kind, name FROM perdure_messages")
+        assert told == [("r2", "call", PLACE)]
+        assert await ask(store, "d", a_step(second, one)) == (_passed("r2"),)
 
     async def test_who_gives_up_stands_in_line_no_more(self, store: Store, harness: Harness) -> None:
         first, second = await held(store, "r1"), await held(store, "r2")

@@ -6,14 +6,15 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from perdure.core.limits.admission_requests import AdmissionRequest, AdmissionResult, RunArrival
 from perdure.core.limits.limit import STRIDE, LimitBounds, PermitScope, RequiredGate, RequiredGates
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Reason, Run, Status
-from perdure.core.model.run_orders import Pause, PauseKind, RunOrder
+from perdure.core.model.run_orders import OrderOutcome, Pause, PauseKind, RunOrder
 from perdure.core.model.turn import Finish, Release, RetryLater
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,
@@ -66,7 +67,7 @@ async def asks(
 ) -> AdmissionRequest:
     """Request of a worker that has looked at the arrivals; the same `gating` for all, or one for each."""
     await store.register(a_worker(worker))
-    arrived = (await store.look([(queue, type) for queue in queues for type in types], 100)).arrived
+    arrived = (await store.preview_admission([(queue, type) for queue in queues for type in types], 100)).arrived
     arrivals = tuple(
         RunArrival(
             one.run_id, one.token, (gating or {})[one.run_id] if isinstance(gating, dict) else gating or a_gating()
@@ -116,33 +117,48 @@ class Looking:
         await ready(store, "later", wake_at=START + SECOND)
         await ready(store, "first", priority=-1)
         before = await snapshot(harness)
-        look = await store.look([("default", TYPE)], 10)
+        look = await store.preview_admission([("default", TYPE)], 10)
         assert [one.run_id for one in look.arrived] == ["first", "r1", "r2"]
-        assert (look.arrived[1].input, look.arrived[1].token, look.next_due, look.now) == ("[1]", 0, FAR, START)
-        assert len((await store.look([("default", TYPE), ("q", TYPE), ("default", OTHER_TYPE)], 2)).arrived) == 4
-        last = await store.look([("default", TYPE)], 2, newest=True)
+        assert (look.arrived[1].input, look.arrived[1].token, look.next_due, look.now) == ("[1]", 0, NEVER, START)
+        assert (
+            len((await store.preview_admission([("default", TYPE), ("q", TYPE), ("default", OTHER_TYPE)], 2)).arrived)
+            == 4
+        )
+        last = await store.preview_admission([("default", TYPE)], 2, newest=True)
         assert [one.run_id for one in last.arrived] == ["r2", "r1"]
         assert await snapshot(harness) == before
+
+    async def test_permits_in_use_name_their_runs_and_those_of_ended_runs_do_not_count(self, store: Store) -> None:
+        await ready(store, "r1", "r2", "r3")
+        two = LimitBounds(concurrency=2)
+        first, _ = (await admit(store, a_gating(two))).runs
+        found = await store.permits([GATE, "nothing"], 10)
+        assert [(one.limit, one.run_id, one.location) for one in found] == [(GATE, "r1", ""), (GATE, "r2", "")]
+        assert all(one.worker and one.granted_at >= START for one in found)
+        assert [one.run_id for one in await store.permits([GATE], 1)] == ["r1"]
+        assert await store.permits([], 10) == []
+        await commit(store, first.lease, next=DONE)
+        assert [one.run_id for one in await store.permits([GATE], 10)] == ["r2"]
 
     async def test_what_is_paused_is_not_seen(self, store: Store) -> None:
         await ready(store, "r1")
         await store.pause(Pause(kind=PauseKind.TYPE, name=TYPE), ACTOR)
-        assert (await store.look([("default", TYPE)], 10)).arrived == ()
+        assert (await store.preview_admission([("default", TYPE)], 10)).arrived == ()
 
     async def test_a_run_that_stands_in_line_is_seen_no_more_and_says_where_it_stands(self, store: Store) -> None:
         await ready(store, "r1", "r2", "r3")
-        assert await store.lined([TYPE, OTHER_TYPE]) == set()
+        assert await store.waitlisted_types([TYPE, OTHER_TYPE]) == set()
         await admit(store)
-        look = await store.look([("default", TYPE)], 10)
+        look = await store.preview_admission([("default", TYPE)], 10)
         assert look.arrived == ()
         assert look.next_due > START
-        assert await store.lined([TYPE, OTHER_TYPE]) == {TYPE}
+        assert await store.waitlisted_types([TYPE, OTHER_TYPE]) == {TYPE}
         run = await there(store, "r3")
         assert (run.status, run.reason) == (Status.WAITING, Reason.LIMIT)
-        standing = await store.standing("r3")
+        standing = await store.waitlist_position("r3")
         assert standing is not None
         assert (standing.gate.name, standing.ahead, standing.since) == (GATE, 1, START)
-        assert await store.standing("r1") is None
+        assert await store.waitlist_position("r1") is None
 
     async def test_gates_are_listed_in_the_order_of_their_names(self, store: Store) -> None:
         await ready(store, "r1", "r2", "r3")
@@ -335,7 +351,7 @@ class Passing:
             "r1",
             "r3",
         ]
-        standing = await store.standing("r2")
+        standing = await store.waitlist_position("r2")
         assert standing is not None
         assert standing.gate.name == "b"
 
@@ -347,6 +363,25 @@ class Passing:
         await admit(store, nonce="lined up")
         await store.cancel("parked", "enough", "c1", ACTOR)
         assert await admit_ids(store, nonce="to its end") == ["parked"]
+
+
+class Steered:
+    """Builds and priorities of runs behind limits."""
+
+    async def test_an_admitted_run_keeps_the_build_that_began_it(self, store: Store) -> None:
+        await ready(store, "r1")
+        assert len((await store.admit(replace(await asks(store), build="1.0"))).runs) == 1
+        run = await store.get("r1")
+        assert run is not None
+        assert run.build == "1.0"
+
+    async def test_a_run_on_a_waitlist_overtakes_others_by_its_new_priority(self, store: Store) -> None:
+        await ready(store, "r1", "r2", "r3")
+        [first] = (await store.admit(await asks(store))).runs
+        assert await store.set_priority("r3", 1, "", ACTOR) is OrderOutcome.DONE
+        await commit(store, first.lease, next=DONE)
+        request = await asks(store, nonce="again", released=((first.run.id, first.run.token),))
+        assert [one.run.id for one in (await store.admit(request)).runs] == ["r3"]
 
 
 class TakingTurns:
@@ -412,4 +447,4 @@ class TakingTurns:
 
 async def claim_of(store: Store, run_id: str) -> Any:
     """The lease under which a worker holds a run."""
-    return next(lease for lease in await store.holdings("w1") if lease.run_id == run_id)
+    return next(lease for lease in await store.leases("w1") if lease.run_id == run_id)

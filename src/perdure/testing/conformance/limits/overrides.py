@@ -111,11 +111,12 @@ class Setting:
             3,
             1,
         )
-        await store.set_bounds(GATE, None, "boss")
+        await store.set_bounds(GATE, None, "boss", "calm")
         [gate] = await store.gates("", 10)
         assert (gate.bounds, gate.override) == (ONE, None)
         told = await store.events(f"gate:{GATE}")
         assert [(event.kind, event.actor) for event in told] == [("limit_set", "boss"), ("limit_cleared", "boss")]
+        assert told[1].data == '{"reason":"calm"}'
 
     async def test_what_is_set_for_a_limit_holds_for_its_keys_but_for_those_that_have_their_own(
         self, store: Store

@@ -54,7 +54,7 @@ class Children:
     async def test_the_outcome_is_put_into_the_inbox_of_a_running_parent(self, store: Store, status: Status) -> None:
         leases = await self.family(store, "a")
         await commit(store, leases["a"], next=Finish(status, '{"type": "x"}'))
-        [word] = await store.marked("w1")
+        [word] = await store.unread_messages_of_worker("w1")
         assert (word.run_id, word.kind, word.name, word.payload) == (
             "parent",
             RecordKind.CHILD,
@@ -81,7 +81,7 @@ class Children:
         }
         verdicts = dict(zip(order, await store.commit([turns[name] for name in order], ACTOR), strict=True))
         assert verdicts == {"parent": TurnOutcome.AWAKE, "a": TurnOutcome.APPLIED, "b": TurnOutcome.APPLIED}
-        assert {word.name for word in await store.marked("w1")} == {"call-a", "call-b"}
+        assert {word.name for word in await store.unread_messages_of_worker("w1")} == {"call-a", "call-b"}
         run = await store.get("parent")
         assert run is not None
         assert (run.status, run.inbox_seq) == (Status.RUNNING, 2)
@@ -217,7 +217,7 @@ class Children:
         assert await commit(store, lease, children=tuple(children)) is TurnOutcome.APPLIED
         busy = await lease_of(store, "busy", nonce="busy")
         for other in ("fresh", "loose"):
-            [fresh] = [one for one in await store.holdings("w1") if one.run_id == other]
+            [fresh] = [one for one in await store.leases("w1") if one.run_id == other]
             assert await commit(store, fresh, next=Release()) is TurnOutcome.APPLIED
         block = Block(Reason.DIVERGED, Failure(type="Diverged", message="").to_json())
         assert await commit(store, lease, next=block) is TurnOutcome.APPLIED

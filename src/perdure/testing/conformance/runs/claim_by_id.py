@@ -14,7 +14,7 @@ from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Reason, Status
 from perdure.core.model.run_orders import Pause, PauseKind, RunOrder
 from perdure.core.model.turn import Block, Finish
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,
@@ -46,14 +46,14 @@ def a_take(run_id: str = "r1", worker: str = "w1", **changes: Any) -> ClaimByIdR
 async def take(store: Store, run_id: str = "r1", worker: str = "w1", **changes: Any) -> ClaimByIdResult:
     """Take a run as a worker that is registered if need be."""
     await store.register(a_worker(worker))
-    return await store.take(a_take(run_id, worker, **changes))
+    return await store.claim_by_id(a_take(run_id, worker, **changes))
 
 
-async def prepare_take(store: Store) -> Callable[[Store], Awaitable[object]]:
+async def prepare_claim_by_id(store: Store) -> Callable[[Store], Awaitable[object]]:
     """Prepare all that taking a run needs, and return the request."""
     await store.create([a_run("r1"), a_run("r2")], ACTOR)
     await store.register(a_worker())
-    return lambda store: store.take(a_take())
+    return lambda store: store.claim_by_id(a_take())
 
 
 class Taking:
@@ -68,7 +68,7 @@ class Taking:
         assert (run.status, run.worker, run.token, run.claims) == (Status.RUNNING, "w1", 1, 1)
         assert (run.started_at, bool(run.seed), taken.claimed.fresh) == (START, True, True)
         assert await store.get("r2") == run
-        assert await store.holdings("w1") == [taken.claimed.lease]
+        assert await store.leases("w1") == [taken.claimed.lease]
         assert [event.kind for event in await store.events("r2")] == ["created", "started"]
         other = await store.get("r1")
         assert other is not None
@@ -94,12 +94,12 @@ class Taking:
     async def _ready(self, store: Store, harness: Harness, *, begun: bool) -> None:
         """Three runs that are ready a second after the start, alike but for their queues."""
         for way in ("take", "claim", "admit"):
-            run = a_run(f"r-{way}", queue=way, wake_at=START + SECOND, deadline=FAR - 5, close_by=FAR - 7)
+            run = a_run(f"r-{way}", queue=way, wake_at=START + SECOND, deadline=NEVER - 5, close_by=NEVER - 7)
             await store.create([run], ACTOR)
         harness.system.advance(1)
         for way in ("take", "claim", "admit") if begun else ():
             [one] = (await claim(store, nonce=f"first-{way}", queues=(way,))).runs
-            await commit(store, one.lease, a_record(0), next=a_park(wake_at=FAR - 9, reason=Reason.MESSAGE))
+            await commit(store, one.lease, a_record(0), next=a_park(wake_at=NEVER - 9, reason=Reason.MESSAGE))
             await store.send([a_message(f"r-{way}")], ACTOR)
 
     async def test_one_that_is_due_is_taken_and_one_that_is_not_is_left(self, store: Store, harness: Harness) -> None:
@@ -139,10 +139,10 @@ class Taking:
 
     async def test_a_worker_that_is_not_alive_gets_nothing(self, store: Store) -> None:
         await store.create([a_run("r1")], ACTOR)
-        assert (await store.take(a_take())).refused is ClaimRefusal.DEAD
+        assert (await store.claim_by_id(a_take())).refused is ClaimRefusal.DEAD
         await store.register(a_worker("w1"))
         await store.retire("w1")
-        assert (await store.take(a_take())).refused is ClaimRefusal.DEAD
+        assert (await store.claim_by_id(a_take())).refused is ClaimRefusal.DEAD
 
     async def test_the_same_nonce_gets_the_same_answer_and_another_one_none(
         self, store: Store, harness: Harness
@@ -150,8 +150,8 @@ class Taking:
         await store.create([a_run("r1")], ACTOR)
         taken = await take(store)
         before = await snapshot(harness)
-        assert await store.take(a_take()) == taken
-        assert (await store.take(a_take(nonce="other"))).refused is ClaimRefusal.HELD
+        assert await store.claim_by_id(a_take()) == taken
+        assert (await store.claim_by_id(a_take(nonce="other"))).refused is ClaimRefusal.HELD
         assert await snapshot(harness) == before
 
     async def test_what_is_unread_marks_it_and_what_is_recorded_is_known(self, store: Store) -> None:
@@ -160,7 +160,7 @@ class Taking:
         taken = await take(store, nonce="next")
         assert taken.claimed is not None
         assert (taken.claimed.fresh, taken.progress) == (False, 1)
-        assert [message.key for message in await store.marked("w1")] == ["k1"]
+        assert [message.key for message in await store.unread_messages_of_worker("w1")] == ["k1"]
 
     async def test_a_suspect_is_for_who_is_alone_and_is_set_aside_in_the_end(
         self, store: Store, harness: Harness
@@ -218,8 +218,8 @@ class Taking:
         assert standing.refused is ClaimRefusal.GATED
         assert standing.run is not None
         assert standing.run.status is Status.PENDING
-        assert await store.due([TYPE], ["default"], 10) == ["r3"]
-        [lease] = await store.holdings("w1")
+        assert await store.ready_run_ids([TYPE], ["default"], 10) == ["r3"]
+        [lease] = await store.leases("w1")
         await commit(store, lease, next=Finish(Status.COMPLETED, "1"))
         assert await admitted("n4", "r3") == ["r3"]
         waiting = await store.get("r2")
@@ -242,14 +242,14 @@ class DueRuns:
             [a_run("timer", wake_at=START + 2 * SECOND), a_run("far", wake_at=START + SECOND * 99)], ACTOR
         )
         await held(store, "busy")
-        await commit(store, await held(store, "parked"), next=a_park(wake_at=FAR))
+        await commit(store, await held(store, "parked"), next=a_park(wake_at=NEVER))
         harness.system.advance(1)
         await store.create([a_run("old"), a_run("foreign", type=OTHER_TYPE), a_run("slow", queue="slow")], ACTOR)
         harness.system.advance(4)
         await store.create([a_run("young", priority=1)], ACTOR)
-        assert await store.due([TYPE], ["default"], 10) == ["old", "timer", "young"]
-        assert await store.due([TYPE], ["default"], 2) == ["old", "timer"]
-        assert await store.due([TYPE, OTHER_TYPE], ["default", "slow"], 10) == [
+        assert await store.ready_run_ids([TYPE], ["default"], 10) == ["old", "timer", "young"]
+        assert await store.ready_run_ids([TYPE], ["default"], 2) == ["old", "timer"]
+        assert await store.ready_run_ids([TYPE, OTHER_TYPE], ["default", "slow"], 10) == [
             "foreign", "old", "slow", "timer", "young",
         ]  # fmt: skip
         assert (await claim(store, nonce="claim", limit=1)).runs[0].run.id == "young"
@@ -257,6 +257,6 @@ class DueRuns:
     async def test_what_is_paused_is_not_due(self, store: Store) -> None:
         await store.create([a_run("r1"), a_run("r2", queue="slow")], ACTOR)
         await store.pause(Pause(kind=PauseKind.QUEUE, name="slow"), ACTOR)
-        assert await store.due([TYPE], ["default", "slow"], 10) == ["r1"]
+        assert await store.ready_run_ids([TYPE], ["default", "slow"], 10) == ["r1"]
         await store.pause(Pause(kind=PauseKind.TYPE, name=TYPE), ACTOR)
-        assert await store.due([TYPE], ["default", "slow"], 10) == []
+        assert await store.ready_run_ids([TYPE], ["default", "slow"], 10) == []

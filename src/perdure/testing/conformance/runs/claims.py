@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.core.model.run import Reason, Status
+from perdure.core.model.claim import ClaimByIdRequest
+from perdure.core.model.run import Reason, RunFilter, Status
 from perdure.core.model.turn import Finish, Release, RetryLater
 from perdure.core.model.worker_info import WorkerStatus
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,
@@ -44,7 +45,7 @@ class Claims:
         assert (claimed.run.status, claimed.run.worker, claimed.run.token) == (Status.RUNNING, "w1", 1)
         assert (claimed.run.nonce, claimed.run.claims) == ("n1", 1)
         assert await store.get("r1") == claimed.run
-        assert await store.holdings("w1") == [claimed.lease]
+        assert await store.leases("w1") == [claimed.lease]
 
     async def test_no_more_than_the_limit_is_claimed(self, store: Store) -> None:
         await store.create([a_run(f"r{number}") for number in range(5)], ACTOR)
@@ -99,7 +100,9 @@ class Claims:
         await store.create([a_run("r1"), a_run("r2")], ACTOR)
         await store.send([a_message("r1")], ACTOR)
         await claim(store)
-        assert [(message.run_id, message.key) for message in await store.marked("w1")] == [("r1", "k1")]
+        assert [(message.run_id, message.key) for message in await store.unread_messages_of_worker("w1")] == [
+            ("r1", "k1")
+        ]
 
     async def test_a_run_past_its_deadline_is_still_handed_out(self, store: Store, harness: Harness) -> None:
         await store.create([a_run("r1", deadline=START + SECOND)], ACTOR)
@@ -117,6 +120,38 @@ class Claims:
             ("created", ACTOR),
             ("started", "w1"),
         ]
+
+
+class Builds:
+    """A run keeps the build that began it."""
+
+    async def test_the_first_claim_decides(self, store: Store) -> None:
+        await store.create([a_run("r1"), a_run("r2")], ACTOR)
+        await store.register(a_worker())
+        first, _ = (await claim(store, build="1.0")).runs
+        await commit(store, first.lease, next=Release())
+        assert await claim_ids(store, nonce="again", build="2.0") == ["r1"]
+        await store.create([a_run("r3")], ACTOR)
+        assert await claim_ids(store, nonce="other", build="2.0") == ["r3"]
+        assert {run.id: run.build for run in await store.get_many(["r1", "r2", "r3"])} == {
+            "r1": "1.0", "r2": "1.0", "r3": "2.0",
+        }  # fmt: skip
+        assert [run.id for run in (await store.list(RunFilter(build="1.0"), 10, None)).runs] == ["r2", "r1"]
+
+    async def test_a_run_that_no_build_began_has_none(self, store: Store) -> None:
+        await store.create([a_run("r1"), a_run("r2")], ACTOR)
+        await store.register(a_worker())
+        assert await claim_ids(store, limit=1) == ["r1"]
+        assert [run.build for run in await store.get_many(["r1", "r2"])] == ["", ""]
+
+    async def test_a_claim_by_id_keeps_it_too(self, store: Store) -> None:
+        await store.create([a_run("r1")], ACTOR)
+        await store.register(a_worker())
+        request = ClaimByIdRequest(run_id="r1", worker="w1", nonce="n", types=(TYPE,), build="1.0")
+        assert (await store.claim_by_id(request)).claimed is not None
+        run = await store.get("r1")
+        assert run is not None
+        assert run.build == "1.0"
 
 
 class LostClaims:
@@ -138,16 +173,16 @@ class LostClaims:
     async def test_a_worker_can_read_what_it_is_said_to_hold(self, store: Store) -> None:
         await store.create([a_run("r1"), a_run("r2")], ACTOR)
         got = await claim(store)
-        assert {lease.run_id: lease for lease in await store.holdings("w1")} == {
+        assert {lease.run_id: lease for lease in await store.leases("w1")} == {
             claimed.run.id: claimed.lease for claimed in got.runs
         }
-        assert await store.holdings("w2") == []
+        assert await store.leases("w2") == []
 
     async def test_what_it_does_not_know_it_can_give_back(self, store: Store) -> None:
         await held(store)
-        [lease] = await store.holdings("w1")
+        [lease] = await store.leases("w1")
         await commit(store, lease, next=Release())
-        assert await store.holdings("w1") == []
+        assert await store.leases("w1") == []
         assert await claim_ids(store, "w2") == ["r1"]
 
 
@@ -209,7 +244,7 @@ class Timers:
         assert await claim_ids(store, nonce="due") == ["r1"]
 
     async def test_nothing_waiting_means_never(self, store: Store) -> None:
-        assert (await claim(store)).next_wake == FAR
+        assert (await claim(store)).next_wake == NEVER
 
     async def test_a_parked_run_comes_back_when_its_timer_is_due(self, store: Store, harness: Harness) -> None:
         lease = await held(store)
@@ -230,7 +265,7 @@ class Timers:
         known: set[str] = set()
         for number in range(60):
             known.update(await claim_ids(store, nonce=f"n{number}", limit=2))
-        assert {lease.run_id for lease in await store.holdings("w1")} == known
+        assert {lease.run_id for lease in await store.leases("w1")} == known
 
     async def test_more_due_runs_than_one_claim_wakes_are_all_claimed(self, store: Store, harness: Harness) -> None:
         await store.create([a_run(f"r{number}", wake_at=START + SECOND) for number in range(1500)], ACTOR)
@@ -381,7 +416,7 @@ class Suspects:
         for number in range(2):
             for half in range(3):
                 await claim(store, f"w{number}", nonce=f"n{number}-{half}", alone=True)
-            assert len(await store.holdings(f"w{number}")) == 7
+            assert len(await store.leases(f"w{number}")) == 7
             harness.system.advance(60)
             while (await store.sweep(batch)).more:
                 pass

@@ -6,7 +6,7 @@ import pytest
 
 from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, Reason, Status
 from perdure.core.model.turn import Block
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.errors import StoreUnavailable
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
@@ -36,7 +36,7 @@ class Runs:
         assert run is not None
         assert (run.status, run.reason, run.wake_at, run.created_at) == (Status.PENDING, None, START, START)
         assert (run.input, run.priority, run.queue, run.type) == ('{"a": 1}', 7, "mail", TYPE)
-        assert (run.attempt, run.generation, run.token, run.worker, run.deadline) == (1, 1, 0, None, FAR)
+        assert (run.attempt, run.generation, run.token, run.worker, run.deadline) == (1, 1, 0, None, NEVER)
 
     async def test_a_run_for_later_waits_for_its_time(self, store: Store) -> None:
         [answer] = await store.create([a_run("r1", wake_at=START + SECOND)], ACTOR)
@@ -154,7 +154,7 @@ class PlainSql:
         assert claimed.run.input == '{"to": "a@b.c"}'
         assert len(claimed.run.id) == 32
         assert (claimed.run.queue, claimed.run.priority) == (DEFAULT_QUEUE, DEFAULT_PRIORITY)
-        assert (claimed.run.attempt, claimed.run.token, claimed.run.deadline) == (1, 1, FAR)
+        assert (claimed.run.attempt, claimed.run.token, claimed.run.deadline) == (1, 1, NEVER)
         assert claimed.fresh
 
     async def test_its_idempotency_key_counts(self, store: Store, harness: Harness) -> None:

@@ -41,7 +41,7 @@ class DeadLetters:
         await set_aside(store, "c", Reason.UNDECODABLE)
         await set_aside(store, "code", Reason.DIVERGED)
         await held(store, "busy")
-        page = await store.dead(DeadLetterFilter(), 10, None)
+        page = await store.list_dead_letters(DeadLetterFilter(), 10, None)
         assert [(one.run_id, one.reason.value) for one in page.letters] == [
             ("c", "undecodable"),
             ("b", "poison"),
@@ -49,7 +49,7 @@ class DeadLetters:
         ]
         assert [one.dead_since for one in page.letters] == [START + SECOND, START + SECOND, START]
         assert page.cursor is None
-        assert await store.letter("done") is None
+        assert await store.get_dead_letter("done") is None
 
     async def test_they_are_chosen_by_type_queue_error_reason_and_time(self, store: Store, harness: Harness) -> None:
         for number, name in enumerate(("billing.a", "billing.b", "billing_x", "Billing.a")):
@@ -77,14 +77,14 @@ class DeadLetters:
         seen: list[str] = []
         cursor = None
         while True:
-            page = await store.dead(DeadLetterFilter(), 2, cursor)
+            page = await store.list_dead_letters(DeadLetterFilter(), 2, cursor)
             seen += [one.run_id for one in page.letters]
             cursor = page.cursor
             if cursor is None:
                 break
         assert seen == [f"r{number}" for number in reversed(range(7))]
         with pytest.raises(InvalidCursor):
-            await store.dead(DeadLetterFilter(), 2, "nonsense")
+            await store.list_dead_letters(DeadLetterFilter(), 2, "nonsense")
 
     async def test_a_letter_has_every_error_of_every_attempt_and_generation(
         self, store: Store, harness: Harness
@@ -104,7 +104,7 @@ class DeadLetters:
             if generation == 1:
                 harness.system.advance(1)
                 assert await retry(store, "r1", token) is RetryOutcome.OPEN
-        letter = await store.letter("r1")
+        letter = await store.get_dead_letter("r1")
         assert letter is not None
         assert [(one.location, one.attempt, one.error.type, one.at) for one in letter.errors] == [
             (TYPE, 1, "TimeoutError", START),
@@ -122,7 +122,7 @@ class DeadLetters:
     async def test_an_error_that_somebody_else_wrote_can_be_read(self, store: Store, harness: Harness) -> None:
         await failed(store)
         await harness.execute("UPDATE perdure_runs SET error = 'out of paper' WHERE id = 'r1'")
-        [letter] = (await store.dead(DeadLetterFilter(), 10, None)).letters
+        [letter] = (await store.list_dead_letters(DeadLetterFilter(), 10, None)).letters
         assert letter.error.message == "out of paper"
 
     async def test_looking_costs_the_same_however_many_completed(self, store: Store, harness: Harness) -> None:

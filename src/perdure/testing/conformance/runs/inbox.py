@@ -9,7 +9,7 @@ from perdure.core.model.record import Record, RecordKind, SendOutcome
 from perdure.core.model.run import Reason, Status
 from perdure.core.model.turn import Block, Finish, Release, RetryLater, TurnOutcome
 from perdure.core.model.waits import Wait, WaitKind, waits_to_json
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.errors import RunCancelled
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
@@ -45,6 +45,13 @@ class Inbox:
         assert await store.send([first, again], ACTOR) == [SendOutcome.MISSPELT, SendOutcome.ACCEPTED]
         assert [one.name for one in await store.inbox("r1", 0)] == ["aproval", "aproval"]
 
+    async def test_a_run_that_is_given_back_is_not_marked_for_a_holder(self, store: Store, harness: Harness) -> None:
+        lease = await held(store)
+        await store.send([a_message("r1")], ACTOR)
+        assert await harness.query("SELECT marked FROM perdure_runs") == [(1,)]
+        assert await commit(store, lease, next=Release()) is TurnOutcome.APPLIED
+        assert await harness.query("SELECT marked FROM perdure_runs") == [(0,)]
+
     async def test_messages_keep_their_order(self, store: Store) -> None:
         await store.create([a_run()], ACTOR)
         await store.send([a_message(key="a"), a_message(key="b")], ACTOR)
@@ -59,7 +66,7 @@ class Inbox:
             await store.send([a_message(name, key=f"{number}") for number in range(1, 6)], ACTOR)
         for loaded in await store.load(["r1", "r2"]):
             assert [message.seq for message in loaded.inbox] == [1, 2, 3]
-        marked = [(message.run_id, message.seq) for message in await store.marked("w1")]
+        marked = [(message.run_id, message.seq) for message in await store.unread_messages_of_worker("w1")]
         assert marked == [(name, number) for name in ("r1", "r2") for number in (1, 2, 3)]
         assert [message.seq for message in await store.inbox("r1", 3, 3)] == [4, 5]
         assert [message.seq for message in await store.inbox("r1", 1, 2)] == [2, 3]
@@ -122,13 +129,13 @@ class Inbox:
 
     async def test_a_running_run_is_marked_until_it_has_read(self, store: Store) -> None:
         lease = await held(store)
-        assert await store.marked("w1") == []
+        assert await store.unread_messages_of_worker("w1") == []
         await store.send([a_message(key="a"), a_message(key="b")], ACTOR)
-        assert [message.key for message in await store.marked("w1")] == ["a", "b"]
+        assert [message.key for message in await store.unread_messages_of_worker("w1")] == ["a", "b"]
         await commit(store, lease, taken(0, 1), read=1)
-        assert [message.key for message in await store.marked("w1")] == ["b"]
+        assert [message.key for message in await store.unread_messages_of_worker("w1")] == ["b"]
         await commit(store, lease, taken(1, 2), read=2)
-        assert await store.marked("w1") == []
+        assert await store.unread_messages_of_worker("w1") == []
 
     async def test_what_is_unread_can_be_had_for_some_runs(self, store: Store) -> None:
         await store.create([a_run(f"r{number}") for number in range(1, 4)], ACTOR)
@@ -136,14 +143,14 @@ class Inbox:
         for number in range(1, 4):
             await store.send([a_message(f"r{number}", key="a"), a_message(f"r{number}", key="b")], ACTOR)
         await commit(store, lease, taken(0, 1), read=1)
-        found = await store.unread(["r1", "r3", "missing"])
+        found = await store.unread_messages(["r1", "r3", "missing"])
         assert [(message.run_id, message.key) for message in found] == [("r1", "b"), ("r3", "a"), ("r3", "b")]
-        assert await store.unread([]) == []
+        assert await store.unread_messages([]) == []
 
     async def test_marks_are_for_the_worker_that_runs_it(self, store: Store) -> None:
         await held(store)
         await store.send([a_message()], ACTOR)
-        assert await store.marked("w2") == []
+        assert await store.unread_messages_of_worker("w2") == []
 
     async def test_pending_and_blocked_runs_keep_it_for_later(self, store: Store) -> None:
         await store.create([a_run("pending")], ACTOR)
@@ -192,7 +199,7 @@ class Parking:
         assert await commit(store, lease, next=a_park()) is TurnOutcome.APPLIED
         run = await store.get("r1")
         assert run is not None
-        assert (run.status, run.reason, run.worker, run.wake_at) == (Status.WAITING, Reason.MESSAGE, None, FAR)
+        assert (run.status, run.reason, run.worker, run.wake_at) == (Status.WAITING, Reason.MESSAGE, None, NEVER)
 
     async def test_a_message_that_came_first_keeps_it_awake(self, store: Store) -> None:
         lease = await held(store)
@@ -215,7 +222,7 @@ class Parking:
         lease = await held(store)
         assert await store.cancel("r1", "enough", "c1", ACTOR) is SendOutcome.ACCEPTED
         assert await commit(store, lease, next=a_park(seen=0)) is TurnOutcome.AWAKE
-        assert [message.kind for message in await store.marked("w1")] == [RecordKind.CANCEL]
+        assert [message.kind for message in await store.unread_messages_of_worker("w1")] == [RecordKind.CANCEL]
 
     async def test_a_cancellation_that_came_second_wakes_it(self, store: Store) -> None:
         lease = await held(store)
@@ -294,7 +301,7 @@ class Cancelling:
     async def test_the_reason_is_in_the_inbox(self, store: Store) -> None:
         await held(store)
         await store.cancel("r1", 'he said "enough"', "c1", ACTOR)
-        [message] = await store.marked("w1")
+        [message] = await store.unread_messages_of_worker("w1")
         assert (message.kind, message.payload) == (RecordKind.CANCEL, '"he said \\"enough\\""')
 
     async def test_asking_twice_is_asking_once(self, store: Store) -> None:

@@ -11,7 +11,7 @@ from perdure.core.model.record import RecordKind
 from perdure.core.model.run import ABANDONED, Reason, RetryOutcome, Status
 from perdure.core.model.run_orders import OrderOutcome, Pause, PauseKind, RunOrder
 from perdure.core.model.turn import Block, Finish, Release, RetryLater, TurnOutcome
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,
@@ -48,7 +48,7 @@ async def state(store: Store, run_id: str = "r1") -> tuple[Status, Reason | None
     return run.status, run.reason, run.wake_at
 
 
-PAUSED = (Status.WAITING, Reason.PAUSED, FAR)
+PAUSED = (Status.WAITING, Reason.PAUSED, NEVER)
 
 
 class Steering:
@@ -128,14 +128,17 @@ class Steering:
         assert await tell(store, RecordKind.PAUSE) is OrderOutcome.DONE
         assert await tell(store, RecordKind.PAUSE, key="another") is OrderOutcome.ALREADY
         await store.send([a_message()], ACTOR)
-        assert [entry.kind for entry in await store.marked("w1")] == [RecordKind.PAUSE, RecordKind.MESSAGE]
+        assert [entry.kind for entry in await store.unread_messages_of_worker("w1")] == [
+            RecordKind.PAUSE,
+            RecordKind.MESSAGE,
+        ]
         early = a_park(1, reason=Reason.PAUSED)
         assert await commit(store, lease, next=early) is TurnOutcome.AWAKE
         assert await commit(store, lease, next=a_park(2, reason=Reason.PAUSED)) is TurnOutcome.APPLIED
         assert await state(store) == PAUSED
         assert await tell(store, RecordKind.RESUME) is OrderOutcome.DONE
         lease = await lease_of(store, nonce="again")
-        assert [entry.kind for entry in await store.marked("w1")] == [
+        assert [entry.kind for entry in await store.unread_messages_of_worker("w1")] == [
             RecordKind.PAUSE,
             RecordKind.MESSAGE,
             RecordKind.RESUME,
@@ -147,7 +150,7 @@ class Steering:
     async def test_an_eviction_is_for_the_holder_of_the_moment(self, store: Store) -> None:
         lease = await held(store)
         assert await tell(store, RecordKind.EVICT) is OrderOutcome.DONE
-        [entry] = await store.marked("w1")
+        [entry] = await store.unread_messages_of_worker("w1")
         assert (entry.kind, entry.payload) == (RecordKind.EVICT, str(lease.token))
         assert await commit(store, lease, read=1, next=Release("w2")) is TurnOutcome.APPLIED
         await store.register(a_worker("w2"))
@@ -213,7 +216,7 @@ class Terminations:
         for next in (None, Finish(Status.FAILED, "{}"), Finish(Status.COMPLETED, "1"), Release()):
             records = () if next else (a_record(0),)
             assert await commit(store, lease, *records, next=next) is TurnOutcome.LOST
-        assert await store.holdings("w1") == []
+        assert await store.leases("w1") == []
         assert await snapshot(harness) == before
 
     async def test_a_second_termination_finds_the_run_finished(self, harness: Harness, store: Store) -> None:
@@ -267,6 +270,34 @@ class Terminations:
         assert (await state(store, "blocked"))[0] is Status.BLOCKED
 
 
+class Priorities:
+    """A run that has not finished may get another priority."""
+
+    async def test_a_ready_run_overtakes_others(self, store: Store) -> None:
+        await store.create([a_run("r1", priority=10), a_run("r2", priority=20), a_run("r3", priority=30)], ACTOR)
+        assert await store.set_priority("r3", -5, "it's urgent", ACTOR) is OrderOutcome.DONE
+        assert await claim_ids(store, limit=1) == ["r3"]
+        [event] = [one for one in await store.events("r3") if one.kind == "priority_changed"]
+        assert (event.actor, event.data) == (ACTOR, '{"from":30,"to":-5,"reason":"it\'s urgent"}')
+
+    async def test_a_change_to_the_same_priority_changes_nothing(self, store: Store) -> None:
+        await store.create([a_run()], ACTOR)
+        assert [await store.set_priority("r1", 7, "", ACTOR) for _ in range(2)] == [OrderOutcome.DONE] * 2
+        assert [one.kind for one in await store.events("r1")].count("priority_changed") == 1
+
+    async def test_it_applies_to_running_and_waiting_runs_and_to_no_others(self, store: Store) -> None:
+        lease = await held(store, "held")
+        await commit(store, await held(store, "waits"), next=a_park())
+        await commit(store, await held(store, "over"), next=Finish(Status.COMPLETED, "1"))
+        for name in ("held", "waits"):
+            assert await store.set_priority(name, 7, "", ACTOR) is OrderOutcome.DONE
+        assert await store.set_priority("over", 7, "", ACTOR) is OrderOutcome.FINISHED
+        assert await store.set_priority("unknown", 7, "", ACTOR) is OrderOutcome.UNKNOWN
+        assert await commit(store, lease, a_record(0)) is TurnOutcome.APPLIED
+        priorities = {run.id: run.priority for run in await store.get_many(["held", "waits", "over"])}
+        assert priorities == {"held": 7, "waits": 7, "over": 100}
+
+
 class Pauses:
     """Of what is paused, nothing is claimed."""
 
@@ -294,7 +325,7 @@ class Pauses:
         await store.pause(Pause(kind=PauseKind.TYPE, name=TYPE), ACTOR)
         for number in range(3):
             claimed = await claim(store, nonce=str(number))
-            assert (claimed.runs, claimed.next_wake) == ((), FAR)
+            assert (claimed.runs, claimed.next_wake) == ((), NEVER)
         await store.resume(PauseKind.QUEUE, TYPE, ACTOR)
         assert await claim_ids(store, nonce="still") == []
         await store.resume(PauseKind.TYPE, TYPE, ACTOR)

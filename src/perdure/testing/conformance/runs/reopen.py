@@ -12,7 +12,7 @@ from perdure.core.model.outputs import OutputKind
 from perdure.core.model.record import RecordKind, SendOutcome
 from perdure.core.model.run import Fork, Reason, RetryOutcome, Status, random_source
 from perdure.core.model.turn import Block, Finish, NextState, RetryLater, TurnOutcome
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,
@@ -139,6 +139,21 @@ class Reopening:
         assert await store.send([a_message(key="k1")], ACTOR) == [SendOutcome.ACCEPTED]
         assert [message.key for message in await store.inbox("r1", 0)] == ["k1"]
 
+    @pytest.mark.parametrize("end", ["cancel", "terminate"])
+    async def test_one_that_ended_before_it_began_has_both_deadlines_again(self, store: Store, end: str) -> None:
+        start_by, close_by = START + SECOND, START + 9 * SECOND
+        await store.create([a_run(deadline=start_by, close_by=close_by)], ACTOR)
+        if end == "cancel":
+            await store.cancel("r1", "", "c1", ACTOR)
+        else:
+            await store.terminate("r1", "enough", "t1", ACTOR)
+        assert await reopen(store) is RetryOutcome.OPEN
+        run = await store.get("r1")
+        assert run is not None
+        assert (run.deadline, run.close_by) == (start_by, close_by)
+        [claimed] = (await claim(store)).runs
+        assert (claimed.run.deadline, claimed.run.close_by) == (close_by, 0)
+
     async def test_one_that_was_cancelled_before_it_began_begins(self, store: Store) -> None:
         await store.create([a_run()], ACTOR)
         await store.cancel("r1", "", "c1", ACTOR)
@@ -154,7 +169,7 @@ class Families:
         lease = await held(store, "parent")
         await commit(store, lease, children=(a_child("good"), a_child("bad"), a_child("busy")))
         await claim(store, nonce="theirs")
-        leases = {one.run_id: one for one in await store.holdings("w1")}
+        leases = {one.run_id: one for one in await store.leases("w1")}
         await commit(store, lease, next=FAILED)
         await commit(store, leases["good"], next=Finish(Status.COMPLETED, "7"))
         await commit(store, leases["bad"], next=FAILED)
@@ -195,7 +210,7 @@ class Families:
         await commit(store, lease, children=(a_child("mine"),), next=FAILED)
         await reopen(store, "parent")
         lease = await lease_of(store, "parent", "w2")
-        child = next(one for one in await store.holdings("w2") if one.run_id == "mine")
+        child = next(one for one in await store.leases("w2") if one.run_id == "mine")
         # It ends while its parent has ended once more, which the parent finds out when it calls the child again.
         await commit(store, lease, next=FAILED)
         await commit(store, child, next=Finish(Status.COMPLETED, "7"))
@@ -280,6 +295,17 @@ class Recovering:
         [claimed] = (await claim(store, "w2")).runs
         assert (claimed.run.attempt, claimed.run.generation, claimed.run.started_at) == (1, 1, START)
 
+    @pytest.mark.parametrize("state", [Block(Reason.DIVERGED, "{}"), RetryLater(START + SECOND, "{}")])
+    async def test_an_unfinished_run_has_still_to_read_its_inbox(self, store: Store, state: NextState) -> None:
+        lease = await held(store)
+        await store.send([a_message("r1", "k1"), a_message("r1", "k2")], ACTOR)
+        await commit(store, lease, a_record(0, "news", kind=RecordKind.MESSAGE, inbox_seq=1), read=1, next=state)
+        assert await retry(store) is RetryOutcome.OPEN
+        run = await store.get("r1")
+        assert run is not None
+        assert (run.inbox_seq, run.inbox_read) == (2, 1)
+        assert [message.key for message in await store.inbox("r1", 0)] == ["k2"]
+
     async def test_a_blocked_run_past_its_deadline_goes_on_with_another(self, store: Store, harness: Harness) -> None:
         await store.create([a_run("r1", deadline=START + SECOND)], ACTOR)
         await commit(store, await lease_of(store, "r1", "w1"), next=Block(Reason.BROKEN, "{}"))
@@ -333,7 +359,7 @@ class Forking:
         run = await store.get("copy")
         assert run is not None
         assert (run.status, run.started_at, run.seed, run.generation) == (Status.PENDING, START, "ab:1@1", 1)
-        assert (run.inbox_seq, run.inbox_read, run.deadline) == (1, 1, FAR)
+        assert (run.inbox_seq, run.inbox_read, run.deadline) == (1, 1, NEVER)
         assert tuple(await store.history("copy")) == fork.records
         assert [event.kind for event in await store.events("copy")] == ["created", "forked"]
         [claimed] = (await claim(store)).runs

@@ -11,7 +11,7 @@ from perdure.core.model.record import SendOutcome
 from perdure.core.model.run import Reason, RetryOutcome, RunFilter, Status
 from perdure.core.model.turn import Block, Finish, Park
 from perdure.core.policy.retention import PruneRequest, PruneResult
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.errors import InvalidCursor
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
@@ -34,7 +34,7 @@ from perdure.testing.conformance.harness import (
 
 REFUSED = '{"type":"shop.Refused","message":"no"}'
 SLOW = '{"type":"TimeoutError","message":"slow"}'
-ALL = PruneRequest(before=FAR)
+ALL = PruneRequest(before=NEVER)
 
 
 async def failed(store: Store, run_id: str = "r1", error: str = REFUSED, **changes: Any) -> int:
@@ -75,7 +75,7 @@ async def ids(store: Store, **filter: Any) -> list[str]:
 
 async def dead_ids(store: Store, **filter: Any) -> list[str]:
     """The ids of dead letters."""
-    return [letter.run_id for letter in (await store.dead(DeadLetterFilter(**filter), 100, None)).letters]
+    return [letter.run_id for letter in (await store.list_dead_letters(DeadLetterFilter(**filter), 100, None)).letters]
 
 
 class Deleting:
@@ -166,7 +166,7 @@ class Pruning:
     async def test_batches_are_bounded_and_lead_through_everything(self, store: Store) -> None:
         for number in range(7):
             await (failed if number % 2 else finished)(store, f"r{number}")
-        what, cursor, batches = PruneRequest(before=FAR, statuses=(Status.COMPLETED,)), None, []
+        what, cursor, batches = PruneRequest(before=NEVER, statuses=(Status.COMPLETED,)), None, []
         while True:
             batch = await store.prune(what, 2, cursor, ACTOR)
             batches.append(batch.runs)
@@ -185,9 +185,9 @@ class Pruning:
         assert await store.prune(ALL, 10, None, ACTOR) == PruneResult(runs=0, spared=1, cursor=None)
         await commit(store, await lease_of(store, "parent", nonce="second"), next=Finish(Status.FAILED, REFUSED))
         # It may be opened again, and then ask for its child.
-        completed = PruneRequest(before=FAR, statuses=(Status.COMPLETED,))
+        completed = PruneRequest(before=NEVER, statuses=(Status.COMPLETED,))
         assert await store.prune(completed, 10, None, ACTOR) == PruneResult(runs=0, spared=1, cursor=None)
-        assert (await store.prune(PruneRequest(before=FAR, statuses=(Status.FAILED,)), 10, None, ACTOR)).runs == 2
+        assert (await store.prune(PruneRequest(before=NEVER, statuses=(Status.FAILED,)), 10, None, ACTOR)).runs == 2
         assert await ids(store) == []
 
     async def test_a_parent_stays_while_a_run_below_it_is_under_way(self, store: Store) -> None:
@@ -203,7 +203,7 @@ class Pruning:
         self, store: Store, status: Status
     ) -> None:
         await a_family(store, 11, status)
-        what, cursor, batches = PruneRequest(before=FAR, types=(TYPE,)), None, []
+        what, cursor, batches = PruneRequest(before=NEVER, types=(TYPE,)), None, []
         while True:
             batch = await store.prune(what, 1, cursor, ACTOR)
             batches.append(batch.runs)
@@ -237,7 +237,7 @@ class Pruning:
     async def test_only_the_named_go_if_some_are_named(self, store: Store) -> None:
         for number in range(3):
             await finished(store, f"r{number}")
-        named = PruneRequest(before=FAR, ids=("r0", "r2", "missing"))
+        named = PruneRequest(before=NEVER, ids=("r0", "r2", "missing"))
         assert await store.prune(named, 10, None, ACTOR) == PruneResult(runs=2, spared=0, cursor=None)
         assert await ids(store) == ["r1"]
 

@@ -106,7 +106,7 @@ class Broadcasting:
         lease = await held(store)
         await commit(store, lease, subscribes=(TOPIC,))
         await tell(store)
-        assert [message.run_id for message in await store.marked("w1")] == ["r1"]
+        assert [message.run_id for message in await store.unread_messages_of_worker("w1")] == ["r1"]
         assert await commit(store, lease, next=a_park(seen=0, reason=Reason.MESSAGE)) is TurnOutcome.AWAKE
 
     async def test_listening_outlives_a_new_generation(self, store: Store) -> None:

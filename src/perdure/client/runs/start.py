@@ -13,12 +13,13 @@ from typing import Any, TypedDict
 
 from perdure.core.codec.codec import Codec
 from perdure.core.ids import check_id, check_name, uuid7
+from perdure.core.model.attributes import AttributeValue, make_attributes
 from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, CreatedRun, NewRun, Run, root_generation
 from perdure.core.option_checks import check_priority, no_option
 from perdure.core.policy.singleton import Debounce, Singleton
 from perdure.core.printed_text import brief
 from perdure.core.system import System
-from perdure.core.time.duration import FAR, Duration, instant
+from perdure.core.time.duration import NEVER, Duration, instant
 from perdure.errors import BadArguments, DecodeError, RunExists, StoreUnavailable, UsageError
 from perdure.store.contract import Store
 from perdure.store.sql.runs.create import create, is_single
@@ -48,6 +49,8 @@ class StartOptions(TypedDict, total=False):
     singleton: Singleton | None
     #: Start once, some time after the last of several starts.
     debounce: Debounce | None
+    #: Text, numbers, bools and times by name, by which others find the run; stored as plain text.
+    attributes: Mapping[str, AttributeValue] | None
 
 
 def _single(call: Call[Any], options: StartOptions) -> Call[Any]:
@@ -72,6 +75,7 @@ def new_run(call: Call[Any], encoded_input: str, options: StartOptions, system: 
     at = options.get("at")
     deadline = options.get("deadline")
     priority = options.get("priority")
+    attributes = options.get("attributes")
     if unknown := options.keys() - StartOptions.__annotations__.keys():
         raise BadArguments(no_option("start", unknown, StartOptions.__annotations__))
     call = _single(call, options)
@@ -80,7 +84,7 @@ def new_run(call: Call[Any], encoded_input: str, options: StartOptions, system: 
         max(wake_at, now),
         None if queue is None else check_name(queue, "queue"),
         None if priority is None else check_priority(priority),
-        FAR if deadline is None else instant(deadline, now),
+        NEVER if deadline is None else instant(deadline, now),
     )
     return NewRun(
         id=uuid7(now, system.entropy(10)) if run_id is None else check_id(run_id),
@@ -93,6 +97,7 @@ def new_run(call: Call[Any], encoded_input: str, options: StartOptions, system: 
         close_by=placed.close_by,
         max_attempts=placed.max_attempts,
         options=placed.options,
+        attributes=() if attributes is None else make_attributes(attributes),
         idempotency_key=None if key is None else check_id(key, "idempotency key"),
         write_id=system.entropy(16).hex(),
     )
@@ -182,7 +187,7 @@ async def create_on(
             # The first attempt takes no lock: on MySQL, locks on rows that do not exist yet let two crossing starts
             # deadlock. Singletons read other rows first, so they have to lock them.
             locking = tries > 1 or any(is_single(run) for run in runs)
-            async with store.borrowed(connection, actor, locking=locking) as tx:
+            async with store.user_transaction(connection, actor, locking=locking) as tx:
                 created = await create(tx, runs)
                 duplicates.check_created(created, runs, calls)
                 return created

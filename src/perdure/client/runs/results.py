@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec import Struct
 
-from perdure.client.inspect import explain
+from perdure.client.runs.inspect import explain
 from perdure.core.background_loops import LoopGuard, LoopHealth
 from perdure.core.codec.failure import Failure
 from perdure.core.ids import check_name
@@ -70,7 +70,7 @@ class Results:
         #: Says why a wait takes long; shared with waits for answers.
         self.explainer = WaitExplainer(session.system, self._explain)
 
-    async def of(self, run_id: str, returns: Any, timeout: Duration | None) -> Any:
+    async def wait_for(self, run_id: str, returns: Any, timeout: Duration | None) -> Any:
         """Wait for a run and return its result. Raises `RunFailed`, `RunCancelled` and `TimeoutError`."""
         if timeout is not None:
             seconds(timeout)
@@ -80,7 +80,7 @@ class Results:
             run = await self._session.find(run_id)
             if not run.status.finished:
                 name, too_late = f"perdure result {run_id}", f"run {run_id!r} did not finish"
-                run = await self.explainer.wait(run_id, lambda: watch.finished(finished), name, timeout, too_late)
+                run = await self.explainer.wait(run_id, lambda: watch.ended_run(finished), name, timeout, too_late)
         return self.outcome(run, returns)
 
     def outcome(self, run: Run, returns: Any) -> Any:
@@ -104,12 +104,12 @@ class Results:
             await watch.close()
 
     async def _watch(self) -> ResultWatch:
-        store, loop = await self._session.opened(), asyncio.get_running_loop()
+        store, loop = await self._session.connect(), asyncio.get_running_loop()
         return self._watches.setdefault(loop, ResultWatch(store, self._session.system))
 
     async def _explain(self, run_id: str) -> tuple[Run, str]:
         run = await self._session.find(run_id)
-        return run, await explain(await self._session.opened(), run)
+        return run, await explain(await self._session.connect(), run)
 
 
 class ResultWatch:
@@ -147,7 +147,7 @@ class ResultWatch:
                 self._unsubscribe()
                 self._unsubscribe = None
 
-    async def finished(self, future: asyncio.Future[Run]) -> Run:
+    async def ended_run(self, future: asyncio.Future[Run]) -> Run:
         """Return the run of a wait once it has ended."""
         if self._task is None or self._task.done():
             self._task = self._system.spawn(self._guard.keep_going(self._run, self._rest), "perdure watch")
@@ -170,12 +170,7 @@ class ResultWatch:
         for run_id in run_ids:
             for future in self._waiters.get(run_id, ()):
                 if not future.done():
-                    future.set_exception(
-                        RunNotFound(
-                            f"run {run_id!r} disappeared while its result was waited for: it was deleted, or "
-                            "lost in a failover"
-                        )
-                    )
+                    future.set_exception(disappeared(run_id))
 
     def _on_change(self, change: Change) -> None:
         if change & (Change.FINISHED | Change.REPLACED) and not self._loop.is_closed():
@@ -218,7 +213,7 @@ class ResultWatch:
         self._rung = self._loop.create_future()
         timer = self._system.call_later(seconds, self._time_out)
         try:
-            if not await self._rung and await self._store.changed():
+            if not await self._rung and await self._store.poll_changes():
                 self._changed = True
         except StoreError:
             self._changed = True
@@ -266,6 +261,13 @@ class ResultWatch:
         return runs, unreadable
 
 
+def disappeared(run_id: str) -> RunNotFound:
+    """The error of a wait for a run that is not there any more."""
+    return RunNotFound(
+        f"run {run_id!r} disappeared while its result was waited for: it was deleted, or lost in a failover"
+    )
+
+
 async def within(
     system: System, work: Callable[[], Coroutine[Any, Any, T]], name: str, timeout: Duration | None, too_late: str
 ) -> T:
@@ -309,22 +311,22 @@ class OutputWatch:
     ) -> None:
         self._unsubscribe()
 
-    def found(self) -> None:
+    def poll_fast(self) -> None:
         """Poll fast again: outputs were there, so more may come soon."""
         self._poll = SHORTEST_POLL
 
-    def replaced(self) -> bool:
+    def take_replaced(self) -> bool:
         """Return whether the database was replaced since the last call, and may lack what was seen or sent."""
         replaced, self._replaced = self._replaced, False
         return replaced
 
-    async def arrive(self) -> None:
+    async def wait(self) -> None:
         """Wait for a change. One that came since the last wait counts."""
         while not self._told:
             if not await self._ring_or_timeout():
                 try:
                     # Set only to True: a ring in the meantime counts, too.
-                    if await self._store.changed():
+                    if await self._store.poll_changes():
                         self._told = True
                 except StoreError:
                     self._told = True
@@ -443,7 +445,7 @@ class StreamItem(Struct, Generic[T], frozen=True):
 async def state(session: Session, run_id: str, key: str, type: Any, default: Any) -> Any:
     """Return the latest value that a run published under a key, or the default."""
     await session.find(run_id)
-    store = await session.opened()
+    store = await session.connect()
     found = await store.outputs(run_id, OutputKind.STATE, check_name(key, "key of a state"), -1, 1)
     return _value(session, found[0], type) if found else default
 
@@ -451,27 +453,33 @@ async def state(session: Session, run_id: str, key: str, type: Any, default: Any
 async def states(session: Session, run_id: str) -> dict[str, Any]:
     """Return everything that a run has published, by key."""
     await session.find(run_id)
-    store = await session.opened()
+    store = await session.connect()
     found = await store.outputs(run_id, OutputKind.STATE, None, -1, STATES)
     return {output.name: _value(session, output, Any) for output in found}
 
 
-async def stream(
-    session: Session, run_id: str, name: str, type: Any, after: int | None, *, follow: bool
-) -> AsyncGenerator[StreamItem[Any]]:
-    """Yield the items of a stream past a position until the run ends; without `follow`, those that are there."""
+def check_stream(name: object, after: object) -> int:
+    """Check the name of a stream and a position; the position after which to begin. Raises `UsageError`."""
     check_name(name, "name of a stream")
     last = -1 if after is None else after
     if not isinstance(last, int) or isinstance(last, bool) or not -1 <= last < 2**63:
         raise UsageError(
             f"stream(after={brief(after)}): positions begin with 0; leave it out to read from the beginning"
         )
+    return last
+
+
+async def stream(
+    session: Session, run_id: str, name: str, type: Any, after: int | None, *, follow: bool
+) -> AsyncGenerator[StreamItem[Any]]:
+    """Yield the items of a stream past a position until the run ends; without `follow`, those that are there."""
+    last = check_stream(name, after)
     await session.find(run_id)
-    store = await session.opened()
+    store = await session.connect()
     with OutputWatch(store, session.system) as watch:
         while True:
             # The run is read before its outputs: all of them are there when it has ended.
-            if watch.replaced():
+            if watch.take_replaced():
                 last = await _reached(store, run_id, name, last)
             ended = not follow or (await session.find(run_id)).status.finished
             items = await store.outputs(run_id, OutputKind.STREAM, name, last, CHUNK)
@@ -479,12 +487,12 @@ async def stream(
                 last = item.position
                 yield StreamItem(item.position, _value(session, item, type), item.source)
             if items:
-                watch.found()
+                watch.poll_fast()
             if len(items) == CHUNK:
                 continue
             if ended:
                 return
-            await watch.arrive()
+            await watch.wait()
 
 
 async def _reached(store: Store, run_id: str, name: str, last: int) -> int:

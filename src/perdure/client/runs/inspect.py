@@ -7,7 +7,7 @@ long as that is kept and was not pruned.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
 import msgspec
@@ -18,17 +18,17 @@ from perdure.core.audit import Event
 from perdure.core.codec.failure import Failure
 from perdure.core.limits.breaker import PREFIX, BreakerInfo, Circuit
 from perdure.core.limits.limit import WaitlistPosition
-from perdure.core.model.outputs import Interruption, Output, OutputKind
+from perdure.core.model.outputs import Interruption, Output, OutputKind, interruption_of
 from perdure.core.model.record import Message, Record, RecordKind
-from perdure.core.model.reports import FailedAttempt, RunReport, StepReport, original_records
+from perdure.core.model.reports import FailedAttempt, RunReport, RunSnapshot, StepReport, original_records
 from perdure.core.model.run import Reason, Run, RunFilter, Status
 from perdure.core.model.run_orders import Pause, PauseKind
 from perdure.core.model.set_aside_messages import set_aside_of
 from perdure.core.model.waits import RunWaits, Wait, WaitKind
-from perdure.core.model.worker_info import RunningStep, WorkerInfo, WorkerStatus
+from perdure.core.model.worker_info import RunningStep, WorkerInfo, WorkerStatus, living_workers, workers_for
 from perdure.core.policy.singleton import stored_singleton_of
-from perdure.core.routing import PYTHON, TypeInfo
-from perdure.core.time.duration import FAR
+from perdure.core.routing import served_elsewhere
+from perdure.core.time.duration import NEVER, length
 from perdure.store.contract import Store
 from perdure.store.sql.reads import interruptions as interruptions_of
 from perdure.store.sql.runs.pause_and_evict import pausing_of
@@ -57,21 +57,35 @@ class Facts(Struct, frozen=True, kw_only=True):
     waits: RunWaits | None = None
 
 
-async def explain(store: Store, run: Run) -> str:
-    """Say in a sentence why a run is where it is, and why its first child is, if it waits for children."""
+#: Outputs that explain the state of a run.
+EXPLAINING = (OutputKind.HEARTBEAT, OutputKind.SET_ASIDE)
+#: After the last record of any history.
+_NO_RECORDS = 2**62
+
+
+async def explain(store: Store, run: Run, snapshot: RunSnapshot | None = None) -> str:
+    """Say in a sentence why a run is where it is, and why its first child is, if it waits for children.
+
+    A `snapshot` that was just read has all of its records, and its outputs of the kinds `EXPLAINING`.
+    """
+    retries = run.reason is Reason.RETRY
+    if snapshot is None:
+        snapshot = await store.snapshot(run.id, -1 if retries else _NO_RECORDS, EXPLAINING)
+    # The child that it waits for may be in any state.
+    ready = run.status is Status.PENDING or run.reason is Reason.CHILD
     facts = Facts(
         now=await store.now(),
-        workers=await store.workers(),
-        pauses=await store.pauses(),
-        history=await store.history(run.id) if run.reason is Reason.RETRY else (),
+        workers=await store.workers() if ready or run.status is Status.RUNNING else (),
+        pauses=await store.pauses() if ready else (),
+        history=snapshot.records if retries and snapshot is not None else (),
         inbox=await store.inbox(run.id, 0) if run.reason is Reason.PAUSED else (),
-        elsewhere=served_elsewhere(await store.types()),
-        beat=await _beat(store, run) if run.status is Status.RUNNING else None,
-        standing=await store.standing(run.id) if run.reason in (Reason.LIMIT, Reason.BREAKER) else None,
-        waits=await current_waits(store, run),
+        elsewhere=served_elsewhere(await store.types()) if ready else {},
+        beat=_beat(snapshot) if run.status is Status.RUNNING else None,
+        standing=await store.waitlist_position(run.id) if run.reason in (Reason.LIMIT, Reason.BREAKER) else None,
+        waits=None if snapshot is None else _waits_of(run, snapshot.waits),
     )
     if run.reason is not Reason.CHILD:
-        return _explained(run, facts) + _unread(facts.waits) + await _undecided(store, run)
+        return _explained(run, facts) + _unread(facts.waits) + _undecided(run, snapshot)
     page = await store.list(RunFilter(parent_id=run.id, status=_OPEN), 1000, None)
     if not page.runs:
         return _explained(run, facts)
@@ -85,11 +99,14 @@ async def explain(store: Store, run: Run) -> str:
 
 async def current_waits(store: Store, run: Run) -> RunWaits | None:
     """Read what a parked run waits for; None if it is not parked, or its last holder was of an older version."""
-    if run.status is not Status.WAITING:
-        return None
-    found = await store.waits(run.id)
+    return _waits_of(run, await store.waits(run.id)) if run.status is Status.WAITING else None
+
+
+def _waits_of(run: Run, stored: RunWaits | None) -> RunWaits | None:
+    """Return the names that a parked run waits for, if they were stored when it was last parked."""
     # A run that waits for another attempt, or to be admitted, was parked under an earlier lease, if ever.
-    return found if found is not None and found.token == run.token else None
+    known = run.status is Status.WAITING and stored is not None and stored.token == run.token
+    return stored if known else None
 
 
 def _unread(found: RunWaits | None) -> str:
@@ -103,11 +120,11 @@ def _unread(found: RunWaits | None) -> str:
     return f" Messages are unread that its code has not asked for so far: {names}.{meant}"
 
 
-async def _undecided(store: Store, run: Run) -> str:
+def _undecided(run: Run, snapshot: RunSnapshot | None) -> str:
     """Sentence about messages that the run has set aside, if it has not ended."""
-    if run.status.finished:
+    if run.status.finished or snapshot is None:
         return ""
-    open_ = [one for one in await store.outputs(run.id, OutputKind.SET_ASIDE, "", -1, 1000) if one.failed]
+    open_ = [one for one in snapshot.outputs if one.kind is OutputKind.SET_ASIDE and one.failed]
     if not open_:
         return ""
     first = set_aside_of(open_[0])
@@ -118,8 +135,9 @@ async def _undecided(store: Store, run: Run) -> str:
     )
 
 
-async def _beat(store: Store, run: Run) -> Output | None:
-    return next(iter(await store.outputs(run.id, OutputKind.HEARTBEAT, "", -1, 1)), None)
+def _beat(snapshot: RunSnapshot | None) -> Output | None:
+    outputs = () if snapshot is None else snapshot.outputs
+    return next((one for one in outputs if one.kind is OutputKind.HEARTBEAT), None)
 
 
 def _explained(run: Run, facts: Facts) -> str:
@@ -142,35 +160,14 @@ def _explained(run: Run, facts: Facts) -> str:
             return f"It failed {ago(run.finished_at, now)}{_error(run)}."
 
 
-def served_elsewhere(types: Iterable[TypeInfo]) -> dict[str, str]:
-    """Map the types that workers in other languages have registered to their runtimes."""
-    return {one.type: one.runtime for one in types if one.runtime != PYTHON}
-
-
-def is_unserved(run: Run, workers: Sequence[WorkerInfo], elsewhere: Mapping[str, str], now: int) -> bool:
-    """Return whether a run is ready and no live worker takes it.
-
-    Workers in other languages send no heartbeat and count as live.
-    """
-    return run.status is Status.PENDING and run.type not in elsewhere and not _serving(run, _living(workers, now))
-
-
-def _living(workers: Sequence[WorkerInfo], now: int) -> list[WorkerInfo]:
-    return [w for w in workers if w.status is WorkerStatus.ALIVE and w.heartbeat_at + w.lease >= now]
-
-
-def _serving(run: Run, alive: Sequence[WorkerInfo]) -> list[WorkerInfo]:
-    return [w for w in alive if run.type in w.types and run.queue in w.queues]
-
-
 def _pending(run: Run, facts: Facts) -> str:
     now = facts.now
     for pause in facts.pauses:
         if pause.name == (run.type if pause.kind is PauseKind.TYPE else run.queue):
             because = f": {pause.reason}" if pause.reason else ""
             return f"It is ready, but the {pause.kind} {pause.name!r} was paused {ago(pause.paused_at, now)}{because}."
-    alive = _living(facts.workers, now)
-    serving = _serving(run, alive)
+    alive = living_workers(facts.workers, now)
+    serving = workers_for(run, alive)
     if serving:
         return f"It has been ready for {span(now - run.wake_at)} and waits for a free slot of {len(serving)} worker(s)."
     if run.type in facts.elsewhere:
@@ -238,7 +235,7 @@ def _broken(breaker: BreakerInfo, standing: WaitlistPosition, now: int) -> str:
 
 def _waiting(run: Run, facts: Facts) -> str:
     now, history = facts.now, facts.history
-    until = f" until {at(run.wake_at)} (in {span(run.wake_at - now)})" if run.wake_at < FAR else ""
+    until = f" until {at(run.wake_at)} (in {span(run.wake_at - now)})" if run.wake_at < NEVER else ""
     named = facts.waits
     match run.reason:
         case Reason.MESSAGE if named is not None and named.waits:
@@ -310,7 +307,8 @@ def _alive(run: Run, workers: Sequence[WorkerInfo], now: int) -> str:
     info = next((worker for worker in workers if worker.id == run.worker), None)
     if info is None:
         return ", which is not known any more; its runs will be given to others"
-    late = silence(info, now)
+    # A page may show what was read a moment ago.
+    late = silence(info, info.read_at or now)
     return f" (pid {info.pid} on {info.host}){f', {late}' if late else ''}"
 
 
@@ -329,15 +327,38 @@ _OPERATIONS = (RecordKind.STEP, RecordKind.ATTEMPT, RecordKind.CHILD, RecordKind
 _FAILURES = ("retried", "failed", "cancelled", "expired", "terminated", "blocked")
 
 
+class OpenWork(Struct, frozen=True, kw_only=True):
+    """Facts about a run that its history does not have."""
+
+    interruptions: tuple[Interruption, ...] = ()
+    #: All that it waits for; None if it is not parked.
+    waits: RunWaits | None = None
+    #: Steps that are under way.
+    running: tuple[RunningStep, ...] = ()
+
+
+async def read_open_work(
+    store: Store, run: Run, records: Sequence[Record], snapshot: RunSnapshot | None = None
+) -> OpenWork:
+    """Read what a run waits for or has under way, and its interruptions; a `snapshot` of it may have them already."""
+    if snapshot is None:
+        interruptions, waits = await interruptions_of(store, run.id), await current_waits(store, run)
+    else:
+        notes = [interruption_of(one) for one in snapshot.outputs if one.kind is OutputKind.INTERRUPTION]
+        interruptions, waits = tuple(one for one in notes if one is not None), _waits_of(run, snapshot.waits)
+    if run.status is not Status.RUNNING:
+        return OpenWork(interruptions=interruptions, waits=waits)
+    ended = {record.location: record.at for record in records if record.kind is RecordKind.STEP}
+    found = running_of(run, await store.workers())
+    # A step may have ended since the heartbeat.
+    running = tuple(step for step in found if ended.get(step.location, 0) < step.since)
+    return OpenWork(interruptions=interruptions, running=running)
+
+
 async def read_report(store: Store, run: Run, records: Sequence[Record], events: Sequence[Event]) -> RunReport:
     """Summarize a run, with what it waits for or has under way."""
-    summary = report(run, records, events, await interruptions_of(store, run.id))
-    if run.status is Status.RUNNING:
-        ended = {record.location: record.at for record in records if record.kind is RecordKind.STEP}
-        found = running_of(run, await store.workers())
-        # A step may have ended since the heartbeat.
-        return replace(summary, running=tuple(step for step in found if ended.get(step.location, 0) < step.since))
-    return replace(summary, waits=await current_waits(store, run))
+    work = await read_open_work(store, run, records)
+    return replace(report(run, records, events, work.interruptions), waits=work.waits, running=work.running)
 
 
 def report(
@@ -452,8 +473,8 @@ def ago(moment: int, now: int) -> str:
 
 
 def span(duration: int) -> str:
-    """A length of time, to the second."""
-    return str(datetime.timedelta(seconds=max(0, round(duration / 1e6))))
+    """A length of time, to the second, in two units at most."""
+    return length(max(0, round(duration / 1e6)) * 1_000_000)
 
 
 def at(moment: int) -> str:
@@ -521,10 +542,10 @@ def silence(worker: WorkerInfo, now: int) -> str:
     if worker.status is WorkerStatus.ALIVE and not worker.is_late(now):
         return ""
     left = worker.lease - late
-    when = f"in {left / 1e6:.0f} s" if left > 0 and worker.status is WorkerStatus.ALIVE else "at the next sweep"
+    when = f"in {span(left)}" if left > 0 and worker.status is WorkerStatus.ALIVE else "at the next sweep"
     return f"last heard of {seconds_ago(late)}, taken over {when}"
 
 
 def seconds_ago(late: int) -> str:
-    """Time that has passed, in seconds up to two minutes."""
-    return f"{max(0, late) / 1e6:.0f} s ago" if late < 120_000_000 else f"{span(late)} ago"
+    """Time that has passed."""
+    return f"{span(late)} ago"

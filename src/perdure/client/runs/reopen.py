@@ -13,18 +13,19 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure.client.deploy import aside
-from perdure.client.inspect import explain
+from perdure.client.runs.inspect import explain
+from perdure.client.runs.start import Moment, StartOptions, new_run
 from perdure.client.session import Session
-from perdure.client.start import Moment, StartOptions, new_run
 from perdure.core.ids import check_name
+from perdure.core.model.attributes import make_attributes
 from perdure.core.model.dead_letter import dead_letter_reason
 from perdure.core.model.record import Record, RecordKind
 from perdure.core.model.run import Fork, NewRun, RetryOutcome, RetryRequest, Run, kept_seed
 from perdure.core.option_checks import check_text, no_option
 from perdure.core.policy.retry import Retry
 from perdure.core.policy.singleton import with_stored_singleton
-from perdure.core.printed_text import brief
-from perdure.core.time.duration import FAR, Duration, instant
+from perdure.core.printed_text import brief, closest
+from perdure.core.time.duration import NEVER, Duration, instant
 from perdure.errors import Diverged, RunExists, RunFinished, RunNotFound, UsageError
 from perdure.worker import ReplayCheck
 from perdure.workflow.activity import Activity
@@ -35,13 +36,16 @@ from perdure.workflow.run_settings import NO_SETTINGS, RunSettings, make_setting
 _RECEIVED = (RecordKind.MESSAGE, RecordKind.CHILD, RecordKind.CANCEL)
 _PLACES = (RecordKind.STEP, RecordKind.ATTEMPT, RecordKind.TIMER, RecordKind.CHILD)
 _RESULTS = (RecordKind.STEP, RecordKind.CHILD)
+#: Most steps that an error message names.
+_SHOWN = 10
 
 
 class ForkOptions(TypedDict, total=False):
     """Options of `Handle.fork`."""
 
-    #: First step that is executed again, such as `charge#2`; the first of all by default.
-    from_step: str | None
+    #: First step that is executed again: its location, such as `charge#2`, or the number of its record, from 0. The
+    #: first of all by default.
+    from_step: str | int | None
     #: Other arguments: a call of the same workflow, or the arguments by name.
     input: Call[Any] | Mapping[str, Any] | None
     #: Other results of earlier steps and children, by location.
@@ -69,13 +73,17 @@ class RetryOptions(TypedDict, total=False):
     priority: int | None
 
 
-async def retry(session: Session, run_id: str, changes: RetryOptions) -> int:
-    """Let a run go again, as its state allows; its generation."""
+async def retry(session: Session, run_id: str, changes: RetryOptions, token: int | None = None) -> int:
+    """Let a run go again, as its state allows; its generation.
+
+    `token` is that of the run as the caller has read it. A repetition with the same token changes nothing.
+    """
     if unknown := changes.keys() - RetryOptions.__annotations__.keys():
         raise UsageError(no_option("retry", unknown, RetryOptions.__annotations__))
     run = await session.find(run_id)
-    store = await session.opened()
-    result = await store.retry(_retry_request(session, run, changes, store.clock()), session.actor)
+    store = await session.connect()
+    request = _retry_request(session, run, changes, store.clock())
+    result = await store.retry(request if token is None else replace(request, token=token), session.actor)
     match result.outcome:
         case RetryOutcome.OPEN:
             return result.generation
@@ -107,14 +115,14 @@ async def _nothing_to_retry(session: Session, run_id: str, changes: RetryOptions
     changed = {name for name, value in changes.items() if value is not None}
     if changed and dead_letter_reason(run.status, run.reason) is None:
         return UsageError(
-            f"run {run_id!r} is {standing(run)}; only a run that ended, or a dead letter, is retried with "
+            f"run {run_id!r} is {status_text(run)}; only a run that ended, or a dead letter, is retried with "
             f"{min(changed)}"
         )
-    why = await explain(await session.opened(), run)
-    return UsageError(f"there is nothing to retry in run {run_id!r}, it is {standing(run)}. {why}")
+    why = await explain(await session.connect(), run)
+    return UsageError(f"there is nothing to retry in run {run_id!r}, it is {status_text(run)}. {why}")
 
 
-def standing(run: Run) -> str:
+def status_text(run: Run) -> str:
     """Spell the status of a run, with its reason."""
     return run.status.value if run.reason is None else f"{run.status.value}: {run.reason.value}"
 
@@ -126,7 +134,7 @@ def _retry_request(session: Session, run: Run, changes: RetryOptions, now: int) 
         raise UsageError(f"run {run.id!r} is a workflow ({run.type}); its policy is in its code")
     deadline, queue, priority = changes.get("deadline"), changes.get("queue"), changes.get("priority")
     make_settings({}, priority=priority)
-    due = FAR if deadline is None else instant(deadline, now)
+    due = NEVER if deadline is None else instant(deadline, now)
     placed = place(given, NO_SETTINGS if definition is None else definition.settings, now, None, None, due)
     other = changes.get("input")
     return RetryRequest(
@@ -136,7 +144,7 @@ def _retry_request(session: Session, run: Run, changes: RetryOptions, now: int) 
         input=None if other is None else _input(session, run, other),
         options=None if given is NO_SETTINGS else given.over(RunSettings.from_json(run.options)).to_json(),
         max_attempts=None if given.retry is None else given.retry.attempts or 0,
-        deadline=None if placed.deadline == FAR else placed.deadline,
+        deadline=None if placed.deadline == NEVER else placed.deadline,
         close_by=placed.close_by,
         queue=None if queue is None else check_name(queue, "queue"),
         priority=priority,
@@ -155,9 +163,9 @@ async def fork(session: Session, run_id: str, **wanted: Unpack[ForkOptions]) -> 
     """Create a run with the past of another one up to a step; its id."""
     source = await session.find(run_id)
     from_step, results = wanted.get("from_step"), wanted.get("results") or {}
-    past = _past(source, await (await session.opened()).history(run_id), from_step)
+    store = await session.connect()
+    step, past = _past(source, await store.history(run_id), from_step)
     past = _edited(session, source, past, results)
-    store = await session.opened()
     options: StartOptions = {"id": wanted.get("id"), "queue": source.queue, "priority": source.priority}
     options["deadline"] = wanted.get("deadline")
     encoded = _input(session, source, wanted.get("input"))
@@ -165,7 +173,9 @@ async def fork(session: Session, run_id: str, **wanted: Unpack[ForkOptions]) -> 
     new = new_run(call, encoded, options, session.system, store.clock())
     # A fork runs beside its source, so it is no singleton.
     new = replace(new, options=with_stored_singleton(new.options, None))
-    fork = _fork(source, past, from_step, new, session.system.entropy(8).hex())
+    kept = (await store.attributes([run_id])).get(run_id)
+    new = replace(new, attributes=make_attributes(kept))
+    fork = _fork(source, past, step, new, session.system.entropy(8).hex())
     await _try_out(session, source, fork)
     answer = await store.fork(fork, session.actor)
     if not answer.created:
@@ -208,21 +218,83 @@ def _input(session: Session, source: Run, given: Call[Any] | Mapping[str, Any] |
     call = given if isinstance(given, Call) else Call.named(source.type, **given)
     if call.type != source.type:
         raise UsageError(f"run {source.id!r} is a {source.type!r}, not a {call.type!r}")
-    return session.known(call).encode(session.codec)
+    return session.resolve_call(call).encode(session.codec)
 
 
-def _past(source: Run, history: Sequence[Record], from_step: str | None) -> list[Record]:
-    """Return the records before a step, of the last attempt at the run that came to it. Raises `UsageError`."""
+def _past(source: Run, history: Sequence[Record], from_step: str | int | None) -> tuple[str, list[Record]]:
+    """Return the location of a step, and the records before it. Raises `UsageError`."""
     if from_step is None:
-        return []
-    check_text("from_step", from_step)
-    found = [record for record in history if record.location == from_step and record.kind in _PLACES]
+        return "", []
+    if isinstance(from_step, int):
+        first, past = _past_by_number(source, history, from_step)
+    else:
+        first, past = _past_by_location(source, history, check_text("from_step", from_step))
+    _check_trimmed(source, history, first)
+    return first.location, past
+
+
+def _past_by_location(source: Run, history: Sequence[Record], location: str) -> tuple[Record, list[Record]]:
+    """Return the first record of a step in the last attempt at the run that came to it, and the records before it."""
+    found = [record for record in history if record.location == location and record.kind in _PLACES]
     if not found:
         known = ", ".join(dict.fromkeys(record.location for record in history if record.kind in _PLACES)) or "none"
-        raise UsageError(f"the history of run {source.id!r} has no step {from_step!r}; it has: {known}")
+        raise UsageError(f"the history of run {source.id!r} has no step {location!r}; it has: {known}")
     attempt = found[-1].run_attempt
     first = next(record for record in found if record.run_attempt == attempt)
-    return [record for record in history if record.run_attempt == attempt and record.seq < first.seq]
+    return first, [record for record in history if record.run_attempt == attempt and record.seq < first.seq]
+
+
+def _past_by_number(source: Run, history: Sequence[Record], number: int) -> tuple[Record, list[Record]]:
+    """Return the record of a number, and those before it without failed attempts at the same step."""
+    found = next((record for record in history if record.seq == number), None)
+    if isinstance(number, bool) or found is None or found.kind not in _PLACES:
+        raise UsageError(_no_step_of_number(source, history, number, found))
+    past = [
+        record
+        for record in history
+        if record.run_attempt == found.run_attempt
+        and record.seq < number
+        and (record.kind is not RecordKind.ATTEMPT or record.location != found.location)
+    ]
+    return found, past
+
+
+def _no_step_of_number(source: Run, history: Sequence[Record], number: int, found: Record | None) -> str:
+    if isinstance(number, bool) or number < 0:
+        return (
+            f"from_step={number!r}: give the location of a step, such as 'charge#2', or the number of its record, "
+            "from 0"
+        )
+    steps = [record for record in history if record.kind in _PLACES]
+    near = sorted(sorted(steps, key=lambda record: abs(record.seq - number))[:_SHOWN], key=lambda record: record.seq)
+    shown = ", ".join(f"{record.seq} ({record.location})" for record in near) or "none"
+    if found is not None:
+        problem = f"record {number} of run {source.id!r} is a {found.kind.value}, not a step"
+    elif history and number < history[-1].seq:
+        problem = f"record {number} of run {source.id!r} was deleted by the checkpoint of a loop or race"
+    else:
+        problem = f"the history of run {source.id!r} has no record {number}"
+    return f"{problem}; fork it from a record of a step, such as: {shown}"
+
+
+def _check_trimmed(source: Run, history: Sequence[Record], first: Record) -> None:
+    """Refuse a step before which records of a loop or race are missing whose checkpoint comes only after it."""
+    earlier = [record.seq for record in history if record.run_attempt < first.run_attempt]
+    expected = earlier[-1] + 1 if earlier else 0
+    whole = True
+    for record in history[len(earlier) :]:
+        if record.seq > first.seq:
+            break
+        # A checkpoint stands for all records of its scope that it has deleted.
+        whole = record.kind is RecordKind.SCOPE or (whole and record.seq == expected)
+        expected = record.seq + 1
+    if not whole:
+        later = [record for record in history if record.kind is RecordKind.SCOPE and record.seq > first.seq]
+        after = f" {later[0].seq} ({later[0].location})" if later else ""
+        raise UsageError(
+            f"a fork of run {source.id!r} from {first.location!r} would repeat steps of a loop or race: records before "
+            f"number {first.seq} were deleted by a later checkpoint; fork it from a step after the checkpoint{after}"
+        )
 
 
 def _edited(session: Session, source: Run, past: Sequence[Record], results: Mapping[str, Any]) -> list[Record]:
@@ -231,10 +303,9 @@ def _edited(session: Session, source: Run, past: Sequence[Record], results: Mapp
         raise UsageError(f"results={brief(results)}: give a dict of results by location, such as {{'charge#2': 7}}")
     there = {record.location for record in past if record.kind in _RESULTS}
     if missing := sorted(results.keys() - there):
-        known = ", ".join(sorted(there)) or "none"
         raise UsageError(
             f"no result of {missing[0]!r} is copied from run {source.id!r}, so it cannot be another; copied "
-            f"are: {known}"
+            f"are: {closest(missing[0], there)}"
         )
     edited: list[Record] = []
     for record in past:
@@ -251,8 +322,7 @@ def _edited(session: Session, source: Run, past: Sequence[Record], results: Mapp
     return edited
 
 
-def _fork(source: Run, past: Sequence[Record], from_step: str | None, new: NewRun, salt: str) -> Fork:
-    step = from_step or ""
+def _fork(source: Run, past: Sequence[Record], step: str, new: NewRun, salt: str) -> Fork:
     if not past:
         return Fork(run=new, source=source.id, step=step, records=(), started_at=0, seed="")
     said = msgspec.json.encode({"run": source.id, "step": step, "salt": salt}).decode()

@@ -10,7 +10,7 @@ import logging
 from contextlib import suppress
 from typing import Any
 
-from perdure.client.results import OutputWatch
+from perdure.client.runs.results import OutputWatch
 from perdure.client.session import Session
 from perdure.core.codec.failure import Failure
 from perdure.core.ids import ID_BYTES, check_id, check_name
@@ -19,7 +19,7 @@ from perdure.core.model.record import NewMessage, SendOutcome
 from perdure.core.model.run import Status
 from perdure.core.model.run_orders import OrderOutcome
 from perdure.core.model.set_aside_messages import SetAsideMessage, set_aside_of
-from perdure.core.model.waits import meant_by
+from perdure.core.model.waits import is_not_taken, meant_by, message_names
 from perdure.core.option_checks import check_text, check_whole
 from perdure.core.printed_text import brief
 from perdure.core.time.duration import Duration, seconds
@@ -56,9 +56,9 @@ async def send(
         key=session.system.entropy(16).hex() if key is None else check_id(key, "message key"),
     )
     if connection is None:
-        [outcome] = await (await session.opened()).send([message], session.actor)
+        [outcome] = await (await session.connect()).send([message], session.actor)
     else:
-        async with session.unclosed().borrowed(connection, session.actor) as tx:
+        async with session.usable_store().user_transaction(connection, session.actor) as tx:
             [outcome] = await send_in(tx, [message])
     if outcome is SendOutcome.UNKNOWN:
         raise RunNotFound(f"there is no run {run_id!r} to send {name!r} to")
@@ -69,10 +69,18 @@ async def send(
 
 
 async def _warn(session: Session, run_id: str, name: str) -> None:
-    """Log that a message was sent under a name that is probably misspelt. It is stored, whatever fails here."""
+    """Log that a message was sent under a name that is probably wrong. It is stored, whatever fails here."""
     with suppress(StoreError):
-        found = await (await session.opened()).waits(run_id)
-        if found is not None and (meant := meant_by(name, found)) is not None:
+        found = await (await session.connect()).waits(run_id)
+        if found is None:
+            return
+        if is_not_taken(name, found):
+            taken = ", ".join(map(repr, message_names(found) or ()))
+            logger.warning(
+                "message %r was sent to run %s, which %s: it stays in the inbox, and no handler gets it",
+                *(name, run_id, f"takes only {taken}" if taken else "takes no messages"),
+            )
+        elif (meant := meant_by(name, found)) is not None:
             logger.warning(
                 "message %r was sent to run %s, which waits for %r: it is kept until the workflow asks for it",
                 name, run_id, meant,
@@ -91,7 +99,7 @@ async def broadcast(
         raise UsageError(
             f"the key {key!r} of a broadcast is too long; give one of {ID_BYTES - len(_PREFIX)} bytes at most"
         )
-    store = await session.opened()
+    store = await session.connect()
     sent, cursor = 0, None
     while True:
         chunk = await store.broadcast(topic(name, correlation), payload, key, cursor, CHUNK, session.actor)
@@ -105,7 +113,7 @@ async def cancel(session: Session, run_id: str, reason: str) -> bool:
     session.codec.encode(reason, "the reason of a cancellation")
     check_text("reason", reason)
     key = session.system.entropy(16).hex()
-    outcome = await (await session.opened()).cancel(check_id(run_id), reason, key, session.actor)
+    outcome = await (await session.connect()).cancel(check_id(run_id), reason, key, session.actor)
     if outcome is SendOutcome.UNKNOWN:
         raise RunNotFound(f"there is no run {run_id!r} to cancel")
     return outcome is not SendOutcome.FINISHED
@@ -118,7 +126,7 @@ _PAGE = 1_000
 async def set_aside_messages(session: Session, run_id: str) -> list[SetAsideMessage]:
     """List the messages that a run has set aside, in order. Raises `RunNotFound`."""
     await session.find(run_id)
-    store, found = await session.opened(), list[Output]()
+    store, found = await session.connect(), list[Output]()
     while page := await store.outputs(run_id, OutputKind.SET_ASIDE, "", found[-1].position if found else -1, _PAGE):
         found += page
     return [set_aside_of(output) for output in found]
@@ -128,7 +136,7 @@ async def decide(session: Session, run_id: str, number: int, value: object, *, d
     """Deliver a message that was set aside again, with `value` unless that is `...`, or drop it."""
     if check_whole("number", number, 0) >= 2**63:
         raise UsageError(f"number={brief(number)}: there is no such message; list them with set_aside_messages()")
-    store = await session.opened()
+    store = await session.connect()
     payload = None if value is ... else await _edited(session, run_id, number, value)
     key = session.system.entropy(16).hex()
     outcome = await store.decide_message(check_id(run_id), number, key, payload, session.actor, deliver=deliver)
@@ -163,13 +171,34 @@ async def ask(
     timeout: Duration | None,
 ) -> Any:
     """Send a question and wait for its answer. Raises `RunNotFound`, `RunFinished`, or the error that ended the run."""
+    answer = await reply_to(session, run_id, question, value, key=key, timeout=timeout)
+    if answer.failed:
+        raise session.errors.restore(Failure.read(answer.payload), run_id=run_id)
+    name, kind = answer_type(question, returns)
+    return session.codec.decode(answer.payload, kind, f"answer of run {run_id!r} to {name!r}")
+
+
+def answer_type(question: Question[Any, Any] | str, returns: Any) -> tuple[str, Any]:
+    """Name of a question, and type of its answer."""
+    if isinstance(question, Question):
+        return question.name, question.answer if returns is Any else returns
+    return check_name(question, "name of a question"), returns
+
+
+async def reply_to(
+    session: Session,
+    run_id: str,
+    question: Question[Any, Any] | str,
+    value: object,
+    *,
+    key: str | None,
+    timeout: Duration | None,
+) -> Output:
+    """Send a question and wait for the reply, as stored."""
     if timeout is not None:
         seconds(timeout)
     declared = question.type if isinstance(question, Question) else Any
-    if isinstance(question, Question):
-        name, kind = question.name, question.answer if returns is Any else returns
-    else:
-        name, kind = check_name(question, "name of a question"), returns
+    name, _ = answer_type(question, Any)
     key = session.system.entropy(16).hex() if key is None else check_id(key, "key of a question")
     message = NewMessage(
         run_id=check_id(run_id),
@@ -177,22 +206,19 @@ async def ask(
         payload=question_payload(key, value, session.codec, f"question {name!r} to run {run_id!r}", declared),
         key=key,
     )
-    store = await session.opened()
+    store = await session.connect()
     # Listen before sending: a database that is replaced right after may lack the question.
     with OutputWatch(store, session.system) as watch:
         outcome = await _put(session, store, message, name)
         if outcome is SendOutcome.FINISHED:
             raise RunFinished(f"run {run_id!r} has finished and answers no more questions; {name!r} was not asked")
-        answer = await session.results.explainer.wait(
+        return await session.results.explainer.wait(
             run_id,
             lambda: _answer(session, store, message, name, watch),
             f"perdure ask {run_id}",
             timeout,
             f"run {run_id!r} did not answer {name!r}",
         )
-    if answer.failed:
-        raise session.errors.restore(Failure.read(answer.payload), run_id=run_id)
-    return session.codec.decode(answer.payload, kind, f"answer of run {run_id!r} to {name!r}")
 
 
 async def _put(session: Session, store: Store, message: NewMessage, name: str) -> SendOutcome:
@@ -205,7 +231,7 @@ async def _put(session: Session, store: Store, message: NewMessage, name: str) -
 async def _answer(session: Session, store: Store, message: NewMessage, name: str, watch: OutputWatch) -> Output:
     run_id, key = message.run_id, message.key
     while True:
-        if watch.replaced():
+        if watch.take_replaced():
             # The question may be lost; its key makes a repetition harmless if it is not.
             await _put(session, store, message, name)
         # The run is read before its answers: one that comes with the end is there when it has ended.
@@ -217,4 +243,4 @@ async def _answer(session: Session, store: Store, message: NewMessage, name: str
             raise RunFinished(f"run {run_id!r} finished without an answer to {name!r}")
         if run.status.finished:
             session.results.outcome(run, Any)
-        await watch.arrive()
+        await watch.wait()

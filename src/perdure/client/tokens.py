@@ -1,0 +1,76 @@
+"""Bearer tokens for access over HTTP: creating, listing and revoking them."""
+
+from __future__ import annotations
+
+import base64
+import builtins
+
+from msgspec import Struct
+
+from perdure.client.engine import Engine
+from perdure.client.runs.start import Moment
+from perdure.client.session import session_of
+from perdure.core.access import TOKEN_BYTES, TOKEN_PREFIX, NewToken, Role, TokenInfo, token_digest
+from perdure.core.ids import check_name
+from perdure.core.option_checks import check_page, check_text
+from perdure.core.time.duration import NEVER, instant
+from perdure.errors import InvalidDuration, TokenExists, TokenNotFound
+
+
+class CreatedToken(Struct, frozen=True, kw_only=True):
+    """A new token. Its text is shown this once; the database stores a digest of it."""
+
+    token: str
+    info: TokenInfo
+
+
+class Tokens:
+    """Tokens of an engine's database: `Tokens(engine)`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._session = session_of(engine)
+
+    async def create(self, name: str, role: Role | str = Role.VIEWER, *, expires: Moment | None = None) -> CreatedToken:
+        """Create a token for a role: `viewer`, `operator` or `admin`.
+
+        It is valid until `expires`, a time or a duration from now, or until it is revoked. Raises `TokenExists` if a
+        valid token has that name.
+        """
+        check_name(name, "token name")
+        role = Role.of(role)
+        store = await self._session.connect()
+        now = await store.now()
+        until = NEVER if expires is None else instant(expires, now)
+        if until <= now:
+            raise InvalidDuration(f"expires={expires!s} is not in the future; leave it out for a token without an end")
+        secret = base64.urlsafe_b64encode(self._session.system.entropy(TOKEN_BYTES)).decode().rstrip("=")
+        token = TOKEN_PREFIX + secret
+        new = NewToken(name=name, digest=token_digest(token), role=role, expires_at=until)
+        created = await store.create_token(new, self._session.actor)
+        if created is None:
+            raise TokenExists(f"there is a valid token {name!r}; revoke it first, or choose another name")
+        return CreatedToken(token=token, info=created)
+
+    async def list(self, *, limit: int = 100, after: str = "") -> builtins.list[TokenInfo]:
+        """List tokens by name, beginning after a name; also expired and revoked ones, until their name is reused."""
+        check_page(limit)
+        check_text("after", after)
+        return await (await self._session.connect()).tokens(after, limit)
+
+    async def get(self, name: str) -> TokenInfo:
+        """Read one token. Raises `TokenNotFound`."""
+        return await self._find(check_name(name, "token name"))
+
+    async def revoke(self, name: str) -> TokenInfo:
+        """Revoke a token for good. Servers refuse it within a few seconds. Raises `TokenNotFound`."""
+        found = await self._find(check_name(name, "token name"))
+        store = await self._session.connect()
+        revoked = await store.revoke_token(name, found.created_at, self._session.actor)
+        # Replaced between the two: the token that was meant is no longer valid, or it would not have been.
+        return found if revoked is None else revoked
+
+    async def _find(self, name: str) -> TokenInfo:
+        found = await (await self._session.connect()).tokens("", 1, name)
+        if not found:
+            raise TokenNotFound(f"there is no token {name!r}")
+        return found[0]
