@@ -1,0 +1,170 @@
+"""Redaction: payloads that a role may not see, and parts of values and texts that no answer may contain.
+
+Every answer is made through a `Redactor`, so nothing leaves the server before it was redacted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from fnmatch import translate
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from perdure.core.access import Role
+from perdure.core.codec.failure import Failure
+from perdure.core.option_checks import check_list, check_text
+from perdure.core.printed_text import brief
+from perdure.errors import UsageError
+from perdure.http.problems import FORBIDDEN, Refused
+
+#: Stands in place of a redacted value or text.
+REDACTED = "[redacted]"
+
+
+class Redaction:
+    """Rules of redaction.
+
+    `payloads` is the least role that sees inputs, outputs, messages, errors and the data of events. `keys` are patterns
+    of keys, such as `["password", "*_token"]`, whose values are redacted at any depth, in any case of letters. `texts`
+    are regular expressions whose matches are redacted in every payload and text.
+    """
+
+    def __init__(
+        self, *, payloads: Role | str = Role.VIEWER, keys: Iterable[str] = (), texts: Iterable[str] = ()
+    ) -> None:
+        self.payloads = Role.of(payloads)
+        globs = [check_text("keys", one) for one in check_list("keys", keys, "['password']")]
+        self._keys = re.compile("|".join(map(translate, globs)), re.IGNORECASE) if globs else None
+        self._texts = [_compiled(check_text("texts", one)) for one in check_list("texts", texts, "['sk-[a-z0-9]+']")]
+
+    @property
+    def changes_values(self) -> bool:
+        """True if parts of payloads are redacted."""
+        return self._keys is not None or bool(self._texts)
+
+    def text(self, text: str) -> str:
+        """Redact a text."""
+        for pattern in self._texts:
+            text = pattern.sub(REDACTED, text)
+        return text
+
+    def value(self, value: Any) -> Any:
+        """Redact a decoded JSON value."""
+        if isinstance(value, dict):
+            return {self.text(key): self.member(key, member) for key, member in value.items()}
+        if isinstance(value, list):
+            return [self.value(member) for member in value]
+        return self.text(value) if isinstance(value, str) else value
+
+    def member(self, key: str, value: Any) -> Any:
+        """Redact the value of a key."""
+        return REDACTED if self.hides(key) else self.value(value)
+
+    def hides(self, key: str) -> bool:
+        """Tell whether the value of a key is redacted as a whole."""
+        return self._keys is not None and self._keys.match(key) is not None
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"texts has {brief(pattern)}, which is not a regular expression: {error}") from None
+
+
+class FailureView(Struct, frozen=True, kw_only=True):
+    """An error: class name, message, traceback, cause."""
+
+    type: str
+    message: str
+    notes: tuple[str, ...] = ()
+    traceback: str = ""
+    cause: FailureView | None = None
+    #: Members of an exception group.
+    members: tuple[FailureView, ...] = ()
+    #: Errors of undos that failed, by the location of their step.
+    not_undone: dict[str, FailureView] = {}
+    #: Arguments and attributes of the exception, where they are plain.
+    args: Any = None
+    state: Any = None
+
+
+class Redactor:
+    """The parts of stored data that one caller may see."""
+
+    def __init__(self, redaction: Redaction, role: Role) -> None:
+        self._redaction = redaction
+        #: True if the caller sees payloads and error messages.
+        self.shows_payloads = role.includes(redaction.payloads)
+
+    def payload(self, text: str | None) -> Any:
+        """A payload as a value to encode; the text itself if a foreign writer stored text that is not JSON."""
+        if text is None:
+            return None
+        if not self.shows_payloads:
+            return REDACTED
+        try:
+            value = msgspec.json.decode(text)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return self.text(text)
+        # The stored text keeps numbers as they were written.
+        return self.value(value) if self._redaction.changes_values else msgspec.Raw(text.encode())
+
+    def value(self, value: Any) -> Any:
+        """A decoded JSON value; redacted as a whole if it is nested too deep to look into."""
+        with suppress(RecursionError):
+            return self._redaction.value(value) if self.shows_payloads else REDACTED
+        return REDACTED
+
+    def members(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values by key."""
+        if not self.shows_payloads:
+            return dict.fromkeys(values, REDACTED)
+        return {key: self._redaction.member(key, value) for key, value in values.items()}
+
+    def text(self, text: str) -> str:
+        """A text that users or errors wrote."""
+        if not text:
+            return text
+        return self._redaction.text(text) if self.shows_payloads else REDACTED
+
+    def detail(self, text: str) -> str:
+        """The message of an error in the caller's own request."""
+        return self._redaction.text(text)
+
+    def details(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Attributes of an error in the caller's own request."""
+        return {key: self._redaction.member(key, value) for key, value in values.items()}
+
+    def check_filter(self, error: str | None, attributes: Iterable[str] = ()) -> None:
+        """Raise `Refused` for a filter that would find out what the caller may not see, a character at a time."""
+        hidden = [f"the attribute {brief(name)}" for name in attributes if self._hides(name)]
+        if error is not None and not self.shows_payloads:
+            hidden.append("the error")
+        if hidden:
+            raise Refused(FORBIDDEN, f"{hidden[0]} is redacted for this caller, so it cannot be a filter")
+
+    def _hides(self, key: str) -> bool:
+        return not self.shows_payloads or self._redaction.hides(key)
+
+    def failure(self, text: str | None) -> FailureView | None:
+        """A stored error, also one that is not in Perdure's format."""
+        return None if text is None else self.error(Failure.read(text))
+
+    def error(self, error: Failure) -> FailureView:
+        """An error."""
+        return FailureView(
+            type=error.type,
+            message=self.text(error.message),
+            notes=tuple(map(self.text, error.notes)),
+            traceback=self.text(error.traceback),
+            cause=None if error.cause is None else self.error(error.cause),
+            members=tuple(map(self.error, error.members)),
+            not_undone={location: self.error(one) for location, one in error.not_undone.items()},
+            args=self.payload(error.args),
+            state=self.payload(error.state),
+        )
