@@ -17,7 +17,8 @@ from types import MappingProxyType
 
 import click
 
-from perdure.cli.console.commands import CommandGroup
+from perdure.cli.console import completion
+from perdure.cli.console.command_groups import CommandGroup
 from perdure.cli.console.logs import configure
 from perdure.cli.console.output import dump
 from perdure.cli.console.params import ENVIRONMENT
@@ -29,24 +30,29 @@ from perdure.store.url import masked, secrets_of
 COMMANDS = MappingProxyType(
     {
         "Run workflows": {
+            "init": "perdure.cli.init.command:init",
+            "dev": "perdure.cli.dev.command:dev",
             "demo": "perdure.cli.demo.command:command",
             "worker": "perdure.cli.workers:worker",
             "start": "perdure.cli.start:start",
+            "wait": "perdure.cli.live.wait:wait",
             "send": "perdure.cli.messages:send",
             "ask": "perdure.cli.messages:ask",
             "broadcast": "perdure.cli.messages:broadcast",
             "cancel": "perdure.cli.control:cancel",
             "terminate": "perdure.cli.control:terminate",
+            "serve": "perdure.cli.serve:serve",
             "check": "perdure.cli.deploy:check",
             "lint": "perdure.cli.lint:lint",
         },
         "Short for `perdure runs ...`": {
-            "show": "perdure.cli.runs:show",
-            "why": "perdure.cli.runs:why",
+            "show": "perdure.cli.runs.commands:show",
+            "why": "perdure.cli.runs.commands:why",
             "retry": "perdure.cli.control:retry",
         },
         "Inspect and operate": {
-            "runs": "perdure.cli.runs:group",
+            "top": "perdure.cli.live.top:top",
+            "runs": "perdure.cli.runs.commands:group",
             "dead-letters": "perdure.cli.dead_letters:group",
             "messages": "perdure.cli.messages:group",
             "schedules": "perdure.cli.schedules:group",
@@ -57,11 +63,16 @@ COMMANDS = MappingProxyType(
             "locks": "perdure.cli.locks:group",
             "watermarks": "perdure.cli.watermarks:group",
             "audit": "perdure.cli.audit:group",
+            "tokens": "perdure.cli.tokens:group",
         },
         "Database": {
+            "doctor": "perdure.cli.doctor.command:doctor",
             "migrate": "perdure.cli.database:migrate",
             "sql": "perdure.cli.database:sql",
             "stress": "perdure.cli.stress.command:command",
+        },
+        "Shell": {
+            "completion": "perdure.cli.console.completion:completion",
         },
     }
 )
@@ -132,6 +143,8 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # Stored text may hold characters that the terminal's encoding lacks; printing it must not fail.
             stream.reconfigure(errors="backslashreplace")
+    if completion.VARIABLE in os.environ:
+        completion.install()
     as_json, debug = "--json" in arguments, "--debug" in arguments
     if debug:
         configure("debug", None, json=as_json)

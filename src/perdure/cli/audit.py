@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from perdure.cli.console.commands import Command, CommandGroup
+from perdure.cli.console.command_groups import Command, CommandGroup
 from perdure.cli.console.describe import short, when
 from perdure.cli.console.document import Document, event_document
 from perdure.cli.console.output import Printer
@@ -18,8 +18,14 @@ from perdure.core.time.duration import microseconds
 
 group = CommandGroup(
     "audit",
-    {"Commands": {"list": "perdure.cli.audit:list_events", "prune": "perdure.cli.audit:prune"}},
-    help="List, follow and prune the events of the audit trail.",
+    {
+        "Commands": {
+            "list": "perdure.cli.audit:list_events",
+            "prune": "perdure.cli.audit:prune",
+            "checks": "perdure.cli.deploy:checks",
+        }
+    },
+    help="List, follow and prune the events of the audit trail; list deploy checks.",
     example="perdure audit sqlite:///shop.db --kind failed --since 1h",
 )
 

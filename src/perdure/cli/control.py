@@ -1,4 +1,4 @@
-"""Commands that act on one run: cancel, terminate, pause, resume, wake, evict, retry and fork."""
+"""Commands that act on runs: cancel, pause, resume, wake, evict, set-priority, retry, fork, delete, prune, and more."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from typing import Any
 
 import click
 
-from perdure.cli.console.commands import Command
+from perdure.cli.console.command_groups import Command
 from perdure.cli.console.output import Printer
 from perdure.cli.console.params import JsonParam, TimeOrDuration, TimeParam, with_output, with_target
 from perdure.cli.console.target import with_engine
 from perdure.client.engine import Engine
+from perdure.client.runs.namespace import PruneReport
+from perdure.core.model.run import FINISHED
 
 
 @click.command("cancel", cls=Command, example="perdure cancel sqlite:///shop.db order-42 --reason 'sold out'")
@@ -80,6 +82,22 @@ def wake(target: str, run: str, at: TimeOrDuration | None, output: Printer) -> N
     output.result({"id": run, "woken": True}, text)
 
 
+_PRIORITY = "perdure runs set-priority sqlite:///shop.db order-42 10 --reason 'waits since noon'"
+
+
+@click.command("set-priority", cls=Command, example=_PRIORITY)
+@with_target
+@click.argument("run")
+@click.argument("priority", type=int)
+@click.option("--reason", default="", metavar="TEXT", help="Stored in the audit trail.")
+@with_output
+def set_priority(target: str, run: str, priority: int, reason: str, output: Printer) -> None:
+    """Change the priority of a run that has not finished; lower numbers go first."""
+    done = with_engine(target, lambda engine: engine.runs.set_priority(run, priority, reason))
+    text = f"{run} has priority {priority}." if done else f"{run} had priority {priority} already, or has finished."
+    output.result({"id": run, "priority": priority, "changed": done}, text)
+
+
 @click.command("evict", cls=Command, example="perdure runs evict sqlite:///shop.db order-42")
 @with_target
 @click.argument("run")
@@ -117,13 +135,20 @@ _FORK = "perdure runs fork sqlite:///shop.db order-42 --from-step charge#2 --res
 @with_target
 @click.argument("run")
 @click.option("--from-step", metavar="STEP", help="First step to run again, such as charge#2.  [default: the first]")
+@click.option("--from-index", type=int, metavar="N", help="The same, by its number: SEQ in `perdure show`.")
 @click.option("--input", type=JsonParam(), help="Other arguments, as a JSON object by name.")
 @click.option("--result", "results", multiple=True, metavar="STEP=JSON", help="Another result of an earlier step.")
 @click.option("--id", help="Id of the new run.")
 @click.option("--deadline", type=TimeParam(), help="Deadline of the new run.")
 @with_output
-def fork(target: str, run: str, results: tuple[str, ...], output: Printer, **options: Any) -> None:
+def fork(
+    target: str, run: str, from_index: int | None, results: tuple[str, ...], output: Printer, **options: Any
+) -> None:
     """Start a new run with the input of a run and its history up to a step."""
+    if from_index is not None:
+        if options["from_step"] is not None:
+            raise click.UsageError("give either --from-step or --from-index")
+        options["from_step"] = from_index
     if options["input"] is not None and not isinstance(options["input"], dict):
         raise click.BadParameter("give the arguments by name, as a JSON object", param_hint="--input")
     options["results"] = dict(_parse_result(text) for text in results)
@@ -140,3 +165,57 @@ def _parse_result(text: str) -> tuple[str, Any]:
     if not separator:
         raise click.BadParameter(f"{text!r} is not of the form STEP=JSON, such as charge=7", param_hint="--result")
     return step, JsonParam().convert(value, None, None)
+
+
+@click.command("delete", cls=Command, example="perdure runs delete sqlite:///shop.db order-42 --reason 'a test'")
+@with_target
+@click.argument("run")
+@click.option("--reason", default="", metavar="TEXT", help="Stored in the audit trail.")
+@click.option("--purge", is_flag=True, help="Delete the run for good, with its history and its children.")
+@with_output
+def delete(target: str, run: str, reason: str, purge: bool, output: Printer) -> None:
+    """Hide a finished run from lists; `perdure runs undelete` restores it.
+
+    The result of a hidden run stays readable.
+    """
+    deleted = with_engine(target, lambda engine: engine.runs.delete(run, reason, purge=purge))
+    text = f"{run} is deleted." if deleted else f"{run} was deleted before."
+    output.result({"id": run, "deleted": deleted}, text)
+
+
+@click.command("undelete", cls=Command, example="perdure runs undelete sqlite:///shop.db order-42")
+@with_target
+@click.argument("run")
+@with_output
+def undelete(target: str, run: str, output: Printer) -> None:
+    """Restore a deleted run or a discarded dead letter."""
+    restored = with_engine(target, lambda engine: engine.runs.undelete(run))
+    output.result({"id": run, "restored": restored}, f"{run} is restored." if restored else f"{run} is not deleted.")
+
+
+@click.command("prune", cls=Command, example="perdure runs prune sqlite:///shop.db --older-than 30d --status completed")
+@with_target
+@click.option("--older-than", required=True, metavar="DURATION", help="Finished longer ago than this, such as 30d.")
+@click.option("--status", multiple=True, type=click.Choice(sorted(one.value for one in FINISHED)), help="Final status.")
+@click.option("--type", "types", multiple=True, help="Of this type, or of types with a prefix: 'billing.%'.")
+@click.option("--deleted", is_flag=True, help="Only runs that were deleted longer ago than this.")
+@with_output
+def prune(
+    target: str, older_than: str, status: tuple[str, ...], types: tuple[str, ...], deleted: bool, output: Printer
+) -> None:
+    """Delete old finished runs for good, with history, messages, outputs and events.
+
+    A run is deleted together with its parent and children.
+    """
+    pruned = with_engine(
+        target,
+        lambda engine: engine.runs.prune(older_than, status=status or None, types=types or None, deleted=deleted),
+    )
+    print_deleted(output, pruned)
+
+
+def print_deleted(output: Printer, report: PruneReport) -> None:
+    """Print how many runs were deleted, and how many had to stay."""
+    kept = f"; {report.spared} kept, because a parent or child has not finished" if report.spared else ""
+    text = f"{report.runs} {'run' if report.runs == 1 else 'runs'} deleted{kept}."
+    output.result({"deleted": report.runs, "spared": report.spared}, text)

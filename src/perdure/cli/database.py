@@ -6,7 +6,7 @@ import asyncio
 
 import click
 
-from perdure.cli.console.commands import Command
+from perdure.cli.console.command_groups import Command
 from perdure.cli.console.describe import when
 from perdure.cli.console.document import moment
 from perdure.cli.console.output import Printer

@@ -7,15 +7,16 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from perdure.cli.console.commands import Command, CommandGroup
+from perdure.cli.console.command_groups import Command, CommandGroup
+from perdure.cli.console.completion import complete_argument
 from perdure.cli.console.describe import short, span, when
 from perdure.cli.console.document import Document, failure, moment, payload
 from perdure.cli.console.output import Printer
 from perdure.cli.console.params import JsonParam, TimeParam, in_the_past, one_or_filtered, with_output, with_target
 from perdure.cli.console.target import with_engine
-from perdure.cli.retention import print_deleted
+from perdure.cli.control import print_deleted
 from perdure.client.dead_letters import BulkResult, DeadOptions
-from perdure.client.reopen import RetryOptions
+from perdure.client.runs.reopen import RetryOptions
 from perdure.core.codec.failure import Failure
 from perdure.core.model.dead_letter import DeadLetter, DeadLetterReason, Fault
 from perdure.core.policy.retry import Retry
@@ -65,7 +66,7 @@ def _with_filters(function: F) -> F:
 def _with_selection(function: F) -> F:
     """Give a command one dead letter, or options that select many; `one_or_filtered` reads them."""
     function = click.option("--all", "everything", is_flag=True, help="All dead letters.")(_with_filters(function))
-    return click.argument("names", nargs=-1, metavar="[TARGET] [RUN]")(function)
+    return click.argument("names", nargs=-1, metavar="[TARGET] [RUN]", shell_complete=complete_argument)(function)
 
 
 @click.command("list", cls=Command, example="perdure dead-letters list sqlite:///shop.db --cause poison --since 1d")

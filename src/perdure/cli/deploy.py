@@ -1,15 +1,19 @@
-"""`perdure check`: replay of unfinished runs against new code, before a deploy."""
+"""`perdure check`: replay of unfinished runs against new code, before a deploy; and the stored reports of it."""
 
 from __future__ import annotations
 
 import asyncio
 
 import click
+import msgspec
 
-from perdure.cli.console.commands import Command
+from perdure.cli.console.command_groups import Command
+from perdure.cli.console.describe import when
+from perdure.cli.console.document import moment
 from perdure.cli.console.output import Printer
 from perdure.cli.console.params import with_output, with_target
-from perdure.cli.console.target import find_engine, is_url
+from perdure.cli.console.target import find_engine, is_url, with_engine
+from perdure.core.model.documents import StoredDeployReport
 from perdure.core.model.reports import DeployFinding, DeployReport
 
 FAILED = 1
@@ -20,16 +24,17 @@ FAILED = 1
 @click.option("--type", "types", multiple=True, help="Only runs of this workflow type.")
 @click.option("--own", is_flag=True, help="Only runs of the engine's own types.")
 @click.option("--limit", type=click.IntRange(1), help="Maximum number of runs, newest first.")
+@click.option("--save/--no-save", default=True, help="Store a summary for the dashboard.  [default: save]")
 @with_output
-def check(target: str, types: tuple[str, ...], own: bool, limit: int | None, output: Printer) -> int:
+def check(target: str, types: tuple[str, ...], own: bool, limit: int | None, save: bool, output: Printer) -> int:
     """Replay all unfinished runs against the current code, and report those that would diverge.
 
-    Run it before a deploy: it writes nothing and exits with 1 if a run would diverge. TARGET is an engine, such as
-    shop:engine.
+    Run it before a deploy: it leaves runs as they are and exits with 1 if a run would diverge. It stores a summary
+    for the dashboard, unless the database refuses. TARGET is an engine, such as shop:engine.
     """
     if is_url(target):
         raise click.UsageError("a check needs code: name an engine such as shop:engine, not a database")
-    report = asyncio.run(_check(target, types, own, limit))
+    report = asyncio.run(_check(target, types, own, limit, save=save))
     if output.json:
         output.document(_document(report))
     else:
@@ -37,11 +42,11 @@ def check(target: str, types: tuple[str, ...], own: bool, limit: int | None, out
     return 0 if report.ok else FAILED
 
 
-async def _check(target: str, types: tuple[str, ...], own: bool, limit: int | None) -> DeployReport:
+async def _check(target: str, types: tuple[str, ...], own: bool, limit: int | None, *, save: bool) -> DeployReport:
     engine = find_engine(target)
     try:
         wanted = [*types, *(engine.workflows if own else ())]
-        return await engine.check(types=wanted or None, limit=limit)
+        return await engine.check(types=wanted or None, limit=limit, save=save)
     finally:
         await engine.close()
 
@@ -78,3 +83,35 @@ def _print_report(output: Printer, report: DeployReport) -> None:
     runs = f"{report.checked} run{'' if report.checked == 1 else 's'} checked"
     rest = "; there are more" if report.more else ""
     output.line(f"{runs}, {bad} would diverge{rest}." if bad else f"{runs}, all continue with this code{rest}.")
+
+
+@click.command("checks", cls=Command, example="perdure audit checks sqlite:///shop.db")
+@with_target
+@click.option("--limit", type=click.IntRange(1, 100), default=10, show_default=True, help="Maximum number of reports.")
+@with_output
+def checks(target: str, limit: int, output: Printer) -> None:
+    """List the latest reports of `perdure check`, by type."""
+    reports = with_engine(target, lambda engine: engine.audit.deploy_checks(limit=limit))
+    if output.json:
+        output.document([_report_document(one) for one in reports])
+        return
+    if not reports:
+        output.hint("No check has been stored yet: run `perdure check shop:engine`.")
+    for report in reports:
+        more = "; there are more" if report.more else ""
+        output.heading(f"{when(report.at)}  {report.build}  {report.actor}  {report.checked} checked{more}")
+        rows = [(one.type, str(one.goes_on), str(one.diverged), one.expected, one.fix) for one in report.types]
+        output.table(("type", "go on", "diverge", "first at", "fix"), rows)
+
+
+def _report_document(report: StoredDeployReport) -> dict[str, object]:
+    return {
+        "id": report.id,
+        "at": moment(report.at),
+        "actor": report.actor,
+        "build": report.build,
+        "ok": report.ok,
+        "checked": report.checked,
+        "more": report.more,
+        "types": [{**msgspec.to_builtins(one), "goes_on": one.goes_on} for one in report.types],
+    }

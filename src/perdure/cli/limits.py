@@ -5,20 +5,21 @@ from __future__ import annotations
 import click
 import msgspec
 
-from perdure.cli.console.commands import Command, CommandGroup
+from perdure.cli.console.command_groups import Command, CommandGroup
 from perdure.cli.console.describe import when
 from perdure.cli.console.document import Document, moment
 from perdure.cli.console.output import Printer
-from perdure.cli.console.params import with_output, with_target
+from perdure.cli.console.params import with_output, with_reason, with_target
 from perdure.cli.console.target import with_engine
 from perdure.core.limits.breaker import BreakerInfo, Circuit
-from perdure.core.limits.limit import LimitInfo, make_bounds
+from perdure.core.limits.limit import LimitInfo, PermitInfo, make_bounds
 
 group = CommandGroup(
     "limits",
     {
         "Commands": {
             "list": "perdure.cli.limits:list_limits",
+            "holders": "perdure.cli.limits:holders",
             "set": "perdure.cli.limits:override",
             "clear": "perdure.cli.limits:clear",
         }
@@ -44,32 +45,64 @@ def list_limits(target: str, limit: int, after: str, output: Printer) -> None:
         output.hint("No run has met a limit, and none was set.")
 
 
+@click.command("holders", cls=Command, example="perdure limits holders sqlite:///shop.db payments")
+@with_target
+@click.argument("name")
+@click.option("--limit", default=100, show_default=True, help="Maximum number of permits.")
+@with_output
+def holders(target: str, name: str, limit: int, output: Printer) -> None:
+    """List the runs and steps that have a permit of a limit, the oldest first."""
+    found = with_engine(target, lambda engine: engine.limits.holders(name, limit=limit))
+    if output.json:
+        output.document([_permit_document(one) for one in found])
+    elif found:
+        rows = [(one.run_id, one.location, one.worker or "", when(one.granted_at)) for one in found]
+        output.table(("run", "step", "worker", "since"), rows)
+    else:
+        output.hint("No permit is in use.")
+
+
+def _permit_document(permit: PermitInfo) -> Document:
+    return {
+        "limit": permit.limit,
+        "run_id": permit.run_id,
+        "location": permit.location,
+        "granted_at": moment(permit.granted_at),
+        "worker": permit.worker,
+    }
+
+
 @click.command("set", cls=Command, example="perdure limits set sqlite:///shop.db payments --rate 100/m --burst 10")
 @with_target
 @click.argument("name")
 @click.option("--concurrency", type=int, metavar="N", help="At most N at once.")
 @click.option("--rate", metavar="N/TIME", help="At most N in a time, such as 100/m.")
 @click.option("--burst", type=int, metavar="N", help="With --rate: at most N at once after a pause.")
+@with_reason
 @with_output
 def override(
-    target: str, name: str, concurrency: int | None, rate: str | None, burst: int | None, output: Printer
+    target: str, name: str, concurrency: int | None, rate: str | None, burst: int | None, reason: str, output: Printer
 ) -> None:
     """Override a limit that the code declares, from now on.
 
     NAME is a limit, one of its keys (tenant/acme), a type (type:billing.charge.v1) or a queue (queue:emails).
     """
     bounds = make_bounds(concurrency=concurrency, rate=rate, burst=burst)
-    with_engine(target, lambda engine: engine.limits.set(name, concurrency=concurrency, rate=rate, burst=burst))
+    with_engine(
+        target,
+        lambda engine: engine.limits.set(name, concurrency=concurrency, rate=rate, burst=burst, reason=reason),
+    )
     output.result({"name": name, "override": msgspec.to_builtins(bounds)}, f"{name}: {bounds}.")
 
 
 @click.command("clear", cls=Command, example="perdure limits clear sqlite:///shop.db payments")
 @with_target
 @click.argument("name")
+@with_reason
 @with_output
-def clear(target: str, name: str, output: Printer) -> None:
+def clear(target: str, name: str, reason: str, output: Printer) -> None:
     """Remove an override; the limit declared in code applies again."""
-    with_engine(target, lambda engine: engine.limits.clear(name))
+    with_engine(target, lambda engine: engine.limits.clear(name, reason))
     output.result({"name": name, "override": None}, f"{name}: override removed; the limit declared in code applies.")
 
 
@@ -129,30 +162,33 @@ def list_breakers(target: str, limit: int, output: Printer) -> None:
 @click.command("open", cls=Command, example="perdure breakers open sqlite:///shop.db openai")
 @with_target
 @click.argument("name")
+@with_reason
 @with_output
-def open_breaker(target: str, name: str, output: Printer) -> None:
+def open_breaker(target: str, name: str, reason: str, output: Printer) -> None:
     """Open a breaker: nothing passes until it is closed or reset."""
-    with_engine(target, lambda engine: engine.breakers.open(name))
+    with_engine(target, lambda engine: engine.breakers.open(name, reason))
     _print_circuit(output, name, Circuit.OPEN, f"{name} is open until it is closed or reset.")
 
 
 @click.command("close", cls=Command, example="perdure breakers close sqlite:///shop.db openai")
 @with_target
 @click.argument("name")
+@with_reason
 @with_output
-def close_breaker(target: str, name: str, output: Printer) -> None:
+def close_breaker(target: str, name: str, reason: str, output: Printer) -> None:
     """Close a breaker: everything passes, despite failures, until it is opened or reset."""
-    with_engine(target, lambda engine: engine.breakers.close(name))
+    with_engine(target, lambda engine: engine.breakers.close(name, reason))
     _print_circuit(output, name, Circuit.CLOSED, f"{name} is closed until it is opened or reset.")
 
 
 @click.command("reset", cls=Command, example="perdure breakers reset sqlite:///shop.db openai")
 @with_target
 @click.argument("name")
+@with_reason
 @with_output
-def reset(target: str, name: str, output: Printer) -> None:
+def reset(target: str, name: str, reason: str, output: Printer) -> None:
     """Close a breaker, clear its counts, and let it open by itself again."""
-    with_engine(target, lambda engine: engine.breakers.reset(name))
+    with_engine(target, lambda engine: engine.breakers.reset(name, reason))
     _print_circuit(output, name, Circuit.CLOSED, f"{name} is closed, and opens by itself after too many failures.")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from perdure.cli.console.commands import Command
+from perdure.cli.console.command_groups import Command
 from perdure.cli.console.output import Printer
 from perdure.cli.console.params import with_output
 from perdure.lint import RULES, Finding, python_files

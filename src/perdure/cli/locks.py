@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import msgspec
 
-from perdure.cli.console.commands import Command, CommandGroup
+from perdure.cli.console.command_groups import Command, CommandGroup
 from perdure.cli.console.describe import when
 from perdure.cli.console.output import Printer
 from perdure.cli.console.params import with_output, with_target

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from perdure.cli.console.commands import Command, CommandGroup
+from perdure.cli.console.command_groups import Command, CommandGroup
 from perdure.cli.console.describe import short, when
 from perdure.cli.console.document import Document, moment
 from perdure.cli.console.output import Printer, dump

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import msgspec
 
-from perdure.cli.console.commands import Command
+from perdure.cli.console.command_groups import Command
 from perdure.cli.console.output import Printer
 from perdure.cli.console.params import with_output, with_target
 from perdure.cli.console.target import is_url, with_engine

@@ -5,10 +5,11 @@ from __future__ import annotations
 import click
 import msgspec
 
-from perdure.cli.console.commands import Command, CommandGroup
+from perdure.cli.console.command_groups import Command, CommandGroup
 from perdure.cli.console.output import Printer
 from perdure.cli.console.params import queue_or_type, with_output, with_queue_or_type, with_target
 from perdure.cli.console.target import with_engine
+from perdure.core.printed_text import harmless_lines
 
 group = CommandGroup(
     "queues",
@@ -18,6 +19,7 @@ group = CommandGroup(
             "pause": "perdure.cli.queues:pause",
             "resume": "perdure.cli.queues:resume",
             "types": "perdure.cli.queues:list_types",
+            "source": "perdure.cli.queues:source",
         }
     },
     help="Pause and resume whole queues or types, and list registered types.",
@@ -60,6 +62,26 @@ def resume(names: tuple[str, ...], type_: str | None, output: Printer) -> None:
     done = with_engine(target, lambda engine: engine.queues.resume(**named))
     [name] = named.values()
     output.result({**named, "resumed": done}, f"{name} is resumed." if done else f"{name} was not paused.")
+
+
+@click.command("source", cls=Command, example="perdure queues source sqlite:///shop.db shop.checkout.v1")
+@with_target
+@click.argument("type")
+@click.option("--build", help="Of this build.  [default: the latest]")
+@with_output
+def source(target: str, type: str, build: str | None, output: Printer) -> None:
+    """Print the source of a type, as its workers have registered it."""
+    found = with_engine(target, lambda engine: engine.queues.sources(type))
+    chosen = [one for one in found if build is None or one.build == build]
+    if output.json:
+        output.document([msgspec.to_builtins(one) for one in chosen])
+    elif chosen:
+        one = chosen[0]
+        output.line(f"{one.type}  {one.build}  {one.file}:{one.line}", "bold")
+        for line in harmless_lines(one.source or one.doc):
+            output.line(line)
+    else:
+        output.hint(f"No worker has registered the source of {type}.")
 
 
 @click.command("types", cls=Command, example="perdure queues types sqlite:///shop.db")

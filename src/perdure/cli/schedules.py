@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
-from perdure.cli.console.commands import Command, CommandGroup
+from perdure.cli.console.command_groups import Command, CommandGroup
 from perdure.cli.console.describe import short, span, when
-from perdure.cli.console.document import event_document, schedule_document
+from perdure.cli.console.document import event_document, moment, schedule_document
 from perdure.cli.console.output import Printer
 from perdure.cli.console.params import (
+    AttributeParam,
     F,
     JsonParam,
     ParamType,
@@ -25,7 +26,7 @@ from perdure.cli.console.target import with_engine
 from perdure.cli.start import make_call, named_values
 from perdure.client.engine import Engine
 from perdure.core.time.cron import At, Cron, Every, Timing
-from perdure.core.time.schedule import Overlap, Schedule
+from perdure.core.time.schedule import BackfillPreview, Fire, Overlap, Schedule
 from perdure.errors import InvalidSchedule
 
 _CREATE = "perdure schedules create sqlite:///shop.db nightly report.v1 --cron '30 2 * * *' --zone Europe/Prague"
@@ -39,6 +40,7 @@ group = CommandGroup(
             "list": "perdure.cli.schedules:list_schedules",
             "show": "perdure.cli.schedules:show",
             "next": "perdure.cli.schedules:next_times",
+            "fires": "perdure.cli.schedules:fires",
             "pause": "perdure.cli.schedules:pause",
             "resume": "perdure.cli.schedules:resume",
             "trigger": "perdure.cli.schedules:trigger",
@@ -77,6 +79,15 @@ def _with_timing(function: F) -> F:
 def _with_policies(function: F) -> F:
     """Give a command the options of the runs and of missed fire times."""
     for option in (
+        click.option(
+            "--attribute",
+            "attributes",
+            multiple=True,
+            type=AttributeParam(filter=False),
+            callback=lambda ctx, param, value: dict(value) or None,
+            metavar="NAME=VALUE",
+            help="Attribute of each run.",
+        ),
         click.option("--deadline", metavar="DURATION", help="Maximum duration of each run."),
         click.option("--priority", type=int, help="Priority of each run; lower goes first.  [default: 100]"),
         click.option("--queue", help="Queue of each run.  [default: default]"),
@@ -174,7 +185,7 @@ def list_schedules(target: str, limit: int, after: str, output: Printer) -> None
     elif not found:
         output.hint("No schedules.")
     else:
-        rows = [(one.id, one.type, _when(one), _status(one), when(one.next_slot), one.last_run) for one in found]
+        rows = [(one.id, one.type, _when(one), _status(one), when(one.next_fire_time), one.last_run) for one in found]
         output.table(("id", "type", "when", "status", "next", "last run"), rows)
 
 
@@ -206,9 +217,9 @@ def next_times(target: str, id: str, count: int, output: Printer) -> None:
     """Print the next fire times of a schedule."""
     times = with_engine(target, lambda engine: engine.schedules.next(id, count))
     if output.json:
-        output.document([moment.isoformat() for moment in times])
-    for moment in [] if output.json else times:
-        output.line(moment.isoformat(sep=" "))
+        output.document([one.isoformat() for one in times])
+    for one in [] if output.json else times:
+        output.line(one.isoformat(sep=" "))
 
 
 @click.command("pause", cls=Command, example="perdure schedules pause sqlite:///shop.db nightly --reason holidays")
@@ -254,15 +265,54 @@ def trigger(target: str, id: str, output: Printer) -> None:
     help="From this time (in the schedule's time zone, if it names none), or this duration ago.",
 )
 @click.option("--to", "end", type=TimeParam(local=True), help="Before this time, or this duration ago.  [default: now]")
+@click.option("--dry-run", is_flag=True, help="Only count the fire times.")
 @with_output
-def backfill(target: str, id: str, start: Any, end: Any, output: Printer) -> None:
-    """Start the runs of all past fire times in a range that have none."""
+def backfill(target: str, id: str, start: Any, end: Any, output: Printer, *, dry_run: bool) -> None:
+    """Start the runs of all past fire times in a range that have none, regardless of overlap."""
 
     async def act(engine: Engine) -> list[str]:
         return await engine.schedules.backfill(id, in_the_past(start), in_the_past(end or datetime.timedelta()))
 
+    async def preview(engine: Engine) -> BackfillPreview:
+        return await engine.schedules.preview_backfill(id, in_the_past(start), in_the_past(end or datetime.timedelta()))
+
+    if dry_run:
+        found = with_engine(target, preview)
+        first = [one.isoformat() for one in found.first]
+        text = f"Fire times: {found.fire_times}, of them without a run: {found.missing}. Nothing was started."
+        document = {"id": id, "fire_times": found.fire_times, "missing": found.missing, "first": first}
+        output.result(document, text)
+        return
     runs = with_engine(target, act)
     output.result({"id": id, "runs": runs}, f"Fire times with a run: {len(runs)}.")
+
+
+@click.command("fires", cls=Command, example="perdure schedules fires sqlite:///shop.db nightly")
+@with_target
+@click.argument("id")
+@click.option("--limit", type=click.IntRange(1, 1000), default=30, show_default=True, help="Maximum number.")
+@with_output
+def fires(target: str, id: str, limit: int, output: Printer) -> None:
+    """List the latest fire times with their runs, or the reason why they were skipped."""
+    found = with_engine(target, lambda engine: engine.schedules.fires(id, limit))
+    if output.json:
+        output.document([_fire_document(one) for one in found])
+    elif found:
+        rows = [(when(one.at), one.run_id, one.status or f"skipped: {one.skipped}") for one in found]
+        output.table(("fire time", "run", "status"), rows)
+    else:
+        output.hint(f"{id} has not fired yet.")
+
+
+def _fire_document(one: Fire) -> dict[str, object]:
+    return {
+        "at": moment(one.at),
+        "since": moment(one.since),
+        "run_id": one.run_id,
+        "status": one.status,
+        "finished_at": moment(one.finished_at),
+        "skipped": one.skipped,
+    }
 
 
 @click.command("delete", cls=Command, example="perdure schedules delete sqlite:///shop.db nightly")
@@ -302,7 +352,7 @@ def _print_schedule(output: Printer, one: Schedule) -> None:
             ("type", one.type),
             ("input", short(one.input)),
             ("when", _when(one)),
-            ("next", when(one.next_slot)),
+            ("next", when(one.next_fire_time)),
             ("queue", one.queue),
             ("priority", str(one.priority)),
             ("deadline", span(one.deadline) if one.deadline else ""),
@@ -319,7 +369,7 @@ def _print_schedule(output: Printer, one: Schedule) -> None:
 def _status(one: Schedule) -> str:
     if one.paused:
         return f"paused: {one.reason}" if one.reason else "paused"
-    return "active" if when(one.next_slot) or one.waiting else "finished"
+    return "active" if when(one.next_fire_time) or one.waiting else "finished"
 
 
 def _when(one: Schedule) -> str:

@@ -9,16 +9,17 @@ from typing import Any, cast
 import click
 import msgspec
 
-from perdure.cli.console.commands import Command
+from perdure.cli.console.command_groups import Command
 from perdure.cli.console.describe import short, status, status_style
 from perdure.cli.console.document import run_document
 from perdure.cli.console.output import Printer
-from perdure.cli.console.params import JsonParam, TimeParam, with_output, with_target
+from perdure.cli.console.params import AttributeParam, JsonParam, TimeParam, with_output, with_target
 from perdure.cli.console.target import with_engine
 from perdure.client.engine import Engine
-from perdure.client.start import StartOptions
+from perdure.client.runs.start import StartOptions
 from perdure.core.model.run import Run
 from perdure.core.policy.singleton import POLICIES, Debounce, Singleton
+from perdure.core.printed_text import closest
 from perdure.errors import RunCancelled, RunFailed, UnknownWorkflow
 from perdure.workflow.definition import Call, Definition
 
@@ -45,6 +46,14 @@ from perdure.workflow.definition import Call, Definition
     help="With --singleton: what to do while another run has not finished.",
 )
 @click.option("--debounce", "delay", metavar="DURATION", help="Start this long after the last of several such starts.")
+@click.option(
+    "--attribute",
+    "attributes",
+    multiple=True,
+    type=AttributeParam(filter=False),
+    metavar="NAME=VALUE",
+    help="Attribute to find the run by; JSON if it parses, a time, else text.",
+)
 @click.option("--wait", is_flag=True, help="Wait for the outcome, and exit with 1 unless the run completes.")
 @with_output
 def start(
@@ -62,6 +71,7 @@ def start(
     """Start a run of the workflow TYPE."""
     chosen = cast("StartOptions", options)
     chosen["singleton"] = None if single is None else Singleton(single, policy)
+    chosen["attributes"] = dict(options["attributes"]) or None
     chosen["debounce"] = None if delay is None else Debounce(delay)
 
     async def act(engine: Engine) -> tuple[Run, RunFailed | RunCancelled | None]:
@@ -72,7 +82,7 @@ def start(
                 await handle.result()
             except (RunFailed, RunCancelled) as failed:
                 error = failed
-        return await handle.run(), error
+        return await handle.info(), error
 
     run, error = with_engine(target, act, create=True)
     if output.json:
@@ -92,8 +102,7 @@ def make_call(engine: Engine, type: str, given: Any, named: Mapping[str, str]) -
     """
     workflow = engine.workflows.get(type)
     if workflow is None and engine.workflows:
-        known = ", ".join(sorted(engine.workflows))
-        raise UnknownWorkflow(f"this engine has no workflow {type!r}; it has {known}")
+        raise UnknownWorkflow(f"this engine has no workflow {type!r}; it has {closest(type, engine.workflows)}")
     values = {name: _value(text, workflow, name) for name, text in named.items()}
     if isinstance(given, list):
         if values:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from perdure.cli.console.commands import Command, CommandGroup
+from perdure.cli.console.command_groups import Command, CommandGroup
 from perdure.cli.console.document import Document
 from perdure.cli.console.output import Printer
-from perdure.cli.console.params import queue_or_type, with_output, with_queue_or_type, with_target
+from perdure.cli.console.params import queue_or_type, with_output, with_queue_or_type, with_reason, with_target
 from perdure.cli.console.target import with_engine
 from perdure.client.engine import Engine
 from perdure.core.policy.watermark import REFUSE, WAIT, Watermark
@@ -56,14 +56,15 @@ def list_watermarks(target: str, output: Printer) -> None:
 @click.option(
     "--when-full", type=click.Choice((REFUSE, WAIT)), default=REFUSE, show_default=True, help="What a start does then."
 )
+@with_reason
 @with_output
 def set_watermark(
-    names: tuple[str, ...], type_: str | None, high: int, low: int | None, when_full: str, output: Printer
+    names: tuple[str, ...], type_: str | None, high: int, low: int | None, when_full: str, reason: str, output: Printer
 ) -> None:
     """Set the watermark of a queue, or of a type with --type, for all producers."""
     target, named = queue_or_type(names, type_)
     mark = Watermark(high=high, low=low, when_full=when_full, **named)
-    with_engine(target, lambda engine: engine.watermarks.set(mark))
+    with_engine(target, lambda engine: engine.watermarks.set(mark, reason))
     output.result(
         _document(mark),
         f"{mark.name}: starts {_verb(mark)} once {mark.high} runs wait, until fewer than {mark.floor} do.",
@@ -72,11 +73,12 @@ def set_watermark(
 
 @click.command("remove", cls=Command, example="perdure watermarks remove sqlite:///shop.db default")
 @with_queue_or_type
+@with_reason
 @with_output
-def remove(names: tuple[str, ...], type_: str | None, output: Printer) -> None:
+def remove(names: tuple[str, ...], type_: str | None, reason: str, output: Printer) -> None:
     """Remove the watermark of a queue, or of a type with --type; the one in an engine's code applies again."""
     target, named = queue_or_type(names, type_)
-    with_engine(target, lambda engine: engine.watermarks.remove(**named))
+    with_engine(target, lambda engine: engine.watermarks.remove(**named, reason=reason))
     [name] = named.values()
     output.result({**named, "high": None}, f"{name}: watermark removed; the one declared in code applies.")
 

@@ -1,4 +1,4 @@
-"""`perdure worker` runs a worker; `perdure workers` lists workers."""
+"""`perdure worker` runs a worker; `perdure workers` lists and drains workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import importlib
 import importlib.util
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,22 +16,22 @@ import click
 import msgspec
 
 from perdure.cli.console import logs
-from perdure.cli.console.commands import Command, CommandGroup
+from perdure.cli.console.command_groups import Command, CommandGroup
 from perdure.cli.console.describe import span, when
 from perdure.cli.console.document import Document, step_document
 from perdure.cli.console.output import Printer
 from perdure.cli.console.params import with_output, with_target
 from perdure.cli.console.target import is_url, load_engine, with_engine
 from perdure.client.engine import Engine
-from perdure.client.inspect import seconds_ago, silence
+from perdure.client.runs.inspect import seconds_ago, silence
 from perdure.core.audit import Audit
 from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
 from perdure.store.url import shown
 
 group = CommandGroup(
     "workers",
-    {"Commands": {"list": "perdure.cli.workers:list_workers"}},
-    help="List workers.",
+    {"Commands": {"list": "perdure.cli.workers:list_workers", "drain": "perdure.cli.workers:drain"}},
+    help="List and drain workers.",
     example="perdure workers sqlite:///shop.db",
 )
 
@@ -95,7 +94,7 @@ def worker(
     if audit is not None:
         engine.audit.level = Audit(audit)
     if stop_at_eof:
-        threading.Thread(target=_stop_at_eof, name="perdure stdin", daemon=True).start()
+        stop_with_parent()
     tune_collector()
     with asyncio.Runner(loop_factory=fast_loop()) as runner:
         runner.run(_work(engine, options, output))
@@ -121,8 +120,14 @@ def _print_event(output: Printer, event: str, engine: Engine) -> None:
         output.line(f"{event} on {shown(engine.url)} as process {os.getpid()}: {', '.join(sorted(engine.workflows))}")
 
 
-def _stop_at_eof() -> None:
-    while sys.stdin is not None and sys.stdin.buffer.read(4096):
+def stop_with_parent() -> None:
+    """Start a thread that stops this process when its standard input ends, as it does when the parent dies."""
+    threading.Thread(target=_await_eof, name="perdure stdin", daemon=True).start()
+
+
+def _await_eof() -> None:
+    # Unbuffered: a thread inside a buffered read would abort the interpreter when it ends.
+    while os.read(0, 4096):
         continue
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -139,7 +144,8 @@ def list_workers(target: str, output: Printer) -> None:
         rows = [
             (
                 one.id,
-                str(one.status),
+                "draining" if one.is_draining else str(one.status),
+                one.build,
                 f"{one.host} ({one.pid})",
                 str(one.slots),
                 _heard_of(one),
@@ -148,10 +154,34 @@ def list_workers(target: str, output: Printer) -> None:
             )
             for one in workers
         ]
-        output.table(("id", "status", "process", "slots", "last heard of", "errors", "last error"), rows)
+        output.table(("id", "status", "build", "process", "slots", "last heard of", "errors", "last error"), rows)
         _print_running(output, workers)
     else:
         output.hint("No worker is known.")
+
+
+@click.command("drain", cls=Command, example="perdure workers drain sqlite:///shop.db 01931c5e --reason 'new host'")
+@with_target
+@click.argument("worker")
+@click.option("--reason", default="", metavar="TEXT", help="Stored in the audit trail.")
+@click.option("--grace", metavar="DURATION", help="How long steps may continue.  [default: the worker's own]")
+@with_output
+def drain(target: str, worker: str, reason: str, grace: str | None, output: Printer) -> None:
+    """Order a worker to claim no more runs, let its steps finish and stop.
+
+    WORKER is an id that `perdure workers list` shows, or its beginning.
+    """
+
+    async def act(engine: Engine) -> tuple[str, bool]:
+        known = [one.id for one in await engine.workers.list() if one.id.startswith(worker)]
+        if len(known) > 1 and worker not in known:
+            raise click.UsageError(f"{len(known)} workers begin with {worker!r}; give more of the id")
+        named = known[0] if len(known) == 1 else worker
+        return named, await engine.workers.drain(named, reason, grace=grace)
+
+    named, ordered = with_engine(target, act)
+    done, other = f"{named} drains and stops.", f"{named} drains already, has stopped or is dead."
+    output.result({"id": named, "draining": ordered}, done if ordered else other)
 
 
 def _document(worker: WorkerInfo) -> Document:

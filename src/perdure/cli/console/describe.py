@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 
-from perdure.cli.console.document import Document, failure, moment
+from perdure.cli.console.document import Document, attributes_document, failure, moment
+from perdure.cli.console.output import dump
 from perdure.core.codec.failure import Failure
+from perdure.core.model.attributes import AttributeValue
 from perdure.core.model.record import Message, Record
 from perdure.core.model.run import Run, Status
+from perdure.core.status_signs import STATUS_SIGNS
 
-_STYLES = {
-    Status.RUNNING: "cyan",
-    Status.WAITING: "yellow",
-    Status.COMPLETED: "green",
-    Status.FAILED: "red",
-    Status.CANCELLED: "magenta",
-    Status.BLOCKED: "bold red",
-}
 _LONGEST = 160
 
 
@@ -27,7 +23,7 @@ def status(run: Run) -> str:
 
 def status_style(text: str) -> str:
     """Return the colour of a status text that `status` made."""
-    return _STYLES.get(Status(text.partition(":")[0]), "")
+    return STATUS_SIGNS[Status(text.partition(":")[0])].style
 
 
 def when(time: int) -> str:
@@ -81,3 +77,9 @@ def outcome(record: Record) -> str:
     if record.retry_at:
         return f"attempt {record.attempts} failed, the next is due {span(record.retry_at - record.at)} later: {what}"
     return f"failed at attempt {record.attempts}: {what}" if record.attempts else f"failed: {what}"
+
+
+def attributes(values: Mapping[str, AttributeValue] | None) -> str:
+    """Describe attributes in a line: `customer=acme amount=12.5`."""
+    shown = attributes_document(values)
+    return " ".join(f"{name}={value if isinstance(value, str) else dump(value)}" for name, value in shown.items())

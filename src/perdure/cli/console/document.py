@@ -7,18 +7,20 @@ left out.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from perdure.core.audit import Event
 from perdure.core.codec.failure import Failure
+from perdure.core.model.attributes import AttributeValue, attributes_from_json
 from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record
 from perdure.core.model.run import Run
 from perdure.core.model.waits import RunWaits
 from perdure.core.model.worker_info import RunningStep
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.core.time.schedule import Schedule
 
 Document = dict[str, Any]
@@ -28,7 +30,7 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 def moment(time: int) -> str | None:
     """Format a time; None for "never" and for "not yet"."""
-    if time <= 0 or time >= FAR:
+    if time <= 0 or time >= NEVER:
         return None
     at = _EPOCH + datetime.timedelta(microseconds=time)
     return f"{at.replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
@@ -108,6 +110,7 @@ def run_document(run: Run) -> Document:
         "generation": run.generation,
         "claims": run.claims,
         "worker": run.worker,
+        "build": run.build,
         "created_at": moment(run.created_at),
         "started_at": moment(run.started_at),
         "finished_at": moment(run.finished_at),
@@ -117,7 +120,22 @@ def run_document(run: Run) -> Document:
         "parent_id": run.parent_id,
         "parent_location": run.parent_location,
         "idempotency_key": run.idempotency_key,
+        "attributes": attributes_document(run.attributes),
     }
+
+
+def attributes_document(attributes: Mapping[str, AttributeValue] | None) -> Document:
+    """Convert attributes by name; a time becomes text, as all times here."""
+    return {
+        name: moment_text(value) if isinstance(value, datetime.datetime) else value
+        for name, value in (attributes or {}).items()
+    }
+
+
+def moment_text(at: datetime.datetime) -> str:
+    """Format a time in UTC."""
+    utc = at.astimezone(datetime.UTC).replace(tzinfo=None)
+    return f"{utc.isoformat(timespec='microseconds')}Z"
 
 
 def record_document(record: Record) -> Document:
@@ -178,15 +196,23 @@ def schedule_document(one: Schedule) -> Document:
         "overlap": one.overlap.value,
         "paused": one.paused,
         "reason": one.reason,
-        "next_slot": moment(one.next_slot),
+        "next_fire_time": moment(one.next_fire_time),
         "due_at": moment(one.due_at),
-        "waiting": [moment(slot) for slot in one.waiting],
-        "last_slot": moment(one.last_slot),
+        "waiting": [moment(time) for time in one.waiting],
+        "last_fire_time": moment(one.last_fire_time),
         "last_run": one.last_run or None,
         "error": one.error or None,
         "created_at": moment(one.created_at),
         "changed_at": moment(one.changed_at),
+        "attributes": attributes_document(_attributes(one)),
     }
+
+
+def _attributes(one: Schedule) -> dict[str, AttributeValue]:
+    try:
+        return {attribute.name: attribute.value for attribute in attributes_from_json(one.attributes)}
+    except (msgspec.MsgspecError, ValueError, OverflowError):
+        return {}
 
 
 def event_document(event: Event) -> Document:

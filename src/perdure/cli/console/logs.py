@@ -8,7 +8,7 @@ import sys
 from perdure.cli.console.document import moment
 from perdure.cli.console.output import dump
 from perdure.core.printed_text import harmless, harmless_lines
-from perdure.workflow.step_info import current_step
+from perdure.workflow.step import current_step
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 DEFAULT_LEVEL = "info"

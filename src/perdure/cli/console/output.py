@@ -16,6 +16,7 @@ from perdure.core.printed_text import harmless
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 Rows = Sequence[Sequence[str]]
 RowStyle = Callable[[Sequence[str]], str]
@@ -39,6 +40,11 @@ class Printer:
         from rich.console import Console
 
         return Console(highlight=False, markup=False, emoji=False)
+
+    @property
+    def is_terminal(self) -> bool:
+        """True if people read the output on a terminal."""
+        return self._console is not None
 
     def document(self, value: object) -> None:
         """Print a JSON document."""
@@ -74,15 +80,7 @@ class Printer:
         if self._console is None:
             print("\n".join(_aligned([[column.upper() for column in columns], *safe])), flush=True)
             return
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for column in columns:
-            table.add_column(column, overflow="fold")
-        for row in safe:
-            table.add_row(*(Text(cell) for cell in row), style=style(row) if style else None)
-        self._console.print(table)
+        self._console.print(rich_table(columns, safe, style))
 
     def fields(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Print names and values, a pair a line; skip pairs without a value."""
@@ -90,6 +88,19 @@ class Printer:
         for name, value in pairs:
             if value:
                 self.line(f"  {name:<{width}}  {value}")
+
+
+def rich_table(columns: Sequence[str], rows: Rows, style: RowStyle | None = None) -> Table:
+    """Make a table of rows that are safe to print; `style` returns the colour of a row."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row), style=style(row) if style else None)
+    return table
 
 
 def _aligned(rows: Rows) -> list[str]:

@@ -5,14 +5,24 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 import msgspec
 
+from perdure.cli.console.completion import (
+    complete_argument,
+    complete_queues,
+    complete_runs,
+    complete_schedules,
+    complete_types,
+)
 from perdure.cli.console.output import Printer
+from perdure.client.runs.namespace import RunFilters
+from perdure.core.model.attributes import read_condition
+from perdure.core.model.run import Status
 from perdure.core.time.duration import microseconds
-from perdure.errors import InvalidDuration
+from perdure.errors import InvalidDuration, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 Filters = TypeVar("Filters")
@@ -27,18 +37,22 @@ else:
     ParamType = click.ParamType
 
 ENVIRONMENT = "PERDURE_URL"
-#: Key of `--database-timeout` in the context of a command.
+#: Environment variable with the token of a server.
+TOKEN_ENVIRONMENT = "PERDURE_TOKEN"  # noqa: S105 - the name of a variable
+#: Keys of `--token-file` and `--database-timeout` in the context of a command.
+TOKEN_FILE = "perdure.token_file"  # noqa: S105 - the name of an option
 DATABASE_TIMEOUT = "perdure.database_timeout"
 
 
-def _one_target(ctx: click.Context, param: click.Parameter | None, value: tuple[str, ...]) -> str:
+def one_target(ctx: click.Context, param: click.Parameter | None, value: tuple[str, ...]) -> str:
+    """Return the one TARGET among the words, or that of the environment variable. Raises `click.UsageError`."""
     if len(value) > 1:
         raise click.UsageError(f"unexpected argument {value[1]!r}", ctx)
     target = value[0] if value else os.environ.get(ENVIRONMENT, "")
     if not target:
         raise click.UsageError(
-            "name a TARGET: an engine such as shop:engine, or a database such as sqlite:///shop.db; "
-            f"or set {ENVIRONMENT}",
+            "name a TARGET: an engine such as shop:engine, a database such as sqlite:///shop.db, or a server such as "
+            f"https://ops.example.com; or set {ENVIRONMENT}",
             ctx,
         )
     if "://" not in target and not all(target.partition(":")):
@@ -51,22 +65,30 @@ def _one_target(ctx: click.Context, param: click.Parameter | None, value: tuple[
 def with_target(function: F) -> F:
     """Give a command its first argument, the TARGET, which the environment variable may replace."""
     # A variadic argument takes what the arguments behind it leave over, which makes the first one optional.
-    return click.argument("target", nargs=-1, callback=_one_target, metavar="[TARGET]")(function)
+    return click.argument(
+        "target", nargs=-1, callback=one_target, metavar="[TARGET]", shell_complete=complete_argument
+    )(function)
 
 
 def with_queue_or_type(function: F) -> F:
     """Give a command a TARGET and either a QUEUE or `--type`; `queue_or_type` reads them."""
-    function = click.option("--type", "type_", metavar="TYPE", help="All runs of a type instead of a queue.")(function)
-    return click.argument("names", nargs=-1, metavar="[TARGET] [QUEUE]")(function)
+    function = click.option(
+        "--type",
+        "type_",
+        metavar="TYPE",
+        shell_complete=complete_types,
+        help="All runs of a type instead of a queue.",
+    )(function)
+    return click.argument("names", nargs=-1, metavar="[TARGET] [QUEUE]", shell_complete=complete_argument)(function)
 
 
 def queue_or_type(names: tuple[str, ...], type: str | None) -> tuple[str, dict[str, str]]:
     """Return the target, and the queue or the type that was named. Raises `click.UsageError`."""
     if type is not None:
-        return _one_target(click.get_current_context(), None, names), {"type": type}
+        return one_target(click.get_current_context(), None, names), {"type": type}
     if not names:
         raise click.UsageError("name one QUEUE, or one type with --type")
-    return _one_target(click.get_current_context(), None, names[:-1]), {"queue": names[-1]}
+    return one_target(click.get_current_context(), None, names[:-1]), {"queue": names[-1]}
 
 
 def one_or_filtered(
@@ -74,10 +96,10 @@ def one_or_filtered(
 ) -> tuple[str, str | None, Filters | None]:
     """Return the target, and either the run that was named or the filters. Raises `click.UsageError`."""
     if everything or filters:
-        return _one_target(click.get_current_context(), None, names), None, filters
+        return one_target(click.get_current_context(), None, names), None, filters
     if not names:
         raise click.UsageError("name one RUN, or give options that select some, or --all")
-    return _one_target(click.get_current_context(), None, names[:-1]), names[-1], None
+    return one_target(click.get_current_context(), None, names[:-1]), names[-1], None
 
 
 def _database_timeout(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
@@ -92,8 +114,28 @@ def _database_timeout(ctx: click.Context, param: click.Parameter, value: str | N
     ctx.meta[DATABASE_TIMEOUT] = value
 
 
+def _token_file(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        ctx.meta[TOKEN_FILE] = value
+
+
+def with_reason(function: F) -> F:
+    """Give a command `--reason`, for the audit trail."""
+    return click.option("--reason", default="", metavar="TEXT", help="Stored in the audit trail.")(function)
+
+
 def with_output(function: F) -> F:
-    """Give a command `--json`, `--debug` and `--database-timeout`; it receives a `Printer` as `output`."""
+    """Give a command `--json`, `--debug`, `--database-timeout` and `--token-file`.
+
+    It receives a `Printer` as `output`.
+    """
+    function = click.option(
+        "--token-file",
+        expose_value=False,
+        callback=_token_file,
+        metavar="FILE",
+        help=f"File with the token of a server.  [default: {TOKEN_ENVIRONMENT}]",
+    )(function)
     function = click.option(
         "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
     )(function)  # fmt: skip
@@ -121,6 +163,73 @@ def in_the_past(value: Any) -> Any:
 def in_the_future(value: Any) -> Any:
     """Count a duration from now on; leave any other value as it is."""
     return datetime.datetime.now(datetime.UTC) + value if isinstance(value, datetime.timedelta) else value
+
+
+class AttributeParam(ParamType):
+    """Attribute and its value: `customer=acme`; of a filter also `amount>=100`, `city^=Ber`, `tier=["a","b"]`."""
+
+    name = "attribute"
+
+    def __init__(self, *, filter: bool) -> None:
+        self._filter = filter
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+        """Split at the operator; a filter gets a pair of the operator and the value."""
+        try:
+            name, condition = read_condition(str(value))
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+        if self._filter:
+            return name, condition
+        if condition[0] != "=":
+            self.fail(f"{value!r} is not of the form NAME=VALUE", param, ctx)
+        return name, condition[1]
+
+
+def with_filters(function: F) -> F:
+    """Give a command the filters of a listing of runs; `read_filters` makes them those of `runs.list`."""
+    for option in (
+        click.option("--deleted", is_flag=True, help="Deleted runs."),
+        click.option(
+            "--until", "created_before", type=TimeParam(), help="Created before this, or longer ago than this."
+        ),
+        click.option(
+            "--since", "created_after", type=TimeParam(), help="Created after this time, or within this duration."
+        ),
+        click.option("--error", metavar="TEXT", help="With this in the message or the class of the error."),
+        click.option(
+            "--attribute",
+            "attributes",
+            multiple=True,
+            type=AttributeParam(filter=True),
+            help='With an attribute: customer=acme, amount>=100, city^=Ber (prefix), tier=\'["a","b"]\' (one of).',
+        ),
+        click.option("--build", metavar="NAME", help="Begun by this build."),
+        click.option("--roots", is_flag=True, help="Without a parent."),
+        click.option("--parent", metavar="RUN", shell_complete=complete_runs, help="Children of this run."),
+        click.option("--schedule", metavar="ID", shell_complete=complete_schedules, help="Started by this schedule."),
+        click.option("--id-prefix", metavar="TEXT", help="With an id that begins with this."),
+        click.option("--queue", shell_complete=complete_queues, help="In this queue."),
+        click.option("--type", shell_complete=complete_types, help="Of this workflow type."),
+        click.option(
+            "--status", multiple=True, type=click.Choice([one.value for one in Status]), help="In this status."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def read_filters(options: dict[str, Any]) -> RunFilters:
+    """Take the filters out of the options of a command."""
+    filters = {name: options.pop(name) for name in RunFilters.__annotations__}
+    for name in ("created_after", "created_before"):
+        filters[name] = in_the_past(filters[name])
+    filters["status"] = [Status(one) for one in filters["status"]] or None
+    attributes: dict[str, list[Any]] = {}
+    for name, condition in filters["attributes"]:
+        attributes.setdefault(name, []).append(condition)
+    filters["attributes"] = attributes or None
+    return cast("RunFilters", filters)
 
 
 class JsonParam(ParamType):

@@ -1,4 +1,4 @@
-"""Engines of targets: one in the user's code, or one without code on a database."""
+"""Engines of targets: one in the user's code, or one without code on a database or a server."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from typing import TypeVar
 
 import click
 
-from perdure.cli.console.params import DATABASE_TIMEOUT
+from perdure.cli.console.params import DATABASE_TIMEOUT, TOKEN_ENVIRONMENT, TOKEN_FILE
 from perdure.client.engine import Engine
+from perdure.client.remote.transport import is_server
 from perdure.client.session import session_of
 from perdure.errors import StoreUnavailable, UsageError
 from perdure.store.url import SqliteUrl, parse
@@ -43,6 +44,8 @@ async def engine_at(target: str, *, create: bool = False) -> AsyncGenerator[Engi
 
 def find_engine(target: str, *, create: bool = False) -> Engine:
     """Return the engine of a target. Raises `UsageError`, or `StoreUnavailable` if the database does not exist."""
+    if is_server(target):
+        return _configured(Engine(target, token=read_token()))
     if is_url(target):
         if not create:
             check_exists(target)
@@ -50,8 +53,23 @@ def find_engine(target: str, *, create: bool = False) -> Engine:
     return load_engine(target)
 
 
+def read_token() -> str | None:
+    """Read the token of the server: from `--token-file`, or from the environment; None if there is none.
+
+    It is no option itself, because other users of a machine see the arguments of processes.
+    """
+    context = click.get_current_context(silent=True)
+    path = None if context is None else context.meta.get(TOKEN_FILE)
+    if path is None:
+        return os.environ.get(TOKEN_ENVIRONMENT) or None
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"the token in {path} cannot be read: {type(error).__name__}") from None
+
+
 def is_url(target: str) -> bool:
-    """Tell a database from an engine."""
+    """Tell a database or a server from an engine."""
     return "://" in target
 
 
@@ -89,7 +107,7 @@ def _configured(engine: Engine) -> Engine:
     context = click.get_current_context(silent=True)
     timeout = None if context is None else context.meta.get(DATABASE_TIMEOUT)
     if timeout is not None:
-        session_of(engine).bound_calls(timeout)
+        session_of(engine).set_call_timeout(timeout)
     return engine
 
 

@@ -19,8 +19,7 @@ from perdure.client.engine import Engine
 from perdure.core.policy.retry import Retry
 from perdure.workflow.context import Context
 from perdure.workflow.definition import workflow
-from perdure.workflow.step import step
-from perdure.workflow.step_info import StepInfo, step_info
+from perdure.workflow.step import StepInfo, step, step_info
 
 
 @dataclass

@@ -1,12 +1,16 @@
 """`perdure stress`: throughput and latency of a database with worker processes, also when workers are killed.
 
-It shows the progress while it runs, and the figures at the end: throughput, percentiles, failures.
+It shows the progress while it runs, and the figures at the end: throughput, percentiles, failures. Worker
+processes may be killed at intervals; none outlives the test.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,19 +24,90 @@ import click
 import msgspec
 from msgspec import Struct
 
-from perdure.cli.console.commands import Command
+from perdure.cli.console.command_groups import Command
 from perdure.cli.console.output import Printer
 from perdure.cli.console.params import with_output
-from perdure.cli.stress.workers import WorkerProcesses
-from perdure.cli.stress.workload import Workload, make_engine
+from perdure.cli.stress.workload import ENVIRONMENT, Workload, make_engine
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
 from perdure.core.audit import Audit
 from perdure.core.time.duration import seconds
-from perdure.errors import RunFailed
+from perdure.errors import PerdureError, RunFailed
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.workflow.definition import Call
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+#: Seconds that workers may take to stop.
+_STOP_TIMEOUT = 15.0
+
+
+class WorkerExited(PerdureError):
+    """A worker process ended that the test had not killed."""
+
+
+class WorkerProcesses:
+    """Worker processes, as many as `count` at a time."""
+
+    def __init__(self, load: Workload, count: int, slots: int, lease: str) -> None:
+        self._load = load
+        self.count = count
+        self._options = ["--slots", str(slots), "--lease", lease]
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.kills = 0
+
+    def start(self) -> None:
+        """Start processes until there are `count`."""
+        while len(self._processes) < self.count:
+            self._processes.append(self._spawn())
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "perdure.cli", "worker", "perdure.cli.stress.workload:engine", *self._options]
+        # Runs that are to fail are no news.
+        command += ["--log-level", "critical", "--stop-at-eof"]
+        environment = {**os.environ, ENVIRONMENT: msgspec.json.encode(self._load).decode()}
+        return subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        )
+
+    def check(self) -> None:
+        """Raise `WorkerExited` if a process has ended by itself."""
+        for process in self._processes:
+            code = process.poll()
+            if code is not None:
+                raise WorkerExited(f"worker process {process.pid} ended with {code}; its log is above")
+
+    async def kill_every(self, seconds: float) -> None:
+        """Kill a random process at intervals, and start another one."""
+        while True:
+            await asyncio.sleep(seconds)
+            victim = self._processes.pop(random.randrange(len(self._processes)))  # noqa: S311 - not a secret
+            victim.send_signal(signal.SIGKILL)
+            _reap(victim)
+            self.kills += 1
+            self.start()
+
+    def stop(self) -> None:
+        """Stop all processes; kill those that do not stop in time."""
+        for process in self._processes:
+            if process.stdin is not None:
+                process.stdin.close()
+        for process in self._processes:
+            try:
+                process.wait(_STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            _reap(process)
+        self._processes.clear()
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
+
 
 #: Seconds between two checks of the worker processes.
 _POLL = 0.05
@@ -197,9 +272,6 @@ def _print_result(output: Printer, result: StressResult) -> None:
 def _ms(seconds: float) -> str:
     return f"{seconds * 1000:,.1f} ms"
 
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 #: Lines that report the progress where standard error is not a terminal.
 _LINES = 10

@@ -14,12 +14,22 @@ import click
 Places = Mapping[str, str]
 
 
+#: Key of the words of a line that a shell completes, in the context of a command.
+WORDS = "perdure.words"
+
+
 class Command(click.Command):
     """Command whose help ends with an example."""
 
     def __init__(self, *arguments: Any, example: str = "", **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.example = example
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the line. An unfinished one loses words on the way, so its completion gets them as they are."""
+        if ctx.resilient_parsing:
+            ctx.meta[WORDS] = tuple(args)
+        return super().parse_args(ctx, args)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the example on a line of its own, never wrapped, so that it can be copied."""
@@ -70,6 +80,9 @@ class CommandGroup(click.Group):
 
     def with_default(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert `list` in front of a target or an option where a command is expected."""
+        if ctx.resilient_parsing and not args:
+            # A shell completes the names of the commands.
+            return args
         lists = "list" in self._places and (not args or _starts_listing(args[0], ctx))
         return ["list", *args] if lists else args
 

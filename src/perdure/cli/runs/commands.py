@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 import click
 from msgspec import Struct
 
 from perdure.cli.console import describe
-from perdure.cli.console.commands import Command, CommandGroup
+from perdure.cli.console.command_groups import Command, CommandGroup
 from perdure.cli.console.describe import short, span, status, status_style, when
 from perdure.cli.console.document import (
     Document,
+    attributes_document,
     event_document,
     interruption_document,
     message_document,
@@ -22,15 +23,16 @@ from perdure.cli.console.document import (
     waits_document,
 )
 from perdure.cli.console.output import Printer, dump
-from perdure.cli.console.params import TimeParam, in_the_past, with_output, with_target
+from perdure.cli.console.params import read_filters, with_filters, with_output, with_target
 from perdure.cli.console.target import engine_at, with_engine
 from perdure.cli.messages import print_set_aside, set_aside_document
+from perdure.cli.runs.watch import watch_runs
 from perdure.client.engine import Engine
 from perdure.core.audit import Event
 from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record
 from perdure.core.model.reports import RunReport, original_records
-from perdure.core.model.run import Run, RunPage, Status
+from perdure.core.model.run import Run, RunGroup, RunPage, Status
 from perdure.core.model.set_aside_messages import SetAsideMessage
 from perdure.core.printed_text import harmless_lines
 
@@ -38,11 +40,12 @@ group = CommandGroup(
     "runs",
     {
         "Inspect": {
-            "list": "perdure.cli.runs:list_runs",
-            "show": "perdure.cli.runs:show",
-            "why": "perdure.cli.runs:why",
-            "states": "perdure.cli.runs:states",
-            "stream": "perdure.cli.runs:stream",
+            "list": "perdure.cli.runs.commands:list_runs",
+            "count": "perdure.cli.runs.commands:count",
+            "show": "perdure.cli.runs.commands:show",
+            "why": "perdure.cli.runs.commands:why",
+            "states": "perdure.cli.runs.commands:states",
+            "stream": "perdure.cli.runs.commands:stream",
         },
         "Control": {
             "cancel": "perdure.cli.control:cancel",
@@ -51,15 +54,17 @@ group = CommandGroup(
             "resume": "perdure.cli.control:resume",
             "wake": "perdure.cli.control:wake",
             "evict": "perdure.cli.control:evict",
+            "set-priority": "perdure.cli.control:set_priority",
+            "bulk": "perdure.cli.runs.bulk:bulk",
         },
         "Run again": {
             "retry": "perdure.cli.control:retry",
             "fork": "perdure.cli.control:fork",
         },
         "Remove": {
-            "delete": "perdure.cli.retention:delete",
-            "undelete": "perdure.cli.retention:undelete",
-            "prune": "perdure.cli.retention:prune",
+            "delete": "perdure.cli.control:delete",
+            "undelete": "perdure.cli.control:undelete",
+            "prune": "perdure.cli.control:prune",
         },
         "Run without a worker": {
             "due": "perdure.cli.push:list_due",
@@ -74,30 +79,42 @@ group = CommandGroup(
 
 @click.command("list", cls=Command, example="perdure runs list sqlite:///shop.db --status failed --since 1h")
 @with_target
-@click.option("--status", multiple=True, type=click.Choice([one.value for one in Status]), help="In this status.")
-@click.option("--type", help="Of this workflow type.")
-@click.option("--queue", help="In this queue.")
-@click.option("--parent", metavar="RUN", help="Children of this run.")
-@click.option("--since", "created_after", type=TimeParam(), help="Created after this time, or within this duration.")
-@click.option("--until", "created_before", type=TimeParam(), help="Created before this time, or longer ago than this.")
-@click.option("--deleted", is_flag=True, help="Deleted runs.")
+@with_filters
+@click.option("--oldest", is_flag=True, help="Oldest first.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="Maximum number of runs.")
 @click.option("--cursor", help="Continue where an earlier list ended.")
+@click.option("--watch", is_flag=True, help="Refresh the list every second, until Ctrl-C.")
 @with_output
-def list_runs(target: str, output: Printer, **filters: Any) -> None:
-    """List runs, newest first."""
-    for name in ("created_after", "created_before"):
-        filters[name] = in_the_past(filters[name])
-    filters["status"] = [Status(one) for one in filters["status"]] or None
+def list_runs(
+    target: str, output: Printer, oldest: bool, limit: int, cursor: str | None, watch: bool, **options: Any
+) -> None:
+    """List runs that fulfil all filters, newest first.
+
+    With --watch, new and changed rows carry a mark. If the output is no terminal, each change is a line of its own,
+    also with --json.
+    """
+    given = dict(options)
+    filters = read_filters(options)
+    order: Literal["newest", "oldest"] = "oldest" if oldest else "newest"
+
+    async def read_page(engine: Engine) -> RunPage:
+        # Durations such as --since 1h are counted back from each refresh.
+        chosen = read_filters(dict(given)) if watch else filters
+        return await engine.runs.list(order=order, limit=limit, cursor=cursor, **chosen)
 
     async def read(engine: Engine) -> tuple[RunPage, set[str]]:
-        page = await engine.runs.list(**filters)
+        page = await read_page(engine)
         return page, await engine.runs.unserved(page.runs)
 
+    if watch:
+        if cursor is not None:
+            raise click.UsageError("--watch shows the first page; leave out --cursor")
+        watch_runs(target, output, read_page, limit, newest_first=not oldest)
+        return
     page, unserved = with_engine(target, read)
     if output.json:
         runs = [{**run_document(run), "unserved": run.id in unserved} for run in page.runs]
-        output.document({"runs": runs, "cursor": page.cursor})
+        output.document({"runs": runs, "cursor": page.cursor, "previous": page.previous})
     else:
         _print_page(output, page, unserved)
 
@@ -106,14 +123,49 @@ def _print_page(output: Printer, page: RunPage, unserved: set[str]) -> None:
     if not page.runs:
         output.hint("No runs.")
         return
+    columns = ["id", "type", "status", "queue", "created", "finished"]
+    if any(run.attributes for run in page.runs):
+        columns.append("attributes")
     rows = [
-        (run.id, run.type, f"{status(run)}{note}", run.queue, when(run.created_at), when(run.finished_at))
+        (
+            (run.id, run.type, f"{status(run)}{note}", run.queue, when(run.created_at), when(run.finished_at))
+            + ((describe.attributes(run.attributes),) if len(columns) > 6 else ())
+        )
         for run in page.runs
         for note in (": unserved" if run.id in unserved else "",)
     ]
-    output.table(("id", "type", "status", "queue", "created", "finished"), rows, lambda row: status_style(row[2]))
+    output.table(columns, rows, lambda row: status_style(row[2]))
     if page.cursor is not None:
         output.hint(f"There are more: --cursor {page.cursor}")
+
+
+@click.command("count", cls=Command, example="perdure runs count sqlite:///shop.db --by status --since 1d")
+@with_target
+@with_filters
+@click.option("--by", metavar="WHAT", help="Group by status, type, queue or attribute:NAME.")
+@with_output
+def count(target: str, output: Printer, by: str | None, **options: Any) -> None:
+    """Count the runs that fulfil all filters, exactly up to 10,000."""
+    filters = read_filters(options)
+
+    async def read(engine: Engine) -> list[RunGroup]:
+        return [await engine.runs.count(**filters)] if by is None else await engine.runs.count_by(by, **filters)
+
+    groups = with_engine(target, read)
+    if output.json:
+        documents = [{"value": group_text(one.value), "count": one.count, "exact": one.exact} for one in groups]
+        output.document({"count": documents[0] if by is None else None, "groups": documents if by else []})
+    elif by is None:
+        output.line(str(groups[0]))
+    elif groups:
+        output.table((by, "runs"), [(str(group_text(one.value)), str(one)) for one in groups])
+    else:
+        output.hint("No runs.")
+
+
+def group_text(value: Any) -> Any:
+    """Convert what a group has in common; a time becomes text."""
+    return attributes_document({"": value})[""]
 
 
 #: Children shown; `perdure runs list --parent` lists all of them.
@@ -144,7 +196,7 @@ def show(target: str, run: str, output: Printer) -> None:
     async def read(engine: Engine) -> RunDetails:
         handle = await engine.get(run)
         return RunDetails(
-            run=await handle.run(),
+            run=await handle.info(),
             why=await handle.why(),
             history=await handle.history(),
             interruptions=await handle.interruptions(),
@@ -195,6 +247,7 @@ def _print_run(output: Printer, details: RunDetails) -> None:
             ("why", details.why),
             ("type", run.type),
             ("queue", f"{run.queue}, priority {run.priority}"),
+            ("build", run.build),
             ("input", short(run.input)),
             ("output", short(run.output)),
             ("error", describe.error(run.error)),
@@ -209,6 +262,7 @@ def _print_run(output: Printer, details: RunDetails) -> None:
             ("worker", run.worker or ""),
             ("parent", f"{run.parent_id} at {run.parent_location}" if run.parent_id else ""),
             ("key", run.idempotency_key or ""),
+            ("attributes", describe.attributes(run.attributes)),
         ]
     )
     if run.error is not None:
