@@ -1,13 +1,12 @@
 """What every test shares: how hard Hypothesis looks (`make prove` sets PERDURE_PROVE and looks a hundred times harder),
-and
-places on the test servers, if there are any."""
+and places on the test servers, if there are any."""
 
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import re
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
-from tests.stage import Stage, set_up
+from tests.stage import Stage, lay_tables, set_up
 
 # Here, because the first directory that imports the suite decides whether its assertions explain themselves.
 pytest.register_assert_rewrite("perdure.testing.conformance")
@@ -30,7 +29,7 @@ settings.load_profile("prove" if os.environ.get("PERDURE_PROVE") else "usual")
 
 #: What a module has that starts processes, and the fixtures that do. Each costs more than a hundred tests that do
 #: without.
-_STARTERS = ("subprocess", "multiprocessing", "signal", "Family", "PrivateServer")
+_STARTERS = ("subprocess", "multiprocessing", "signal", "selenium", "Family", "PrivateServer")
 _FIXTURES = frozenset(
     {"processes", "postgres", "mysql", "on_server", "on_postgres", "on_mysql", "schemas", "databases"}
 )
@@ -48,6 +47,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell starts commands in the background so, and the programs that tests interrupt would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         # This process collects tests. What it imports and makes meanwhile is there to the end.
         gc.disable()
@@ -76,24 +78,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=slow)
         left_out = set(slow)
         items[:] = [item for item in items if item not in left_out]
-    else:
-        items[:] = _longest_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
-
-
-def _longest_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
-    """Give each worker some of the long tests, before the others, so that none is left to run alone at the end.
-
-    A worker begins with an equal share of consecutive tests. A test that asks for more time by a marker is long.
-    """
-    long = [item for item in items if item.get_closest_marker("timeout") is not None]
-    chosen = set(long)
-    others = iter([item for item in items if item not in chosen])
-    ordered: list[pytest.Item] = []
-    for worker in range(workers):
-        share = long[worker::workers]
-        rest = len(items) * (worker + 1) // workers - len(ordered) - len(share)
-        ordered += [*share, *itertools.islice(others, max(rest, 0))]
-    return [*ordered, *others]
 
 
 def _is_slow(item: pytest.Item) -> bool:
@@ -144,5 +128,6 @@ async def stage(
 @pytest.fixture
 async def on_disk(tmp_path: Path) -> AsyncIterator[Stage]:
     stage = Stage(tmp_path / "runs.db")
+    await lay_tables(tmp_path / "runs.db")
     yield stage
     await stage.close()

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from perdure.host import Host
+from perdure.store import SqlStore, open_store
 from tests.helpers import eventually
 
 
@@ -48,8 +50,25 @@ async def cancel_everywhere(opening: Callable[[], Awaitable[object]], closing: C
         await closing()
         await eventually(
             lambda: descriptors().items() <= before.items(),
-            within=20,
             saying=f"a descriptor is open that was not, after {turns} turns",
         )
         turns += 1 + turns // 15
     return cancelled
+
+
+async def cancel_store_openings(url: str) -> None:
+    """Cancel the opening of a store at every moment. The first opening, which creates the tables, is not cancelled."""
+    first = open_store(url, Host())
+    await first.open()
+    await first.close()
+    stores: list[SqlStore] = []
+
+    async def opening() -> None:
+        stores.append(open_store(url, Host()))
+        await stores[-1].open()
+
+    async def closing() -> None:
+        while stores:
+            await stores.pop().close()
+
+    assert await cancel_everywhere(opening, closing) > 5

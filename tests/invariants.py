@@ -1,10 +1,8 @@
 """What must be true of a database at every moment, whatever crashed, stalled or lost its answer.
 
-`scan` asks for rows that break a promise (`tests/invariant_rules.py`) and describes each. It reads only committed data,
-so it may run beside
-live workers. What a test knows from outside is compared, too: nothing acknowledged and lost, begun too early, or left
-lying once
-the faults are over.
+`scan` asks for rows that break a promise (`perdure.store.sql.invariants`) and describes each. It reads only committed
+data, so it may run beside live workers. What a test knows from outside is compared, too: nothing acknowledged and lost,
+begun too early, or left lying once the faults are over.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from tests.invariant_rules import FINISHED, RULES, TRAIL, TRIMMED, Rule
+from perdure.store.sql.invariants import FINISHED, RULES, TRAIL, TRIMMED, Rule
 
 Query = Callable[[str], Iterable[tuple[Any, ...]]]
 AsyncQuery = Callable[[str], Awaitable[Iterable[tuple[Any, ...]]]]

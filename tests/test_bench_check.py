@@ -8,6 +8,8 @@ import pytest
 from benchmarks.check import Figures, _by_library, compare, functions_of
 
 ROOT = Path(__file__).parent.parent
+#: Runs that are counted. Tracing every bytecode is slow, and what a few runs cost repeats itself as well.
+RUNS = 15
 
 
 SLOWER = """
@@ -72,11 +74,13 @@ def test_the_count_of_a_callee_belongs_to_the_library_that_executed_it(tmp_path:
 def test_the_counted_work_repeats_itself_and_shows_the_function_that_does_more(tmp_path: Path) -> None:
     source = tmp_path / "src"
     shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
-    before = functions_of(source)
-    assert functions_of(source) == before
+    before = functions_of(source, RUNS)
+    again = functions_of(source, RUNS)
+    # How often the event loop turns depends on how long the file system takes, so some counts differ slightly.
+    assert total(again).total == pytest.approx(total(before).total, rel=0.01)
     module = source / "perdure" / "worker" / "callbacks.py"
     module.write_text(module.read_text() + SLOWER)
-    after = functions_of(source)
+    after = functions_of(source, RUNS)
     text = compare(total(before), total(after), "before").text
     assert "A step costs more than 3% more" in text
     grown = text.splitlines()[text.splitlines().index("A step costs more than 3% more. What grew:") + 1]

@@ -39,6 +39,7 @@ OF_ITS_OWN = {
     "w9": {"cpu_us_per_activity", "awaited_per_s", "cpu_us_per_awaited", "together_per_s", "cpu_us_per_one_of_many"},
     "memory": {"rss_growth_mb", "resident_bytes_per_run"},
     "audit": {"full_runs_per_s", "lifecycle_runs_per_s", "off_runs_per_s", "off_cpu_us_per_step"},
+    "watched": {"alone_steps_per_s", "watched_steps_per_s", "ratio_watched_to_alone", "tabs"},
 }
 
 

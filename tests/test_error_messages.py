@@ -6,6 +6,7 @@ import ast
 import builtins
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,26 @@ import pytest
 from perdure import errors
 
 SOURCE = Path(errors.__file__).parent
-TREES = {path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))}
-CLASSES = {node.name for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 #: Words that are written with a capital wherever they are. "Expected" is msgspec's, whose messages ours stand beside.
-PROPER = CLASSES | {"SQLite", "PostgreSQL", "MySQL", "MariaDB", "Redis", "Python", "JSON", "HTTP", "NaN", "Expected"}
+PROPER = {"SQLite", "PostgreSQL", "MySQL", "MariaDB", "Redis", "Python", "JSON", "HTTP", "NaN", "Expected"}
 ERRORS = {
     name for module in (builtins, errors) for name, one in vars(module).items()
     if isinstance(one, type) and issubclass(one, BaseException)
 }  # fmt: skip
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """The source by file: parsed when a test needs it, and not by each process that collects tests."""
+    return {path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))}
+
+
+@cache
+def proper() -> set[str]:
+    """Words that may begin a message with a capital: those above, and the classes of the source."""
+    return PROPER | {
+        node.name for tree in trees().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+    }
 
 
 def literal(node: ast.expr) -> str | None:
@@ -36,7 +49,7 @@ def literal(node: ast.expr) -> str | None:
 
 def messages() -> Iterator[tuple[str, str]]:
     """File and line, and the message, of every error that is made."""
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute) and node.args:
                 name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
@@ -49,7 +62,7 @@ def faults(message: str) -> list[str]:
     """What is wrong with a message."""
     first = re.match(r"\w+", message)
     found = []
-    if first and first[0][0].isupper() and first[0] not in PROPER:
+    if first and first[0][0].isupper() and first[0] not in proper():
         found.append("begins with a capital")
     if message.endswith(".") and not message.endswith("..."):
         found.append("ends with a full stop")

@@ -16,6 +16,7 @@ import perdure
 import perdure.admin
 import perdure.blocking
 import perdure.errors
+import perdure.http
 import perdure.machine
 import perdure.push
 from perdure.client import blocking
@@ -32,6 +33,7 @@ ERRORS = {
 }
 MODULES = {"perdure": perdure, "perdure.admin": perdure.admin, "perdure.machine": perdure.machine}
 MODULES["perdure.push"] = perdure.push
+MODULES["perdure.http"] = perdure.http
 PUBLIC: dict[str, Any] = {name: vars(module)[name] for module in MODULES.values() for name in module.__all__} | ERRORS
 CLASSES_OF_USERS = [name for name, value in PUBLIC.items() if inspect.isclass(value)]
 TABLES = [name for name, text in SECTIONS.items() if re.search(r"^\| `", text, flags=re.MULTILINE)]

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from perdure.core.system import System
+from perdure.core.system import DUE, CpuClock, LoopTrace, System
 from perdure.host import Host
 from tests.helpers import eventually
 
@@ -271,3 +271,53 @@ def test_a_process_ends_without_waiting_for_threads_that_block() -> None:
         [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=60, check=True
     )
     assert (done.stdout, done.stderr) == ("end\n", "")
+
+
+def test_no_object_is_watched_for_forks_when_the_interpreter_ends() -> None:
+    """A weak reference that is left then calls back into modules that are gone, and prints an error."""
+    program = (
+        "import atexit\n"
+        # Called last, because it is registered first.
+        "atexit.register(lambda: print(len(process_fork._watched)))\n"
+        "from perdure.core import process_fork\n"
+        "class Watcher:\n"
+        "    def at_fork(self): ...\n"
+        "watcher = Watcher()\n"
+        "process_fork.watch_forks(watcher.at_fork)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (ran.stdout, ran.stderr) == ("0\n", "")
+
+
+async def test_a_ticker_marks_the_end_of_its_wait_and_a_stopped_one_marks_nothing() -> None:
+    trace = LoopTrace(Host.monotonic)
+    calls: list[int] = []
+    go_on = threading.Event()
+
+    def tick(clock: CpuClock) -> float:
+        process, thread = clock()
+        assert process >= thread > 0
+        calls.append(trace.waiting[DUE])
+        return 0.001 if len(calls) < 3 or go_on.wait(60) else 0.0
+
+    ticker = Host().ticker(tick, "a ticker", trace)
+    await eventually(lambda: len(calls) == 3)
+    # Cleared when each wait has ended.
+    assert calls == [0, 0, 0]
+    trace.note("late")
+    assert trace.first == "late"
+    await ticker.stop()
+    go_on.set()
+    await eventually(lambda: trace.waiting[DUE])
+    assert trace.first is None
+
+
+async def test_a_ticker_that_fails_ends_and_marks_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    trace = LoopTrace(Host.monotonic)
+
+    def tick(clock: CpuClock) -> float:
+        raise LookupError("no tick")
+
+    Host().ticker(tick, "a failing ticker", trace)
+    await eventually(lambda: "the thread a failing ticker failed and ends" in caplog.text)
+    await eventually(lambda: trace.waiting[DUE])

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.mutants.__main__ import PACKAGES, faults
-from tests.mutants.drawing import draw, faults_of
-from tests.mutants.trying import SOURCE, plant
+from tests.mutants.drawing import Functions, draw, faults_of
+from tests.mutants.forking import Job
+from tests.mutants.trying import SOURCE, answers, plant
 
 #: Each starts tests of its own.
 pytestmark = pytest.mark.timeout(300)
@@ -48,19 +49,19 @@ def test_kinds_of_faults(tmp_path: Path) -> None:
     )
     found = faults_of(tmp_path, path)
     assert [(fault.line, fault.function, fault.kind, fault.becomes, fault.equivalent) for fault in found] == [
-        (1, 0, "sql", " < ", False),
-        (5, 0, "sql", " <= ", True),
-        (5, 0, "sql", " OR ", False),
-        (11, 9, "negation", "(a < 2)", False),
-        (11, 9, "comparison", "(a <= 2)", True),
-        (11, 9, "constant", "3", False),
-        (12, 9, "statement", "pass", False),
-        (12, 9, "constant", "6", False),
-        (14, 9, "return", "return None", False),
-        (14, 9, "connective", "(a or a + 7)", False),
-        (14, 9, "condition", "(a)", False),
-        (14, 9, "arithmetic", "(a - 7)", False),
-        (14, 9, "constant", "8", False),
+        (1, "", "sql", " < ", False),
+        (5, "", "sql", " <= ", True),
+        (5, "", "sql", " OR ", False),
+        (11, "f", "negation", "(a < 2)", False),
+        (11, "f", "comparison", "(a <= 2)", True),
+        (11, "f", "constant", "3", False),
+        (12, "f", "statement", "pass", False),
+        (12, "f", "constant", "6", False),
+        (14, "f", "return", "return None", False),
+        (14, "f", "connective", "(a or a + 7)", False),
+        (14, "f", "condition", "(a)", False),
+        (14, "f", "arithmetic", "(a - 7)", False),
+        (14, "f", "constant", "8", False),
     ]
 
 
@@ -71,3 +72,37 @@ def test_a_fault_is_noticed_and_a_source_without_one_passes() -> None:
     end, by = plant(DURATION, fault.apply(text), TESTS, 200)
     assert end == "killed"
     assert "tests/core/time/test_duration.py" in by
+
+
+def test_the_functions_of_a_file_are_known_by_their_qualified_names() -> None:
+    text = "class A:\n    def f(self):\n        async def g():\n            pass\n        return g\n\nB = 1\n"
+    functions = Functions(text)
+    assert [functions.at(line) for line in range(1, 8)] == ["", "A.f", *["A.f.<locals>.g"] * 2, "A.f", "", ""]
+
+
+def test_faults_are_noticed_in_copies_of_a_process_that_has_the_tests() -> None:
+    text = (SOURCE / DURATION).read_text(encoding="utf-8")
+    found = [fault for fault in faults_of(SOURCE, SOURCE / DURATION) if fault.function == "instant"]
+    added = next(fault for fault in found if fault.kind == "arithmetic")
+    constant = next(fault for fault in found if fault.kind == "constant")
+    tests = [f"{TESTS[0]}::test_a_duration_counts_from_now", f"{TESTS[0]}::test_the_zone_of_a_datetime_counts"]
+    texts = {"none": text, "noticed": added.apply(text), "left": constant.apply(text)}
+    found_by = list(answers([Job(id, str(SOURCE / DURATION), text, one, tests, 200) for id, one in texts.items()]))
+    assert [(answer.id, answer.end) for answer in found_by] == [
+        ("none", "survived"), ("noticed", "killed"), ("left", "survived"),
+    ]  # fmt: skip
+    assert found_by[1].by.startswith(tests[0])
+
+
+def test_a_fault_that_a_copy_cannot_try_is_not_taken_for_noticed() -> None:
+    path = SOURCE / "perdure/replay/run_loop.py"
+    text = path.read_text(encoding="utf-8")
+    # Without it the function has no free variable any more, and a function cannot be given such code.
+    [fault] = [fault for fault in faults_of(SOURCE, path) if fault.was == "super().cancel()"]
+    jobs = [
+        Job("without tests", str(path), text, text, [f"{TESTS[0]}::test_that_is_not_there"], 200),
+        Job("not planted", str(path), text, fault.apply(text), TESTS, 200),
+    ]
+    assert [(answer.id, answer.end) for answer in answers(jobs)] == [
+        ("without tests", "unseen"), ("not planted", "survived"),
+    ]  # fmt: skip

@@ -16,7 +16,7 @@ import click
 import pytest
 
 from perdure.cli.app import run
-from perdure.cli.console.commands import CommandGroup
+from perdure.cli.console.command_groups import CommandGroup
 from perdure.cli.console.params import ENVIRONMENT
 from perdure.cli.console.target import load_engine
 

@@ -60,7 +60,7 @@ def test_a_worker_logs_what_it_does_with_fields_and_writes_as_much_of_a_trail_as
         try:
             again = perdure("start", "shop:engine", "checkout", "--id", "poor", "--input", POOR, "--wait", "--json")
             assert again.json["status"] == "failed"
-            _, said = process.communicate(timeout=30)
+            _, said = process.communicate(timeout=90)
         finally:
             process.kill()
     lines = [json.loads(line) for line in said.splitlines()]

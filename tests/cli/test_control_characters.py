@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from perdure import Context, workflow
+from perdure import Context, Every, workflow
+from perdure.admin import Tokens
 from perdure.cli.app import run as perdure
 from tests.stage import Stage
 from tests.worker.damage import damage
@@ -27,17 +28,39 @@ def control_characters(text: str) -> set[str]:
 
 async def test_no_command_emits_what_a_terminal_acts_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stage = Stage(tmp_path / "runs.db")
-    await stage.engine(control).start(control(EVIL), id="victim")
+    engine = stage.engine(control)
+    await engine.start(control(EVIL), id="victim")
+    await engine.schedules.create("s", control(EVIL), Every("1h"))
+    await engine.schedules.pause("s", EVIL)
+    await engine.limits.set("l", concurrency=1)
+    await engine.breakers.open("b")
+    await engine.queues.pause(queue="q", reason=EVIL)
+    await engine.locks.acquire("k", "1h")
+    await Tokens(engine).create("t")
     error = json.dumps(
         {"type": f"E{EVIL}", "message": EVIL, "notes": [EVIL], "traceback": EVIL, "cause": {"type": EVIL}}
     )
     await damage(stage, "UPDATE perdure_runs SET status = 'failed', finished_at = 1, error = :bad", bad=error)
     await damage(stage, "UPDATE perdure_runs SET id = :id, queue = :id", id=f"v{EVIL}")
-    for command in (["runs"], ["dead-letters"], ["audit"], ["workers"], ["queues"], ["show"], ["why"]):
+    for table, column in (
+        ("schedules", "id"),
+        ("gates", "name"),
+        ("pauses", "name"),
+        ("locks", "name"),
+        ("tokens", "name"),
+    ):
+        await damage(stage, f"UPDATE perdure_{table} SET {column} = {column} || :id", id=EVIL)
+    await damage(stage, "UPDATE perdure_locks SET owner = :id", id=EVIL)
+    lists = ("dead-letters", "schedules", "limits", "breakers", "locks", "tokens", "queues")
+    for command in (
+        ["runs"], ["audit"], ["workers"], ["show"], ["why"], ["runs", "count"], *([name, "list"] for name in lists)
+    ):  # fmt: skip
         one = [f"v{EVIL}"] if command in (["show"], ["why"]) else []
         for more in ([], ["--json"]):
-            await asyncio.to_thread(perdure, [*command, stage.url, *one, *more])
+            code = await asyncio.to_thread(perdure, [*command, stage.url, *one, *more])
             said = capsys.readouterr()
+            # The id is refused; the others list what there is.
+            assert code == bool(one), (command, more, said.err)
             assert not control_characters(said.out + said.err), (command, more)
     await stage.close()
 

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from perdure.cli.app import cli
-from perdure.cli.console.commands import Command, CommandGroup
+from perdure.cli.console.command_groups import Command, CommandGroup
 from tests.cli.conftest import URL, Perdure, parse_command
 
 

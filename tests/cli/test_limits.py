@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from perdure import Engine, Limit, activity
 from tests.cli.conftest import URL, Perdure
+from tests.helpers import eventually
 
 
 @activity("shop.post.v1", limit=Limit("post office", concurrency=3))
@@ -29,6 +31,37 @@ def test_limits_are_listed_set_and_cleared(perdure: Perdure) -> None:
     assert perdure("limits", "clear", URL, "post office", "--json").json == {"name": "post office", "override": None}
     [gate] = perdure("limits", "list", URL, "--json").json
     assert gate["override"] is None
+
+
+@activity("shop.desk.v1", limit=Limit("desk", concurrency=1))
+async def desk() -> None:
+    await asyncio.sleep(3600)
+
+
+async def occupy(perdure: Perdure) -> tuple[str, Any, str]:
+    """What is said while a run has the permit, and while none has."""
+    async with Engine(URL, [desk]) as engine:
+        async with engine.worker(grace=0):
+            await engine.start(desk(), id="first")
+
+            async def works() -> bool:
+                return bool(await engine.limits.holders("desk"))
+
+            await eventually(works)
+            table = await asyncio.to_thread(perdure, "limits", "holders", URL, "desk")
+            document = await asyncio.to_thread(perdure, "limits", "holders", URL, "desk", "--json")
+        await engine.runs.terminate("first", "closed")
+        none = await asyncio.to_thread(perdure, "limits", "holders", URL, "desk")
+    return table.out, document.json, none.err
+
+
+def test_the_runs_that_have_a_permit_are_listed(perdure: Perdure) -> None:
+    table, document, none = asyncio.run(occupy(perdure))
+    assert table.split()[:4] == ["RUN", "STEP", "WORKER", "SINCE"]
+    assert "first" in table
+    [permit] = document
+    assert (permit["limit"], permit["run_id"], permit["location"]) == ("desk", "first", "")
+    assert none == "No permit is in use.\n"
 
 
 def test_a_limit_that_limits_nothing_is_refused(perdure: Perdure) -> None:

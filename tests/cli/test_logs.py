@@ -13,7 +13,7 @@ from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
 from perdure.cli.console.logs import configure
-from perdure.workflow.step_info import StepInfo, current_step
+from perdure.workflow.step import StepInfo, current_step
 from tests.cli.conftest import Perdure
 
 POOR = '[{"id": "o", "cents": -1}]'

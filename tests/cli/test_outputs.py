@@ -67,7 +67,7 @@ def test_a_run_is_asked_and_told_with_others(hotel: Perdure) -> None:
             run = await engine.get("g")
 
             async def listens() -> bool:
-                return (await run.run()).reason == "message"
+                return (await run.info()).reason == "message"
 
             await eventually(listens)
 

@@ -44,12 +44,21 @@ def test_a_run_is_forked_with_other_arguments_and_results(perdure: Perdure) -> N
     assert forked["source"] == "home/checkout"
     work("again", forked["id"])
     assert perdure("show", URL, forked["id"], "--json").json["run"]["output"] == "paid 8!"
+    history = perdure("show", URL, "home/checkout", "--json").json["history"]
+    number = next(record["seq"] for record in history if record["location"] == "charge")
+    other = perdure("runs", "fork", URL, "home/checkout", "--from-index", str(number), "--id", "third")
+    assert other.out == "third\n"
+    [event] = [one for one in perdure("show", URL, "third", "--json").json["events"] if one["kind"] == "forked"]
+    assert event["data"] == {"run": "home/checkout", "step": "charge"}
 
 
 def test_a_fork_that_makes_no_sense_is_refused(perdure: Perdure) -> None:
     assert perdure("start", "shop:engine", "family", "--id", "home").code == 0
     work("home")
     assert "has no step 'pay'; it has: checkout" in perdure("runs", "fork", URL, "home", "--from-step", "pay").err
+    assert "'home' has no record 99; fork it from" in perdure("runs", "fork", URL, "home", "--from-index", "99").err
+    both = perdure("runs", "fork", URL, "home", "--from-step", "checkout", "--from-index", "0")
+    assert "give either --from-step or --from-index" in both.err
     assert "STEP=JSON" in perdure("runs", "fork", URL, "home", "--result", "charge").err
     assert "is not JSON" in perdure("runs", "fork", URL, "home", "--result", "charge=x").err
     assert "by name" in perdure("runs", "fork", URL, "home", "--input", "[1]").err

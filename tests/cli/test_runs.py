@@ -260,9 +260,9 @@ def test_workers_are_listed_with_the_errors_of_their_loops(perdure: Perdure) -> 
         )
     first, second = perdure("workers", URL).out.splitlines()[1:]
     assert re.fullmatch(
-        r"w1 +alive +here \(7\) +3 +\d+ days, .* ago, taken over at the next sweep +2 +claimer: KeyError: x", first
+        r"w1 +alive +here \(7\) +3 +\d+ d \d+ h ago, taken over at the next sweep +2 +claimer: KeyError: x", first
     )
-    assert re.fullmatch(r"w2 +alive +here \(8\) +3 +\d+ days, .* ago, taken over at the next sweep *", second)
+    assert re.fullmatch(r"w2 +alive +here \(8\) +3 +\d+ d \d+ h ago, taken over at the next sweep *", second)
     assert [one["errors"] for one in perdure("workers", URL, "--json").json] == [2, 0]
 
 
@@ -295,7 +295,7 @@ def test_workers_are_listed_with_what_they_have_under_way(perdure: Perdure) -> N
     ]  # fmt: skip
     assert worker["taken_over_in"] is None
     assert re.search(r"Under way\nLOCATION +ATTEMPT +SINCE +LAST HEARTBEAT\ncharge +2", perdure("show", URL, "a").out)
-    assert "Under way at its last heartbeat: 'charge' for 0:01:0" in perdure("why", URL, "a").out
+    assert "Under way at its last heartbeat: 'charge' for 1 m" in perdure("why", URL, "a").out
 
 
 def test_what_a_run_waits_for_is_shown_by_name(perdure: Perdure) -> None:

@@ -29,7 +29,7 @@ def on_a_terminal(*arguments: str, **environment: str) -> str:
         pass
     finally:
         os.close(leader)
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=90) == 0
     return said.decode()
 
 

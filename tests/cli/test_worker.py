@@ -47,7 +47,7 @@ def test_a_worker_works_until_it_is_signalled(perdure: Perdure, number: signal.S
         }
         assert wait_for(perdure, "o-1") == "completed"
         process.send_signal(number)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=90)
         assert (process.returncode, json.loads(out)["event"]) == (0, "stopped")
         assert all(json.loads(line)["level"] != "error" for line in err.splitlines())
 
@@ -67,7 +67,15 @@ def test_a_worker_ends_with_its_parent_if_told_so(perdure: Perdure) -> None:
         assert wait_for(perdure, "o-1") == "completed"
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=90) == 0
+
+
+def test_a_worker_that_watches_its_parent_stops_at_a_signal_while_the_parent_lives(perdure: Perdure) -> None:
+    with worker("--stop-at-eof") as process:
+        assert wait_for(perdure, "o-1") == "completed"
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        assert (process.wait(timeout=90), "Fatal" in process.stderr.read()) == (0, False)
 
 
 def test_a_worker_of_impossible_settings_does_not_begin(perdure: Perdure) -> None:

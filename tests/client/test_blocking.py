@@ -31,7 +31,7 @@ def test_code_that_is_not_async_starts_runs_and_waits_for_results(tmp_path: Path
         run = engine.start(double(4), id="four")
         assert run.result("20s") == 8
         assert run.status() is Status.COMPLETED
-        assert run.run().id == "four"
+        assert run.info().id == "four"
         assert [record.location for record in run.history()] == ["_double"]
         assert run.why().startswith("It completed")
         assert engine.get("four", double).result() == 8

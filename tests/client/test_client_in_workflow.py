@@ -15,8 +15,12 @@ import pytest
 import perdure.client
 import perdure.push
 from perdure import Context, Engine, Every, RunFailed, Watermark, workflow
+from perdure.admin import Tokens
 from perdure.blocking import Pusher as BlockingPusher
+from perdure.blocking import Tokens as BlockingTokens
 from perdure.client.facade import Facade
+from perdure.client.remote.handle import RemoteHandle
+from perdure.client.session import session_of
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import Failure
 from perdure.errors import NotInWorkflow
@@ -44,13 +48,24 @@ ARGUMENTS: dict[str, Any] = {
     "failure": Failure.of(ValueError("no"), Codec()),
     "body": b"{}",
     "on_lost": print,
+    "action": "cancel",
+    "by": "status",
+    "job_id": "r1",
+    "priority": 7,
+    "worker_id": "w1",
+    "type": "refuse.other.v1",
 }
 
 #: Parameters with a default that have to be given, by verb.
 NEEDED: dict[str, dict[str, Any]] = {
     "Queues.pause": {"queue": "default"},
     "Queues.resume": {"queue": "default"},
+    "RemoteQueues.pause": {"queue": "default"},
+    "RemoteQueues.resume": {"queue": "default"},
     "DeadLetters.retry": {"run_ids": "r1"},
+    "bulk": {"run_ids": "r1"},
+    "start_bulk": {"run_ids": "r1"},
+    "preview_bulk": {"run_ids": "r1"},
     "discard": {"run_ids": "r1"},
     "set": {"concurrency": 1},
     "remove": {"queue": "default"},
@@ -59,7 +74,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 }
 
 #: Methods that do nothing but make something whose own verbs are looked at: they touch no database.
-MAKERS = {"worker", "lock", "blocking"}
+MAKERS = {"worker", "bulk_worker", "lock", "blocking"}
 #: Namespaces of an engine.
 NAMESPACES = (
     "runs", "schedules", "limits", "breakers", "locks", "dead_letters", "audit", "workers", "queues", "watermarks",
@@ -77,11 +92,15 @@ INTERNAL = {
     "ConnectionReader",
     "WatermarkReader",
     "Session",
-    "KeptLock",
+    "RenewedLock",
     "Announcer",
     "Delivery",
     "RedisQueue",
     "PushApp",
+    "RemoteResults",
+    "RemoteSession",
+    "RemoteStore",
+    "Transport",
 }
 
 
@@ -101,7 +120,10 @@ def verbs(target: object, *, blocks: bool) -> Iterator[tuple[str, Callable[[], A
         if not blocks and not _waits(method):
             continue
         kind = "blocking " if blocks else ""
-        yield f"{kind}{type(target).__name__}.{name}", _call(getattr(target, name), method, type(target).__name__, name)
+        yield (
+            f"{kind}{type(target).__name__}.{name}",
+            _call(getattr(target, name), method, type(target).__name__.removeprefix("Remote"), name),
+        )
 
 
 def _waits(method: Any) -> bool:
@@ -159,7 +181,7 @@ async def objects(engine: Engine) -> list[tuple[object, bool]]:
     run = await engine.start(other(), id="r1")
     held = await engine.locks.acquire("held")
     blocking = engine.blocking()
-    waiting = [
+    waiting: list[object] = [
         engine,
         run,
         *(getattr(engine, name) for name in NAMESPACES),
@@ -167,10 +189,15 @@ async def objects(engine: Engine) -> list[tuple[object, bool]]:
         engine.lock("free"),
         engine.worker(),
         Pusher(engine),
+        Tokens(engine),
         QueueHandler(engine),
     ]
+    remote = Engine("http://127.0.0.1:9", [other], token="none")
+    waiting += [remote, RemoteHandle(session_of(remote), "r1", Any)]
+    waiting += [getattr(remote, name) for name in NAMESPACES]
     also: list[object] = [blocking, *(getattr(blocking, name) for name in NAMESPACES)]
     also += [blocking.get("r1"), blocking.locks.acquire("held too"), BlockingPusher(blocking), blocking.worker()]
+    also.append(BlockingTokens(blocking))
     return [(one, False) for one in waiting] + [(one, True) for one in also]
 
 

@@ -121,7 +121,7 @@ async def test_a_requeued_activity_may_have_another_input_and_another_policy(sta
         await run.retry(retry=Retry(attempts=4, initial=0, jitter=0), start_to_close="5s", priority=7)
         with pytest.raises(RunFailed):
             await run.result("20s")
-        found = await run.run()
+        found = await run.info()
         assert (found.attempt, found.max_attempts, found.priority) == (4, 4, 7)
         # With other arguments, what the last attempt said of how far it had got means nothing.
         await run.retry(input=deliver("Cleo"))
@@ -190,11 +190,11 @@ async def test_one_that_was_not_begun_in_time_gets_its_time_anew(stage: Stage) -
         await until(run, Status.FAILED)
     [letter] = (await engine.dead_letters.list(error="NotStarted")).letters
     assert letter.error.type.endswith(NotStarted.__name__)
-    before = await run.run()
+    before = await run.info()
     async with engine.worker():
         await run.retry(schedule_to_start="20s")
         assert await run.result("20s") == 1
-    assert (await run.run()).deadline - before.created_at > 3_000_000_000
+    assert (await run.info()).deadline - before.created_at > 3_000_000_000
 
 
 async def test_a_deadline_that_has_passed_must_be_given_anew(on_disk: Stage) -> None:
@@ -240,8 +240,8 @@ class Overtaken(Retrying):
         super().__init__(store, system)
         self.meanwhile: Callable[[], Awaitable[object]] | None = None
 
-    async def dead(self, filter: DeadLetterFilter, limit: int, cursor: str | None) -> DeadLetterPage:
-        page = await super().dead(filter, limit, cursor)
+    async def list_dead_letters(self, filter: DeadLetterFilter, limit: int, cursor: str | None) -> DeadLetterPage:
+        page = await super().list_dead_letters(filter, limit, cursor)
         if self.meanwhile is not None:
             meanwhile, self.meanwhile = self.meanwhile, None
             await meanwhile()
@@ -290,7 +290,7 @@ async def test_old_dead_letters_are_purged_and_those_that_are_needed_spared(stag
         gone = await engine.dead_letters.prune(0)
         assert (gone.runs, gone.spared) == (1, 1)
         with pytest.raises(RunNotFound):
-            await run.run()
+            await run.info()
         await waiting.send("go")
         await waiting.result("20s")
     assert (await engine.dead_letters.prune(0)).runs == 1
@@ -298,7 +298,7 @@ async def test_old_dead_letters_are_purged_and_those_that_are_needed_spared(stag
 
 
 async def _waits_for_a_message(run: Handle[None]) -> bool:
-    return (await run.run()).reason is Reason.MESSAGE
+    return (await run.info()).reason is Reason.MESSAGE
 
 
 async def test_nonsense_is_refused_before_anything_is_written(on_disk: Stage) -> None:

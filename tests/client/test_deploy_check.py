@@ -26,7 +26,7 @@ async def settled(run: Handle[Any]) -> None:
     """Wait until a run waits for a message."""
 
     async def there() -> bool:
-        return (await run.run()).reason is Reason.MESSAGE
+        return (await run.info()).reason is Reason.MESSAGE
 
     await eventually(there, saying=f"{run!r} waiting for a message")
 
@@ -82,7 +82,7 @@ async def test_a_check_says_where_and_why_and_writes_nothing(stage: Stage) -> No
         await until(runs[0], Status.CANCELLED)
     await before.start(order(1)(), id="later", at="1d")
     rows = await stage.dump()
-    report = await stage.engine(order(2)).check()
+    report = await stage.engine(order(2)).check(save=False)
     assert await stage.dump() == rows
     assert (report.checked, report.ok) == (3, False)
     assert {finding.run_id for finding in report.findings} == {"o-1", "o-2"}
@@ -189,6 +189,23 @@ async def test_a_child_under_way_that_the_code_no_longer_calls_is_found(on_disk:
     assert finding.expected == "a child at 'check.slow.v1', started and not yet heard of"
     assert 'ctx.removed("check.slow.v1", "child")' in finding.fix
     assert (await on_disk.engine(parent(2), slow).check()).ok
+
+
+async def test_code_that_ends_where_the_last_one_waited_fits(on_disk: Stage) -> None:
+    def ending(*, waits: bool) -> Workflow[Any, Any]:
+        @workflow("check.ending.v1")
+        async def flow(ctx: Context) -> None:
+            await ctx.options(name="charge").step(work, 1)
+            if waits:
+                await ctx.receive("go")
+
+        return flow
+
+    before = on_disk.engine(ending(waits=True))
+    async with before.worker():
+        await settled(await before.start(ending(waits=True)()))
+    report = await on_disk.engine(ending(waits=False)).check()
+    assert (report.checked, report.findings) == (1, ())
 
 
 async def test_a_run_that_is_blocked_is_looked_at_too_and_fits_once_the_code_does(on_disk: Stage) -> None:

@@ -143,7 +143,7 @@ async def test_a_listing_is_filtered_by_what_is_asked_for(stage: Stage) -> None:
 
         async def ids(**filters: object) -> set[str]:
             # Any of its filters:
-            return {run.id for run in (await engine.runs.list(**filters)).runs}  # type: ignore[arg-type]
+            return {run.id for run in (await engine.runs.list(**filters)).runs}  # type: ignore[arg-type] # filters by name
 
         assert await ids(status=Status.WAITING) == {"stuck"}
         assert await ids(status="waiting") == {"stuck"}
@@ -157,7 +157,7 @@ async def test_a_listing_is_filtered_by_what_is_asked_for(stage: Stage) -> None:
         assert await ids(type="look.wait.v1") == {"stuck"}
         assert await ids(queue="other") == {"done"}
         assert await ids(parent="parent") == {"parent/look.double.v1"}
-        middle = _moment((await stuck.run()).created_at)
+        middle = _moment((await stuck.info()).created_at)
         assert await ids(created_before=middle) == {"done"}
         assert await ids(created_after=middle) == {"parent", "parent/look.double.v1"}
 
@@ -246,15 +246,15 @@ async def test_a_waiting_run_says_what_it_waits_for(stage: Stage) -> None:
     async with engine.worker():
         run = await engine.start(calling(), id="parent")
         await until(run, Status.WAITING)
-        assert (await run.run()).reason is Reason.CHILD
+        assert (await run.info()).reason is Reason.CHILD
         child = await engine.get("parent/look.wait.v1")
         await until(child, Status.WAITING)
         assert (await run.why()).startswith(
             "It waits for its child 'parent/look.wait.v1' (look.wait.v1). "
             "Of that child: It waits for message 'go' since "
         )
-        assert (await child.run()).reason is Reason.MESSAGE
-        assert (await child.run()).parent_id == "parent"
+        assert (await child.info()).reason is Reason.MESSAGE
+        assert (await child.info()).parent_id == "parent"
 
 
 async def test_the_fleet_is_listed_with_its_workers(stage: Stage) -> None:

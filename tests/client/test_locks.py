@@ -98,7 +98,7 @@ async def test_a_lock_granted_after_its_waiter_was_cancelled_is_released(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = stage.engine()
-    store = await engine._session.opened()
+    store = await engine._session.connect()
     acquire, granted = store.acquire_lock, asyncio.Event()
 
     async def acquire_and_answer_late(*arguments: Any) -> Any:

@@ -12,7 +12,8 @@ import pytest
 
 from perdure import Context, Engine, Handle, StoreUnavailable, UsageError, workflow
 from perdure.admin import Run
-from perdure.client import results, workers
+from perdure.client import workers
+from perdure.client.runs import results
 from tests.helpers import eventually
 from tests.servers.databases import MYSQL, mysql_dsn
 from tests.servers.schemas import POSTGRES, postgres_dsn
@@ -141,14 +142,14 @@ async def test_a_worker_that_starts_before_its_server_works_once_that_is_there(
 ) -> None:
     url = postgres_dsn() if variable == POSTGRES else mysql_dsn()
     engine = Engine(f"{url}{'&' if '?' in url else '?'}prefix=overdue_", [slow])
-    opened, tries = engine._session.opened, iter(range(3))
+    connect, tries = engine._session.connect, iter(range(3))
 
     async def away() -> object:
         if next(tries, None) is not None:
             raise StoreUnavailable("the server is away")
-        return await opened()
+        return await connect()
 
-    monkeypatch.setattr(engine._session, "opened", away)
+    monkeypatch.setattr(engine._session, "connect", away)
     monkeypatch.setattr(workers, "FIRST_PAUSE", 0.01)
     async with engine.worker() as worker:
         assert worker.id
@@ -177,7 +178,7 @@ async def test_a_call_waits_for_a_silent_server_no_longer_than_the_timeout(
         monkeypatch.setattr(engine._session.store._store, "get", get)  # type: ignore[attr-defined] # the store of the server
         with pytest.raises(StoreUnavailable, match=r"did not answer within 0\.3 s"):
             await engine.get("r1")
-        engine._session.bound_calls(0.2)
+        engine._session.set_call_timeout(0.2)
         with pytest.raises(StoreUnavailable, match=r"did not answer within 0\.2 s"):
             await engine.get("r1")
 

@@ -39,7 +39,7 @@ async def test_a_paused_run_keeps_its_messages_for_later(stage: Stage) -> None:
         assert not await run.pause("again")
         await run.send("word", "one")
         await run.send("word", "two")
-        assert (await run.run()).reason is Reason.PAUSED
+        assert (await run.info()).reason is Reason.PAUSED
         assert "maintenance" in await run.why()
         assert await run.history() == []
         assert await run.resume()
@@ -58,7 +58,7 @@ async def test_a_paused_run_stays_so_when_its_worker_goes(stage: Stage) -> None:
         await run.send("word", "one")
     async with engine.worker():
         await run.send("word", "two")
-        assert (await run.run()).reason is Reason.PAUSED
+        assert (await run.info()).reason is Reason.PAUSED
     await run.resume()
     async with engine.worker():
         assert await run.result("20s") == ["one", "two"]
@@ -121,17 +121,17 @@ async def test_a_run_paused_before_it_starts_does_not_start(stage: Stage) -> Non
     engine = stage.engine(quick)
     run = await engine.start(quick(), id="r")
     later = await engine.start(quick(), at="1h")
-    due = (await later.run()).wake_at
+    due = (await later.info()).wake_at
     assert await run.pause()
     assert await later.pause()
     async with engine.worker():
         assert await (await engine.start(quick())).result("20s") == "done"
-        assert (await run.run()).reason is Reason.PAUSED
+        assert (await run.info()).reason is Reason.PAUSED
         await run.resume()
         assert await run.result("20s") == "done"
         # Its pause is over, its time has not come.
         await later.resume()
-        assert ((await later.run()).reason, (await later.run()).wake_at) == (Reason.TIMER, due)
+        assert ((await later.info()).reason, (await later.info()).wake_at) == (Reason.TIMER, due)
 
 
 async def test_a_paused_run_is_cancelled_all_the_same(stage: Stage) -> None:
@@ -180,7 +180,7 @@ async def test_timers_of_a_paused_run_wait_and_its_deadline_does_not() -> None:
         await run.pause()
         await doomed.pause()
         await env.advance("3h")
-        assert (await run.run()).reason is Reason.PAUSED
+        assert (await run.info()).reason is Reason.PAUSED
         await run.resume()
         assert await run.result() == env.now.isoformat()
         assert (env.now - begun).total_seconds() == 3 * 3600

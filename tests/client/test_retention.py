@@ -154,6 +154,23 @@ async def test_workers_delete_what_is_older_than_the_retention_says(
         await eventually(lambda: _are_left(stage, ["bad"]))
 
 
+async def test_workers_delete_events_that_are_older_than_the_retention_says(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeper, "RETENTION_INTERVAL", 0.3)
+    engine = stage.engine(double, retention=Retention(events="50ms"))
+    async with engine.worker():
+        run = await engine.start(double(2), id="good")
+        await run.result("20s")
+
+        async def are_gone() -> bool:
+            # The newest event stays.
+            return len(await run.events()) == 1
+
+        await eventually(are_gone, saying="the events being deleted")
+    assert await _are_left(stage, ["good"])
+
+
 async def _are_left(stage: Stage, run_ids: list[str]) -> bool:
     return [row[0] for row in await stage.rows("SELECT id FROM perdure_runs")] == run_ids
 

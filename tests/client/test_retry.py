@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections import Counter
 from typing import Any
 
@@ -81,7 +82,7 @@ async def test_a_failed_run_goes_on_where_it_failed_and_has_its_own_outcome(stag
         assert await run.retry() == 2
         assert await run.result("20s") == "shipped, paid 7"
     assert world.done == {"quote": 1, "charge": 3, "ship": 1}
-    assert (await run.run()).generation == 2
+    assert (await run.info()).generation == 2
     kinds = [event.kind for event in await run.events()]
     assert [kind for kind in kinds if kind != "started"] == ["created", "failed", "reopened", "completed"]
 
@@ -339,7 +340,7 @@ async def test_a_step_that_waits_for_its_next_attempt_gets_all_of_them_at_once(s
         assert await run.retry()
         await until_recorded(run, 2)
         await until(run, Status.WAITING)
-        assert (await run.run()).reason is Reason.RETRY
+        assert (await run.info()).reason is Reason.RETRY
         world.broken = False
         assert await run.retry()
         assert await run.result("20s") == "paid 1"
@@ -422,6 +423,176 @@ async def test_a_fork_goes_on_from_a_step_with_what_came_before(stage: Stage) ->
     said = next(event for event in await copy.events() if event.kind == "forked")
     assert run.id in said.data
     assert [record.kind for record in await copy.history()][3] is RecordKind.FORK
+
+
+async def test_a_fork_from_the_number_of_a_record_copies_the_records_of_lower_numbers(stage: Stage) -> None:
+    world = World()
+    world.broken = False
+
+    @workflow("second.fork-number.v1")
+    async def order(ctx: Context) -> str:
+        cents = await ctx.step(world.quote)
+        name = await ctx.receive("name", str)
+        await ctx.sleep(0.01)
+        return f"{name}, {await ctx.step(world.ship, await ctx.step(world.charge, cents))}"
+
+    engine = stage.engine(order)
+    async with engine.worker():
+        run = await engine.start(order())
+        await until_recorded(run)
+        await run.send("name", "Ada")
+        assert await run.result("20s") == "Ada, shipped, paid 7"
+        records = await run.history()
+        kinds = [RecordKind.STEP, RecordKind.MESSAGE, RecordKind.TIMER, RecordKind.STEP, RecordKind.STEP]
+        assert [(record.seq, record.kind) for record in records] == list(enumerate(kinds))
+        for number, done in ((4, (0, 0, 1)), (3, (0, 1, 1)), (2, (0, 1, 1))):
+            before = dict(world.done)
+            by_number = await run.fork(from_step=number, id=f"number-{number}")
+            assert await by_number.result("20s") == "Ada, shipped, paid 7"
+            after = (world.done[name] - before[name] for name in ("quote", "charge", "ship"))
+            assert tuple(after) == done
+            by_location = await run.fork(from_step=records[number].location)
+            assert await by_location.result("20s") == "Ada, shipped, paid 7"
+            copied = [record.location for record in records[:number]]
+            for one in (by_number, by_location):
+                known = [record for record in await one.history() if record.kind is not RecordKind.FORK]
+                assert [record.location for record in known[:number]] == copied
+                said = next(event for event in await one.events() if event.kind == "forked")
+                assert json.loads(said.data) == {"run": run.id, "step": records[number].location}
+        first = await run.fork(from_step=0, results={})
+        await first.send("name", "Eve")
+        assert await first.result("20s") == "Eve, shipped, paid 7"
+
+
+async def test_a_fork_from_a_number_leaves_out_only_the_failed_attempts_at_its_own_step(stage: Stage) -> None:
+    tried: list[str] = []
+    other_done = asyncio.Event()
+
+    async def flaky() -> str:
+        tried.append("flaky")
+        if len(tried) == 1:
+            raise ConnectionError("first")
+        await other_done.wait()
+        return "flaky"
+
+    async def other() -> str:
+        tried.append("other")
+        return "other"
+
+    @workflow("second.fork-attempts.v1")
+    async def both(ctx: Context) -> list[str]:
+        first = asyncio.ensure_future(ctx.options(retry=Retry.fixed("1ms"), name="flaky").step(flaky))
+        await ctx.receive("go")
+        second = await ctx.options(name="other").step(other)
+        return [await first, second]
+
+    engine = stage.engine(both)
+    async with engine.worker():
+        run = await engine.start(both())
+        await until_recorded(run, 1)
+        await run.send("go")
+        await until_recorded(run, 3)
+        other_done.set()
+        assert await run.result("20s") == ["flaky", "other"]
+        found = [(record.kind, record.location) for record in await run.history()]
+        assert found[0] == (RecordKind.ATTEMPT, "flaky")
+        assert found[2:] == [(RecordKind.STEP, "other"), (RecordKind.STEP, "flaky")]
+        tried.clear()
+        tried.append("not the first")
+        copy = await run.fork(from_step=3)
+        assert await copy.result("20s") == ["flaky", "other"]
+        assert tried == ["not the first", "flaky"]
+        assert [record.attempts for record in await copy.history() if record.location == "flaky"] == [1]
+
+
+async def test_a_fork_from_a_number_that_is_no_step_says_which_are(stage: Stage) -> None:
+    world = World()
+
+    @workflow("second.fork-no-step.v1")
+    async def order(ctx: Context) -> int:
+        await ctx.step(world.quote)
+        await ctx.receive("name", str)
+        return await ctx.step(world.quote)
+
+    engine = stage.engine(order)
+    async with engine.worker():
+        run = await engine.start(order(), id="numbers")
+        await until_recorded(run)
+        await run.send("name", "Ada")
+        await run.result("20s")
+    before = await stage.dump()
+    known = r"such as: 0 \(World.quote\), 2 \(World.quote#2\)"
+    for number, problem in (
+        (3, f"run 'numbers' has no record 3; .*{known}"),
+        (2**80, f"has no record {2**80}; .*{known}"),
+        (1, f"record 1 of run 'numbers' is a message, not a step; .*{known}"),
+        (-1, "from_step=-1: give the location of a step, such as 'charge#2', or the number of its record, from 0"),
+        (True, "from_step=True: give the location"),
+        (1.5, "from_step=1.5: give text"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            await run.fork(from_step=number)  # type: ignore[arg-type] # a wrong type is among the mistakes
+    assert await stage.dump() == before
+
+
+async def _has_record(run: Handle[Any], location: str) -> bool:
+    return location in {record.location for record in await run.history()}
+
+
+async def test_a_fork_inside_a_loop_whose_records_a_later_checkpoint_deleted_is_refused(stage: Stage) -> None:
+    seen: list[str] = []
+
+    async def visit(number: int) -> int:
+        seen.append(f"visit {number}")
+        return number
+
+    async def aside() -> None:
+        seen.append("aside")
+
+    @workflow("second.fork-loop.v1")
+    async def looping(ctx: Context) -> int:
+        async def body(ctx: Context, number: int) -> Continue[int] | Break[int]:
+            await ctx.options(name="visit").step(visit, number)
+            if number == 1:
+                await ctx.receive("go")
+            return Break(number) if number == 5 else Continue(number + 1)
+
+        async def beside() -> None:
+            await ctx.receive("beside")
+            await ctx.options(name="aside").step(aside)
+
+        other = asyncio.ensure_future(beside())
+        last = await ctx.loop(0, body, name="visits", commit_every=2)
+        await other
+        await ctx.options(name="end").step(aside)
+        return last
+
+    engine = stage.engine(looping)
+    async with engine.worker():
+        run = await engine.start(looping(), id="loop")
+        await until_recorded(run, 2)
+        await run.send("beside")
+        await eventually(lambda: _has_record(run, "aside"))
+        await run.send("go")
+        assert await run.result("20s") == 5
+        records = {record.location: record for record in await run.history()}
+        inside, checkpoint = records["aside"], records["visits"]
+        assert 0 < inside.seq < checkpoint.seq < records["end"].seq
+        before = await stage.dump()
+        for where in (inside.seq, "aside"):
+            with pytest.raises(
+                UsageError,
+                match=rf"would repeat steps of a loop or race: .*after the checkpoint {checkpoint.seq} \(visits\)",
+            ):
+                await run.fork(from_step=where)
+        with pytest.raises(
+            UsageError, match="record 0 of run 'loop' was deleted by the checkpoint of a loop or race; fork"
+        ):
+            await run.fork(from_step=0)
+        assert await stage.dump() == before
+        seen.clear()
+        assert await (await run.fork(from_step=records["end"].seq)).result("20s") == 5
+        assert seen == ["aside"]
 
 
 async def test_a_fork_calls_the_children_that_its_source_was_waiting_for(stage: Stage) -> None:
@@ -523,6 +694,7 @@ async def test_second_chances_from_code_that_is_not_async(stage: Stage) -> None:
             with pytest.raises(RunFinished):
                 run.retry()
             assert run.fork(from_step="World.charge", results={"World.quote": 8}).result("20s") == "paid 8"
+            assert run.fork(from_step=1, results={"World.quote": 9}).result("20s") == "paid 9"
 
     engine = stage.engine(order)
     await asyncio.to_thread(act)

@@ -60,7 +60,7 @@ async def test_a_run_gets_the_id_that_it_was_given(stage: Stage) -> None:
     engine = stage.engine(echo)
     run = await engine.start(echo(1), id="order/42 ü")
     assert run.id == "order/42 ü"
-    assert (await run.run()).id == "order/42 ü"
+    assert (await run.info()).id == "order/42 ü"
 
 
 async def test_ids_made_by_default_differ_and_rise(stage: Stage) -> None:
@@ -131,12 +131,12 @@ async def test_an_idempotency_key_creates_at_most_one_run(stage: Stage) -> None:
 
 async def test_a_run_for_later_waits_and_then_runs(stage: Stage) -> None:
     engine = stage.engine(echo)
+    run = await engine.start(echo(7), at="1s")
+    found = await run.info()
+    assert (found.status, found.reason) == (Status.WAITING, "timer")
     async with engine.worker():
-        run = await engine.start(echo(7), at="1s")
-        found = await run.run()
-        assert (found.status, found.reason) == (Status.WAITING, "timer")
         assert await run.result("20s") == 7
-        done = await run.run()
+        done = await run.info()
         assert done.started_at >= found.wake_at
 
 

@@ -46,10 +46,10 @@ async def test_a_run_that_waits_for_a_message_says_for_which_since_when_and_unti
         told = await run.why()
         day = r"(Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
         assert re.fullmatch(
-            rf"It waits for message 'approval' since {day}, at most until {day} \(in [23] days, .*\)\.", told
+            rf"It waits for message 'approval' since {day}, at most until {day} \(in [23] d( \d+ h)?\)\.", told
         )
         [wait] = (await run.report()).waits.waits  # type: ignore[union-attr] # it is parked
-        before = await run.run()
+        before = await run.info()
         assert before.started_at <= wait.since < wait.until == before.wake_at
         # Another message wakes the run; the receive goes on.
         await run.send("aproval", "yes")
@@ -59,7 +59,7 @@ async def test_a_run_that_waits_for_a_message_says_for_which_since_when_and_unti
 
 
 async def _is_parked_again(run: Handle[Any], token: int) -> bool:
-    row = await run.run()
+    row = await run.info()
     return row.status is Status.WAITING and row.token > token
 
 
@@ -128,7 +128,7 @@ async def test_a_step_that_a_limit_holds_back_names_the_limit(stage: Stage) -> N
         assert "limit 'carrier', which holds back step 'ship' since" in await second.why()
         crowd.let_out()
         for run in (first, second):
-            await eventually(lambda run=run: _waits_for(run, [(WaitKind.TIMER, "sleep")]))  # type: ignore[misc]
+            await eventually(lambda run=run: _waits_for(run, [(WaitKind.TIMER, "sleep")]))  # type: ignore[misc] # mypy infers no type for the default of a lambda
 
 
 async def test_a_step_that_is_tried_again_later_is_named(stage: Stage) -> None:
@@ -165,7 +165,7 @@ async def test_waits_of_an_earlier_attempt_at_the_run_are_not_shown(stage: Stage
 
 
 async def _is_retrying(run: Handle[Any]) -> bool:
-    return (await run.run()).reason == "retry"
+    return (await run.info()).reason == "retry"
 
 
 def test_cells_are_bounded_whatever_the_names() -> None:
@@ -228,7 +228,7 @@ async def test_a_step_under_way_is_named_until_it_ends(stage: Stage, how: str) -
             return
         await eventually(lambda: _has_running(engine, run, name))
         assert f"{worker.id} (pid" in await run.why()
-        assert re.search(rf"Under way at its last heartbeat: '{name}' for 0:00:\d\d\.", await run.why())
+        assert re.search(rf"Under way at its last heartbeat: '{name}' for \d+ s\.", await run.why())
         go_on.set()
         assert await run.result("20s") == how
         assert (await run.report()).running == ()
@@ -273,8 +273,8 @@ async def test_an_activity_under_way_is_named_with_its_last_heartbeat(stage: Sta
         [one] = (await run.report()).running
         assert one.attempt == 1
         assert one.heartbeat_at > one.since
-        assert "'visible.activity.v1' for 0:00:0" in await run.why()
-        assert ", last heartbeat 0:00:0" in await run.why()
+        assert "'visible.activity.v1' for " in await run.why()
+        assert ", last heartbeat " in await run.why()
         go_on.set()
         assert await run.result("20s") == "done"
 

@@ -22,7 +22,7 @@ DETAILED = [
 @pytest.mark.parametrize("kind", DETAILED)
 def test_an_error_has_its_message_by_position_and_by_name(kind: type[errors.PerdureError]) -> None:
     assert str(kind("what happened")) == "what happened"
-    assert str(kind(message="what happened")) == "what happened"  # type: ignore[call-arg]
+    assert str(kind(message="what happened")) == "what happened"  # type: ignore[call-arg] # each error of the list takes it
 
 
 def test_most_errors_are_looked_at() -> None:

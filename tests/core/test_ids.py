@@ -52,7 +52,20 @@ def test_too_little_entropy_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "good", ["o", "o-42", "a/b#2", "pages/~17/fetch", "x" * 255, "é" * 127, "注文 42", "🎉", "a b", "a\u00a0b"]
+    "good",
+    [
+        "o",
+        "o-42",
+        "a/b#2",
+        "pages/~17/fetch",
+        "x" * 255,
+        "é" * 127,
+        "é" * 127 + "e",
+        "注文 42",
+        "🎉",
+        "a b",
+        "a\u00a0b",
+    ],
 )
 def test_a_good_id_is_given_back(good: str) -> None:
     assert check_id(good) == good

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from perdure.core.process_fork import detach_loop
+from perdure.core import process_fork
+from perdure.core.process_fork import _call_all, detach_loop, watch_forks
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
 
@@ -25,3 +26,27 @@ def test_every_descriptor_that_a_loop_watches_is_cut_off() -> None:
         assert theirs.recv(1) == b""
         loop.remove_reader(ours)
     loop.close()
+
+
+def test_every_watcher_is_told_of_the_moments_that_it_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Stores of other tests are told of real forks only.
+    monkeypatch.setattr(process_fork, "_watched", {})
+
+    class Watcher:
+        def __init__(self, *, fails: bool) -> None:
+            self.told: list[str] = []
+            self._fails = fails
+            watch_forks(self.in_child, in_parent=self.in_parent)
+
+        def in_child(self) -> None:
+            self.told.append("child")
+
+        def in_parent(self) -> None:
+            self.told.append("parent")
+            if self._fails:
+                raise ValueError("no")
+
+    watchers = [Watcher(fails=True), Watcher(fails=False)]
+    _call_all(lambda watch: watch.before)
+    _call_all(lambda watch: watch.in_parent)
+    assert [one.told for one in watchers] == [["parent"], ["parent"]]

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure import UsageError
+from perdure.core.printed_text import closest
 from perdure.core.routing import check_patterns, matches, select_types
 from perdure.errors import InvalidName
 
@@ -33,6 +34,17 @@ def test_what_several_patterns_mean_is_chosen_once() -> None:
 def test_a_pattern_that_means_nothing_is_an_error_that_names_what_there_is() -> None:
     with pytest.raises(UsageError, match=r"'bill_ng.%'; there are billing.charge.v1"):
         select_types({"billing.charge.v1": 1}, ["bill_ng.%"])
+
+
+def test_of_many_types_the_closest_are_named_and_the_others_counted() -> None:
+    known = {f"billing.invoice{number}.v1": number for number in range(300)} | {"billing.charge.v1": 300}
+    with pytest.raises(UsageError, match="no type matches 'billing.chrage.v1'; there are billing.charge.v1, ") as told:
+        select_types(known, ["billing.chrage.v1"])
+    assert str(told.value).endswith(" and 298 others")
+    assert len(str(told.value)) < 200
+    assert closest("entirely different", known).endswith(" and 298 others")
+    assert closest(7, ["b", "a"]) == "a, b"
+    assert closest("x", []) == "none"
 
 
 @pytest.mark.parametrize("wrong", ["", "a/b", "a/%", " x", "x" * 300, "a\x00%"])

@@ -100,7 +100,7 @@ async def main(url: str, folder: Path) -> None:
     async with Engine(url, [counting, listening, speaking], audit="full") as engine, engine.worker(lease=1):
         while True:
             diary.memory()
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # the pace of the diary
 
 
 if __name__ == "__main__":

@@ -68,7 +68,8 @@ async def trying_everything(ctx: Context) -> int:
 
 def containers(thing: Any, path: str, depth: int, seen: set[int]) -> Iterator[tuple[str, int]]:
     """The sizes of what an object holds, by where it holds it."""
-    for name in [*getattr(thing, "__dict__", {}), *getattr(type(thing), "__slots__", ())]:
+    slots = [name for kind in type(thing).__mro__ for name in vars(kind).get("__slots__", ())]
+    for name in [*getattr(thing, "__dict__", {}), *slots]:
         held = getattr(thing, name, None)
         if id(held) in seen:
             continue

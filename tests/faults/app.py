@@ -99,7 +99,7 @@ def flaky(ledger: str) -> str:
 @step(retry=Retry.never(), timeout=0.03)
 async def too_slow(ledger: str) -> str:
     value = begin(ledger, "too slow")
-    await asyncio.sleep(60)
+    await asyncio.sleep(60)  # until its timeout
     return value
 
 
@@ -144,7 +144,7 @@ async def lingers(ledger: str) -> str:
     """Outlives the process that executes it, except the last."""
     value = begin(ledger, "lingers")
     if not any(line["did"] == "hurry" for line in read(Path(ledger))):
-        await asyncio.sleep(60)
+        await asyncio.sleep(60)  # until it is killed
     return value
 
 

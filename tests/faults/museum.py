@@ -22,7 +22,7 @@ from perdure import (
     activity,
     workflow,
 )
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.host import Host
 from perdure.store import SqlStore, open_store
 from tests.helpers import eventually
@@ -100,7 +100,7 @@ class Museum:
         for start in range(0, len(self.names), 8):
             await asyncio.gather(*(self._found(name) for name in self.names[start : start + 8]))
         async with engine.worker():
-            await eventually(self._stand, within=20.0, saying="every family standing where it is to")
+            await eventually(self._stand, saying="every family standing where it is to")
         for name in self.names:
             await (await engine.get(f"{name}-told")).send("other", name)
         await self._insert()
@@ -127,6 +127,8 @@ class Museum:
             await self.execute("INSERT INTO perdure_pauses (kind, name) VALUES ('type', :n)", n=f"{name}-type")
             row = "INSERT INTO perdure_watermarks (kind, name, high, low) VALUES ('queue', :n, 1000, 10)"
             await self.execute(row, n=f"{name}-queue")
+            row = "INSERT INTO perdure_tokens (name, digest, role) VALUES (:n, :d, 'viewer')"
+            await self.execute(row, n=f"{name}-token", d=f"digest of {name}")
         await self.execute("INSERT INTO perdure_workers (id, host, status) VALUES ('old', 'here', 'stopped')")
         await self.execute("INSERT INTO perdure_health (worker_id, errors) VALUES ('old', 1)")
 
@@ -184,7 +186,7 @@ class Columns:
 
 #: Bytes that are no text, which only SQLite stores as such.
 NO_TEXT = "CAST(x'ff7b22fe' AS TEXT)"
-NUMBERS = (-1, -(10**15), 0, 1, 3, 2**31, FAR - 1, FAR, FAR + 1, 2**62, 2**63 - 1, -(2**63))
+NUMBERS = (-1, -(10**15), 0, 1, 3, 2**31, NEVER - 1, NEVER, NEVER + 1, 2**62, 2**63 - 1, -(2**63))
 TEXTS = (
     "",
     "{",

@@ -13,21 +13,27 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from perdure.core.access import NewToken, Role
 from perdure.core.limits.admission_requests import StepAdmission, StepDeparture
 from perdure.core.limits.breaker import Circuit
 from perdure.core.limits.limit import LimitBounds
+from perdure.core.model.attributes import attribute_outputs, make_attributes
 from perdure.core.model.claim import ClaimRequest
+from perdure.core.model.documents import REPORTS_KEPT
 from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Reason, RetryRequest, Status
 from perdure.core.model.run_orders import Pause, PauseKind, RunOrder
 from perdure.core.model.turn import Block, ContinueAsNew, Finish, Lease, Release, RetryLater, Trim, Turn, TurnOutcome
+from perdure.core.model.worker_info import DrainOrder
 from perdure.core.policy.retention import PruneRequest
 from perdure.core.policy.singleton import SingletonPolicy
 from perdure.core.policy.watermark import Watermark
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.core.time.schedule import Overlap
 from perdure.store import Store
+from perdure.testing.conformance.documents import a_report as a_deploy_report
+from perdure.testing.conformance.documents import a_source
 from perdure.testing.conformance.harness import (
     ACTOR,
     LEASE,
@@ -85,6 +91,13 @@ def operation(prepare: Prepare) -> Prepare:
 @operation
 async def create(store: Store, system: ManualSystem) -> Ask:
     return lambda store: store.create([a_run("r1", idempotency_key="k"), a_run("r2", wake_at=START + SECOND)], ACTOR)
+
+
+@operation
+async def create_with_attributes(store: Store, system: ManualSystem) -> Ask:
+    values = make_attributes({"customer": "acme", "amount": 12.5, "vip": True})
+    runs = [a_run("r1", attributes=values), a_run("r2"), a_run("r3", attributes=values)]
+    return lambda store: store.create(runs, ACTOR)
 
 
 @operation
@@ -161,7 +174,7 @@ async def prune_a_family(store: Store, system: ManualSystem) -> Ask:
     await commit(store, got.runs[0].lease, next=Finish(Status.COMPLETED, "1"))
 
     async def ask(store: Store) -> None:
-        await store.prune(PruneRequest(before=FAR), 10, None, ACTOR)
+        await store.prune(PruneRequest(before=NEVER), 10, None, ACTOR)
 
     return ask
 
@@ -218,13 +231,13 @@ async def _firing(store: Store) -> None:
 @operation
 async def fire_schedules(store: Store, system: ManualSystem) -> Ask:
     for name in ("s1", "s2"):
-        await saved(store, name, next_slot=START, due_at=START)
+        await saved(store, name, next_fire_time=START, due_at=START)
     return _firing
 
 
 @operation
 async def fire_a_schedule_whose_run_has_to_make_way(store: Store, system: ManualSystem) -> Ask:
-    await saved(store, overlap=Overlap.CANCEL, next_slot=START, due_at=START, last_run="r1")
+    await saved(store, overlap=Overlap.CANCEL, next_fire_time=START, due_at=START, last_run="r1")
     await held(store)
     return _firing
 
@@ -317,6 +330,12 @@ async def wake_one_that_sleeps(store: Store, system: ManualSystem) -> Ask:
 
 
 @operation
+async def set_priority(store: Store, system: ManualSystem) -> Ask:
+    await store.create([a_run("r1")], ACTOR)
+    return lambda store: store.set_priority("r1", 7, "urgent", ACTOR)
+
+
+@operation
 async def pause_a_queue(store: Store, system: ManualSystem) -> Ask:
     return lambda store: store.pause(Pause(kind=PauseKind.QUEUE, name="slow"), ACTOR)
 
@@ -332,7 +351,35 @@ async def resume_a_queue(store: Store, system: ManualSystem) -> Ask:
 
 @operation
 async def register(store: Store, system: ManualSystem) -> Ask:
-    return lambda store: store.register(a_worker(), [MAIL, SHOP])
+    return lambda store: store.register(a_worker(), [MAIL, SHOP], [a_source()])
+
+
+@operation
+async def register_changed_sources(store: Store, system: ManualSystem) -> Ask:
+    await store.register(a_worker("w2"), (), [a_source()])
+    return lambda store: store.register(a_worker(), (), [a_source(body="{}"), a_source(type="other")])
+
+
+@operation
+async def save_report(store: Store, system: ManualSystem) -> Ask:
+    for number in range(REPORTS_KEPT):
+        await store.save_report(a_deploy_report(f"c{number}"), ACTOR)
+        system.advance(1)
+    return lambda store: store.save_report(a_deploy_report("latest"), ACTOR)
+
+
+@operation
+async def drain(store: Store, system: ManualSystem) -> Ask:
+    await store.register(a_worker())
+    return lambda store: store.drain("w1", DrainOrder(key="d1", reason="new host"), ACTOR)
+
+
+@operation
+async def heartbeat_of_one_that_drains(store: Store, system: ManualSystem) -> Ask:
+    await store.register(a_worker())
+    await store.drain("w1", DrainOrder(key="d1"), ACTOR)
+    system.advance(1)
+    return lambda store: store.heartbeat("w1")
 
 
 @operation
@@ -443,7 +490,7 @@ async def take_one(store: Store, system: ManualSystem) -> Ask:
     await store.register(a_worker())
 
     async def ask(store: Store) -> Lease | None:
-        claimed = (await store.take(a_take("r2"))).claimed
+        claimed = (await store.claim_by_id(a_take("r2"))).claimed
         return None if claimed is None else claimed.lease
 
     return ask
@@ -460,7 +507,7 @@ async def take_and_set_aside(store: Store, system: ManualSystem) -> Ask:
 
     async def ask(store: Store) -> object:
         # What the first did is found done by the second, at another time.
-        answer = await store.take(a_take("poison", alone=True))
+        answer = await store.claim_by_id(a_take("poison", alone=True))
         return answer.refused
 
     return ask
@@ -571,13 +618,13 @@ async def put_off(store: Store, system: ManualSystem) -> Ask:
 
 
 @operation
-async def succeed(store: Store, system: ManualSystem) -> Ask:
+async def start_successors(store: Store, system: ManualSystem) -> Ask:
     await store.create([a_single("r1", SingletonPolicy.QUEUE), a_single("r2", SingletonPolicy.QUEUE)], ACTOR)
     await store.cancel("r1", "", "c", ACTOR)
 
     async def ask(store: Store) -> None:
         # What the first did is found done by the second.
-        await store.succeed([NAME], ACTOR)
+        await store.start_successors([NAME], ACTOR)
 
     return ask
 
@@ -591,6 +638,42 @@ async def set_watermark(store: Store, system: ManualSystem) -> Ask:
 async def remove_watermark(store: Store, system: ManualSystem) -> Ask:
     await store.set_watermark(Watermark(high=10, type="t"), ACTOR)
     return lambda store: store.remove_watermark("type", "t", ACTOR)
+
+
+@operation
+async def create_token(store: Store, system: ManualSystem) -> Ask:
+    return lambda store: store.create_token(NewToken(name="ci", digest="d1", role=Role.VIEWER), ACTOR)
+
+
+@operation
+async def create_token_in_place_of_a_revoked_one(store: Store, system: ManualSystem) -> Ask:
+    made = await store.create_token(NewToken(name="ci", digest="d1", role=Role.VIEWER), ACTOR)
+    assert made is not None
+    await store.revoke_token("ci", made.created_at, ACTOR)
+    return lambda store: store.create_token(NewToken(name="ci", digest="d2", role=Role.ADMIN), ACTOR)
+
+
+@operation
+async def create_session(store: Store, system: ManualSystem) -> Ask:
+    await store.create_token(NewToken(name="ci", digest="d1", role=Role.VIEWER), ACTOR)
+    old = NewToken(name="ci/1", parent="ci", digest="d2", role=Role.VIEWER, expires_at=1)
+    await store.create_token(old, ACTOR)
+    return lambda store: store.create_token(NewToken(name="ci/2", parent="ci", digest="d3", role=Role.VIEWER), ACTOR)
+
+
+@operation
+async def revoke_token(store: Store, system: ManualSystem) -> Ask:
+    made = await store.create_token(NewToken(name="ci", digest="d1", role=Role.VIEWER), ACTOR)
+    assert made is not None
+    await store.create_token(NewToken(name="ci/1", parent="ci", digest="d2", role=Role.VIEWER), ACTOR)
+    return lambda store: store.revoke_token("ci", made.created_at, ACTOR)
+
+
+@operation
+async def touch_tokens(store: Store, system: ManualSystem) -> Ask:
+    for name in ("a", "b"):
+        await store.create_token(NewToken(name=name, digest=f"digest of {name}", role=Role.VIEWER), ACTOR)
+    return lambda store: store.touch_tokens([("digest of b", 5), ("digest of a", 7)], ACTOR)
 
 
 @operation
@@ -661,7 +744,7 @@ async def commit_what_was_read(store: Store, system: ManualSystem) -> Ask:
 
 @operation
 async def commit_what_others_read_and_nobody_needs(store: Store, system: ManualSystem) -> Ask:
-    lease = await held(store)
+    lease = await held(store, attributes=make_attributes({"amount": 1, "removed": True}))
     await commit(store, lease, *(a_record(seq) for seq in range(4)), subscribes=("left@1",))
     turn = Turn(
         lease=lease,
@@ -670,7 +753,9 @@ async def commit_what_others_read_and_nobody_needs(store: Store, system: ManualS
             NewOutput(kind=OutputKind.STREAM, name="tokens", payload="1", key="a"),
             NewOutput(kind=OutputKind.STATE, name="phase", payload="1", key="phase"),
             NewOutput(kind=OutputKind.REPLY, name="k1", payload="1", key="b"),
+            *attribute_outputs({"phase": "paid", "amount": 2, "removed": None}),
         ),
+        children=(a_child("child", "r1", attributes=make_attributes({"sku": "x1"})),),
         subscribes=("news@1",),
         unsubscribes=("left@1",),
         trim=Trim(records=((0, 3),), inbox=1, events=1),

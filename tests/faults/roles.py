@@ -28,10 +28,14 @@ from perdure import (
     UsageError,
     Watermark,
 )
+from perdure.admin import Tokens
+from perdure.client.session import session_of
 from perdure.core.model.worker_info import WorkerStatus
-from perdure.errors import ScheduleNotFound
+from perdure.errors import ScheduleNotFound, TokenExists
 from perdure.push import ExecutionState, Pusher
 from perdure.store import Retrying, open_store
+from perdure.testing.conformance.documents import a_report
+from perdure.testing.conformance.harness import a_worker
 from perdure.testing.crash import CrashingHost, Trap
 from tests.faults import app, errands, labour, siege, storm
 from tests.faults.deeds import deeds, echo
@@ -148,6 +152,8 @@ class Client:
             self.guard(),
             self.take_turns(),
             self.bound(),
+            self.let_in(),
+            self.take_out(),
             self.push(),
         )
         await runs["main"].result()
@@ -188,10 +194,10 @@ class Client:
         await self._engine.breakers.open("post")
         await self._engine.breakers.reset("post")
         # As a worker does that finds a dead one.
-        await (await self._engine._session.opened()).recheck_gates("client")
-        await (await self._engine._session.opened()).delete_idle_gates(10, "client")
+        await (await self._engine._session.connect()).recheck_gates("client")
+        await (await self._engine._session.connect()).delete_idle_gates(10, "client")
         # As the heartbeat of a worker does whose loops have met an error.
-        await (await self._engine._session.opened()).report_health("client", 1, "claimer: ValueError: x")
+        await (await self._engine._session.connect()).report_health("client", 1, "claimer: ValueError: x")
 
     async def keep_time(self) -> None:
         async def has_fired() -> bool:
@@ -217,6 +223,22 @@ class Client:
         await self._engine.watermarks.set(Watermark(high=1000, queue="elsewhere"))
         await self._engine.watermarks.remove(queue="elsewhere")
 
+    async def let_in(self) -> None:
+        """Create a token, use it and revoke it. A process that died may have left it."""
+        with suppress(TokenExists):
+            await Tokens(self._engine).create("sweep")
+        store = await session_of(self._engine).connect()
+        await store.touch_tokens([("0" * 64, 1)], "sweep")
+        await Tokens(self._engine).revoke("sweep")
+
+    async def take_out(self) -> None:
+        """Drain a worker that does nothing, and keep the report of a deploy check."""
+        store, name = await session_of(self._engine).connect(), f"steered-{os.getpid()}"
+        await store.register(a_worker(name))
+        await self._engine.workers.drain(name, "a sweep")
+        await store.retire(name)
+        await store.save_report(a_report(name), "sweep")
+
     async def take_turns(self) -> None:
         """Two runs of which one may go on at a time."""
         for name in ("turn-1", "turn-2"):
@@ -229,6 +251,8 @@ class Client:
         """Execute a run by its id that no worker looks for. Other processes may do that, too."""
         handle = await self._engine.start(app.child(self._ledger, "push"), id="pushed", queue="pushed")
         app.note(self._ledger, did="started", run="pushed")
+        # Another process may have executed it.
+        await handle.set_priority(7)
 
         async def is_done() -> bool:
             return (await pusher.execute(handle.id)).state is ExecutionState.FINISHED
@@ -238,7 +262,7 @@ class Client:
 
     async def nudge(self, handle: Handle[Any]) -> None:
         async def is_reached() -> bool:
-            if (await handle.run()).reason == "message" and await self._engine.broadcast(
+            if (await handle.info()).reason == "message" and await self._engine.broadcast(
                 "more", "more!", correlation="all", key="more"
             ):
                 app.note(self._ledger, did="sent", run=handle.id, key="broadcast:more")
@@ -281,7 +305,7 @@ class Client:
             await self._engine.runs.undelete("litter")
             await until(self._is_tidy)
         # Of none: what happened to the runs is needed for judging.
-        await (await self._engine._session.opened()).delete_events(1, 0, "tidy")
+        await (await self._engine._session.connect()).delete_events(1, 0, "tidy")
 
     async def _is_tidy(self) -> bool:
         return (await self._engine.runs.prune(0, types=app.hopeless.type)).runs > 0 or await self._is_new("litter")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from perdure import Engine, PerdureError
+from perdure.admin import Tokens
 from perdure.client.workers import EngineWorker
 from tests.faults.museum import ALL, Columns, Museum, Vandal, gated, well
 from tests.servers.databases import Databases
@@ -53,13 +54,14 @@ async def look_around(engine: Engine, name: str) -> None:
         engine.breakers.list,
         engine.locks.list,
         engine.watermarks.list,
+        Tokens(engine).list,
         engine.queues.types,
         engine.queues.paused,
         engine.audit.list,
         engine.dead_letters.list,
     ]
     for run_id in (f"{name}-told", f"{name}-parent", f"{name}-kept"):
-        asked += [lambda run_id=run_id: engine.runs.why(run_id), lambda run_id=run_id: _history(engine, run_id)]  # type: ignore[misc]
+        asked += [lambda run_id=run_id: engine.runs.why(run_id), lambda run_id=run_id: _history(engine, run_id)]  # type: ignore[misc] # mypy infers no type for the default of a lambda
     for one in asked:
         try:
             await one()
@@ -88,7 +90,7 @@ async def statements_of_a_second(stage: Stage) -> int:
         seen += 1
 
     await stage.store.trace(count)
-    await asyncio.sleep(1.0)
+    await asyncio.sleep(1.0)  # statements are counted over a time
     await stage.store.trace(None)
     return seen
 

@@ -117,7 +117,7 @@ async def test_an_errand_whose_worker_stands_still_is_done_by_another_and_nothin
         await place.is_begun("walk", 2)
         place.open_gate()
         result = await run.result(30)
-        ended = await errand.run()
+        ended = await errand.info()
         first.signal(signal.SIGCONT)
         # It wakes up with a result of its own, or is told that it lost the run.
         await eventually(
@@ -126,7 +126,7 @@ async def test_an_errand_whose_worker_stands_still_is_done_by_another_and_nothin
         for worker in (first, second):
             worker.signal(signal.SIGTERM)
             assert await worker.ended() == 0, worker.noise()
-        assert await errand.run() == ended
+        assert await errand.info() == ended
         assert result == place.begun("walk")[1]["value"]
 
 
@@ -162,7 +162,7 @@ async def test_an_errand_that_no_worker_begins_in_time_is_given_up_by_those_who_
         other = await place.worker()
         run, errand = await place.send("unbegun")
         assert await run.result(30) == "not started"
-        assert (await errand.run()).status is Status.FAILED
+        assert (await errand.info()).status is Status.FAILED
         assert place.begun("unbegun") == []
         able.signal(signal.SIGKILL)
         await able.ended()
@@ -179,7 +179,7 @@ async def test_an_errand_that_is_not_done_in_all_its_time_fails_though_its_worke
         await place.stop(first)
         await place.worker()
         assert await run.result(30) == "expired"
-        ended = await errand.run()
+        ended = await errand.info()
         assert ended.status is Status.FAILED
         assert ended.finished_at >= ended.deadline
         first.signal(signal.SIGKILL)
@@ -198,11 +198,13 @@ async def test_an_errand_that_kills_its_workers_is_set_aside(processes: Family, 
 
             await eventually(is_over, saying="its end, or that of its worker")
             deaths += worker.code is not None
-        # Each attempt counts, and none is a failure of the policy.
-        assert [line["attempt"] for line in place.begun("kill")] == [*range(1, deaths + 1)]
-        assert deaths == 3
+        # Each attempt counts, and none is a failure of the policy. A worker that got no processor for a lease has lost
+        # the run before the function began.
+        attempts = [line["attempt"] for line in place.begun("kill")]
+        assert attempts == sorted({*attempts})
+        assert (len(attempts), attempts[-1]) == (deaths, 3)
 
 
 async def is_set_aside(errand: Handle[Any]) -> bool:
-    row = await errand.run()
+    row = await errand.info()
     return row.status is Status.BLOCKED and row.reason == Reason.POISON

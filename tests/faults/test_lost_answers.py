@@ -54,6 +54,7 @@ LEFT_BEHIND = {
     "messages": "SELECT * FROM perdure_messages ORDER BY run_id, seq",
     "events": "SELECT run_id, at, kind, actor, data FROM perdure_events ORDER BY run_id, id",
     "outputs": "SELECT * FROM perdure_outputs ORDER BY run_id, kind, name, position",
+    "attributes": "SELECT * FROM perdure_attributes ORDER BY run_id, name",
     "topics": "SELECT * FROM perdure_topics ORDER BY topic, run_id",
     "pauses": "SELECT * FROM perdure_pauses ORDER BY 1, 2",
     "schedules": "SELECT * FROM perdure_schedules ORDER BY id",
@@ -61,6 +62,8 @@ LEFT_BEHIND = {
     "singletons": "SELECT * FROM perdure_singletons ORDER BY name",
     "successors": "SELECT * FROM perdure_successors ORDER BY run_id",
     "watermarks": "SELECT * FROM perdure_watermarks ORDER BY kind, name",
+    "tokens": "SELECT * FROM perdure_tokens ORDER BY name",
+    "documents": "SELECT * FROM perdure_documents ORDER BY kind, name, build",
     "workers": "SELECT * FROM perdure_workers ORDER BY id",
     "registry": "SELECT * FROM perdure_registry ORDER BY type",
     "gates": "SELECT * FROM perdure_gates ORDER BY name",
@@ -116,7 +119,7 @@ class Stage:
     async def holds_only(self, known: list[Lease]) -> bool:
         """Give back what the worker holds and does not know of, as it does itself once a lease; whether that was
         nothing."""
-        strays = [lease for lease in await self.direct.holdings("w1") if lease not in known]
+        strays = [lease for lease in await self.direct.leases("w1") if lease not in known]
         if strays:
             await self.direct.commit([Turn(lease=lease, next=Release()) for lease in strays], ACTOR)
         return not strays

@@ -183,8 +183,8 @@ async def test_a_run_that_kills_its_workers_is_set_aside_and_the_healthy_ones_go
     # Twice among others, then with all who died with it, then with half of those at a time, and three times alone.
     assert 2 + 3 <= len(site.steps("kills")) <= 2 + 1 + 3 + 3
     assert healthy
-    assert (await poison.run()).reason == "poison"
-    assert "claimed 5 times" in (await poison.run()).error  # type: ignore[operator] # it has one
+    assert (await poison.info()).reason == "poison"
+    assert "claimed 5 times" in (await poison.info()).error  # type: ignore[operator] # it has one
 
 
 async def _supervise(site: Site) -> None:

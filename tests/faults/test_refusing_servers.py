@@ -93,7 +93,7 @@ class PostgresDoor:
     async def _execute(self, *statements: str, dsn: str = "") -> None:
         import asyncpg  # pyright: ignore[reportMissingTypeStubs] # it has none
 
-        connection: Any = await asyncpg.connect(dsn or self._server.dsn)  # pyright: ignore[reportUnknownMemberType]
+        connection: Any = await asyncpg.connect(dsn or self._server.dsn)  # pyright: ignore[reportUnknownMemberType] # asyncpg is untyped
         for statement in statements:
             await connection.execute(statement)
         await connection.close()

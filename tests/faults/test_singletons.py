@@ -26,7 +26,9 @@ KILLED = -9
 #: However often a run was killed with its worker, it is not to blame: one that is set aside would hold up all that wait
 #: for its end.
 BLAMELESS = {"poison_after": 1000}
-POINTS = [f"{verb}.{place}" for verb in ("succeed", "commit") for place in ("enter", "begun", "written", "committed")]
+POINTS = [
+    f"{verb}.{place}" for verb in ("start_successors", "commit") for place in ("enter", "begun", "written", "committed")
+]
 
 
 def rounds(homes: Homes) -> list[str]:

@@ -99,7 +99,7 @@ async def test_of_many_runs_the_one_that_kills_its_workers_is_set_aside_and_the_
 
         async def all_are_over() -> bool:
             assert not supervising.done(), supervising.result()
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.2)  # the pace of the question
             return not {Status.PENDING, Status.RUNNING, Status.WAITING} & set(await place.statuses(runs))
 
         await eventually(all_are_over, within=1000)
@@ -126,7 +126,7 @@ async def test_runs_that_lost_two_workers_are_back_together_beside_other_work(
 
         async def all_are_over() -> bool:
             others.append(await place.engine.start(labour.quick(place.ledger)))
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # the pace of the runs that are started
             return set(await place.statuses(runs)) == {Status.COMPLETED}
 
         await eventually(all_are_over, within=120)

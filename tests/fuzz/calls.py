@@ -40,6 +40,8 @@ from perdure import (
     workflow,
 )
 from perdure.errors import StoreError
+from perdure.push import PushApp, QueueHandler, QueueMessage, RedisQueue, SigningKeys
+from perdure.push.signature import ID, SIGNATURE, TIMESTAMP
 from perdure.workflow.runtime import ContinueAsNewSignal
 from tests.fuzz.hostile import Draw, Order, act, anything, failing, flow
 from tests.replay.driver import Driver
@@ -74,6 +76,14 @@ _PLAUSIBLE: dict[str, list[Any]] = {
     "follow": [False],
     "store": [None],
     "system": [None],
+    "client": [None],
+    "handler": [None],
+    "engine": [None],
+    "keys": ["whsec_" + "a" * 32, None],
+    "token": ["secret", None],
+    "body": [b"{}", "{}"],
+    "delay": [0.0, 1.5],
+    "url": ["redis://localhost"],
 }
 
 #: Methods that need no fuzzing: they take nothing, or end the engine.
@@ -222,6 +232,35 @@ def _discover(draw: Draw) -> Callable[[], Any]:
     return lambda: discover(package)
 
 
+#: Keys that sign, and a handler of messages.
+_KEYS = SigningKeys("whsec_" + "a" * 32)
+_HANDLER = QueueHandler(Engine("sqlite://", [anything]))
+
+
+def _signing_keys(draw: Draw) -> Callable[[], Any]:
+    keys, given = [draw.any() for _ in range(draw.random.randrange(3))], arguments_for(SigningKeys.__init__, draw)
+    return lambda: SigningKeys(*keys, **given)
+
+
+def _verify(draw: Draw) -> Callable[[], Any]:
+    body, headers = draw.any(), draw.any()
+    if draw.random.random() < 0.7:
+        made = {**_KEYS.sign(b"x"), draw.random.choice([ID, TIMESTAMP, SIGNATURE]): draw.any()}
+        headers = made if draw.random.random() < 0.5 else list(made.items())
+    options = {"max_age": draw.any()} if draw.random.random() < 0.3 else {}
+    return lambda: _KEYS.verify(body, headers, **options)
+
+
+def _push_app(draw: Draw) -> Callable[[], Any]:
+    given = {**arguments_for(PushApp.__init__, draw), "handler": _HANDLER}
+    return lambda: PushApp(**given)
+
+
+def _queue_handler(draw: Draw) -> Callable[[], Any]:
+    given = {**arguments_for(QueueHandler.__init__, draw), "engine": _HANDLER.engine}
+    return lambda: QueueHandler(**given)
+
+
 #: Calls that need no database, by name.
 PURE: dict[str, Callable[[Draw], Callable[[], Any]]] = {
     "Engine": _engine,
@@ -250,6 +289,14 @@ PURE: dict[str, Callable[[Draw], Callable[[], Any]]] = {
     "Call.named": _named_call,
     "Call.options": _options_of_call,
     "discover": _discover,
+    "SigningKeys": _signing_keys,
+    "SigningKeys.sign": _named(_KEYS.sign),
+    "SigningKeys.verify": _verify,
+    "QueueMessage.decode": _named(QueueMessage.decode),
+    "QueueHandler": _queue_handler,
+    "PushApp": _push_app,
+    "RedisQueue": _named(RedisQueue),
+    "RedisQueue.at": _named(RedisQueue.at),
 }
 
 

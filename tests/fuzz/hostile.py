@@ -45,7 +45,7 @@ class Rude:
 
     __str__ = __repr__
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment] # hostile on purpose
 
 
 class Text(str):
@@ -458,7 +458,7 @@ OTHERS: list[Any] = [
     Fair(lambda *a, **k: "x"),
     Singleton(),
     Singleton(policy="queue"),
-    Singleton(by=lambda *a, **k: 3),  # type: ignore[arg-type]
+    Singleton(by=lambda *a, **k: 3),  # type: ignore[arg-type] # hostile on purpose
     Debounce("1s"),
     Watermark(high=5, queue="q"),
     Channel("c", int),

@@ -43,7 +43,7 @@ class Thief(Retrying):
         }
         if not chosen:
             return
-        leases = [lease for lease in await self.holdings(actor) if lease.run_id in chosen]
+        leases = [lease for lease in await self.leases(actor) if lease.run_id in chosen]
         for lease in leases:
             self.stolen[lease.run_id] += 1
         if leases:

@@ -7,7 +7,7 @@ from textwrap import dedent, indent
 
 import pytest
 
-from perdure.lint import RULES, lint
+from perdure.lint import RULES, lint, python_files
 
 HEAD = """
 import asyncio, contextlib, datetime, functools, io, itertools, os, pathlib, random, secrets, sys, time, uuid
@@ -18,6 +18,7 @@ from datetime import datetime as dt
 
 SEEN = set()
 COUNTER = itertools.count()
+RNG = random.Random(42)
 TAG = uuid.uuid4().hex
 engine = Engine("sqlite://", [])
 
@@ -37,6 +38,8 @@ async def ship(order): return order
 async def child(ctx: Context): return 1
 
 async def plain(x): return x
+
+async def relay(ctx, function, *rest): return await ctx.options(name="x").step(function, *rest)
 """
 
 
@@ -70,6 +73,11 @@ WRONG = {
         "await ctx.race({'a': lambda ctx: ctx.step(plain, dt.now())})",
         "async def body(ctx, state): time.time()\nawait ctx.loop(0, body)",
         "async def each(ctx: Context, x): time.time()\nawait ctx.map(each, order)",
+        "def late(at=time.time()): return at\nlate()",
+        "branches = {'a': lambda ctx: time.time()}\nawait ctx.join(branches)",
+        "return (lambda: time.time())()",
+        "await relay(ctx, lambda: 1, time.time())",
+        "match order:\n    case {'time': _}: time.time()",
     ],
     "PD002": [
         "random.random()",
@@ -78,6 +86,7 @@ WRONG = {
         "secrets.token_hex()",
         "os.urandom(8)",
         "random.SystemRandom()",
+        "RNG.random()",
     ],
     "PD003": ["uuid.uuid4()", "uuid.uuid1()", "from uuid import uuid4 as new\nnew()", "return TAG"],
     "PD004": [
@@ -121,6 +130,9 @@ WRONG = {
         "a, b = names",
         "return [*names]",
         "return names.pop()",
+        "left = list(names)\nreturn left",
+        "for name in list(names): await ctx.step(plain, name)",
+        "if len(order) == 1: return next(iter(names))",
         "return [name for name in names if name]",
         "return tuple(set(order) | {'x'})",
         "return min(names, key=len)",
@@ -138,6 +150,7 @@ WRONG = {
         "del SEEN[0]",
         "random.seed(1)",
         "perdure_engine = 1\nSEEN.pop()",
+        "return next(COUNTER)",
     ],
     "PD012": [
         "ctx.step(charge, 1)",
@@ -151,6 +164,10 @@ WRONG = {
         "while ctx.receive('x'): pass",
         "fast = ctx.options(timeout=1)\nfast.step(charge, 1)",
         "for x in ctx.step(plain, 1): pass",
+        "if (paid := ctx.step(charge, 1)): return 1",
+        "while (paid := ctx.receive('x')) is not None: pass",
+        "paid: int = ctx.step(charge, 1)",
+        "paid: int = ctx.step(charge, 1)\nif paid > 1: return 1",
     ],
     "PD013": ["await charge(1)", "charge(1)", "await ship(1)", "child()", "await asyncio.gather(charge(1))"],
     "PD014": ["await ctx.step(plain(1))", "await ctx.step(charge(1))", "await ctx.step(await plain(1))"],
@@ -233,6 +250,26 @@ RIGHT = [
     "pathlib.Path('x').name\npathlib.Path('a') / 'b'",
     "open = order.open\nopen('x')",
     "io.StringIO().read()",
+    "ways = {'a': lambda: time.time(), 'b': lambda: random.random()}\nawait ctx.step(ways[order])",
+    "ways = [lambda: time.sleep(1), charge]\nfor way in ways: await ctx.step(way)",
+    "way = (lambda: time.time()) if order else (lambda: random.random())\nawait ctx.step(way)",
+    "await relay(ctx, lambda: time.time())",
+    "await relay(ctx, function=lambda: time.time())",
+    "ordered = list(names)\nordered.sort()\nreturn ordered",
+    "for name in list(names):\n    if len(name) > 3: names.discard(name)",
+    "if len(names) == 1: return next(iter(names))",
+    "if len(names) != 1: raise ValueError\nreturn names.pop()",
+    "numbers: set[float] = set()\nfor number in numbers: await ctx.step(plain, number)",
+    "for number in {0.5, 1.5}: await ctx.step(plain, number)",
+    "keys: set[uuid.UUID] = set()\nfor key in keys: await ctx.step(plain, key)",
+    "match order:\n    case [time, *random]: return time.time() + random.random()",
+    "match order:\n    case {'id': uuid, **os}: return uuid.uuid4(), os.environ",
+    "match order:\n    case str() as time: return time.time()",
+    "op: object = ctx.step(charge, 1)\nawait op",
+    "if (paid := await ctx.step(charge, 1)): return paid",
+    "async def pages():\n    for n in order: yield await ctx.step(plain, n)\nasync for p in pages(): ctx.emit('x', p)",
+    "await ctx.options(undo=lambda: time.sleep(1)).step(charge, 1)",
+    "await ctx.options(using=lambda: open('x')).transaction(charge, 1)",
     "try: await ctx.step(plain, 1)\nexcept TimeoutError: pass",
     "import requests\ntry: await ctx.step(plain, 1)\nexcept requests.HTTPError: pass",
     "import subprocess\ntry: await ctx.step(plain, 1)\nexcept subprocess.CalledProcessError: pass",
@@ -250,6 +287,16 @@ def test_correct_code_is_left_alone(body: str, tmp_path: Path) -> None:
 
 def test_a_comment_allows_only_the_rule_that_it_names(tmp_path: Path) -> None:
     assert codes(tmp_path, in_workflow("time.time()  # perdure: allow PD002")) == ["PD001"]
+
+
+@pytest.mark.parametrize("comment", ["allow PD01", "allow PD0011 (measured)", "allow PD002, PD99"])
+def test_a_comment_with_a_code_that_does_not_exist_allows_nothing_else(comment: str, tmp_path: Path) -> None:
+    assert codes(tmp_path, in_workflow(f"time.time()  # perdure: {comment}")) == ["PD001"]
+
+
+@pytest.mark.parametrize("above", ["\f", "TEXT = 'a\u2028b\x1cc\x85'", "# \x0b"])
+def test_a_comment_is_found_below_characters_that_end_no_line_of_code(above: str, tmp_path: Path) -> None:
+    assert codes(tmp_path, f"{above}\n{in_workflow('time.time()  # perdure: allow')}") == []
 
 
 FLOW = "from perdure import workflow\n@workflow('x')\nasync def f(ctx):"
@@ -274,6 +321,8 @@ class M(B, type='x'):
         "from perdure import workflow\ndef outer():\n  @workflow('x')\n  async def f(ctx): time.time()\n  return f",
         f"class C:\n  @staticmethod\n  def now(): return time.time()\n{FLOW} C.now()",
         f"def a(): return b()\ndef b(): return a() or time.time()\n{FLOW} a()",
+        "from perdure import *\n@workflow('x')\nasync def f(c: Context): time.time()",
+        f"from time import *\n{FLOW} sleep_until = monotonic()",
     ],
 )
 def test_workflow_code_is_recognised_under_any_name(text: str, tmp_path: Path) -> None:
@@ -328,6 +377,47 @@ def test_the_linted_code_is_not_imported(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["def f(:\n", "x = '\0'\n"])
 def test_a_file_that_cannot_be_parsed_is_a_finding(text: str, tmp_path: Path) -> None:
     assert codes(tmp_path, text) == ["PD000"]
+
+
+def test_a_file_is_read_in_the_encoding_that_it_names(tmp_path: Path) -> None:
+    path = tmp_path / "app.py"
+    path.write_bytes(f"# -*- coding: latin-1 -*-\nNAME = '\xe9'\nimport time\n{FLOW} time.time()\n".encode("latin-1"))
+    assert [finding.code for finding in lint([path])] == ["PD001"]
+
+
+LONG_SUM = "+".join(["'a'"] * 1500)
+LONG_CHAIN = "if 1: pass\n" + "elif 2: pass\n" * 1500
+
+
+@pytest.mark.parametrize(
+    "text", [f"X = {LONG_SUM}", f"def f(): return {LONG_SUM}", LONG_CHAIN, f"def f():\n {LONG_SUM}"]
+)
+def test_long_expressions_and_chains_do_not_stop_the_linter(text: str, tmp_path: Path) -> None:
+    assert codes(tmp_path, f"import time\n{text}\n{FLOW} time.time()\n") == ["PD001"]
+
+
+def test_a_file_that_cannot_be_read_or_is_nested_too_deeply_is_a_finding(tmp_path: Path) -> None:
+    deep = tmp_path / "deep.py"
+    deep.write_text("x = " + "+".join(["1"] * 100_000))
+    (tmp_path / "absent.py").symlink_to(tmp_path / "nothing")
+    found = lint([deep, tmp_path / "absent.py"])
+    assert sorted(finding.code for finding in found) == ["PD000", "PD000"]
+    assert "nested too deeply" in "".join(finding.message for finding in found)
+
+
+def test_folders_and_dangling_links_with_the_name_of_a_file_are_skipped(tmp_path: Path) -> None:
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "dangling.py").symlink_to(tmp_path / "nothing")
+    (tmp_path / "app.py").write_text("x = 1\n")
+    assert list(python_files([tmp_path])) == [tmp_path / "app.py"]
+
+
+def test_names_are_followed_through_imports_of_everything(tmp_path: Path) -> None:
+    (tmp_path / "clocks.py").write_text("import time\ndef now(): return time.time()\n")
+    (tmp_path / "tools.py").write_text("from perdure import *\nfrom clocks import *\nfrom app import *\n")
+    (tmp_path / "app.py").write_text("from tools import *\n@workflow('x')\nasync def f(ctx): return now()\n")
+    (finding,) = lint([tmp_path / "app.py"])
+    assert (Path(finding.path).name, finding.code) == ("clocks.py", "PD001")
 
 
 def test_every_rule_has_a_case() -> None:

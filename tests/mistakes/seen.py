@@ -33,6 +33,7 @@ def run_program(source: str) -> str:
     module = types.ModuleType(_NAME)
     module.__file__ = file
     sys.modules[_NAME] = module
+    ours = {name: (one, vars(one).copy()) for name, one in sys.modules.items() if name.partition(".")[0] == "perdure"}
     logging.getLogger().addHandler(terminal)
     hook = sys.unraisablehook
     sys.unraisablehook = lambda raised: lines.append(f"unraisable: {raised.exc_value!r}")
@@ -55,4 +56,8 @@ def run_program(source: str) -> str:
         sys.unraisablehook = hook
         logging.getLogger().removeHandler(terminal)
         sys.modules.pop(_NAME, None)
+        # A program may have imported a package of ours anew, which its parent would show from now on.
+        for name, (one, names) in ours.items():
+            sys.modules[name] = one
+            vars(one).update(names)
     return "\n".join(line.rstrip() for line in [*printed.getvalue().splitlines(), *shown, *lines])

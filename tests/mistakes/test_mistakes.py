@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -228,3 +230,12 @@ def test_a_mistake_shows_what_happened_and_what_to_do(mistake: str) -> None:
     said = re.search(r"RunFailed: run '.*?failed with \w+: (.*)", seen)
     # In the log, in RunFailed and in its cause.
     assert said is None or seen.count(f": {said[1]}") <= 3, seen
+
+
+def test_a_program_that_imports_a_package_of_ours_anew_leaves_no_trace() -> None:
+    importlib.import_module("perdure.store.postgres.store")
+    before = {name: (one, vars(one).copy()) for name, one in sys.modules.items() if name.startswith("perdure")}
+    run_program(complete(PROGRAMS["a database without its driver"]))
+    for name, (one, names) in before.items():
+        assert sys.modules[name] is one
+        assert {key: vars(one)[key] for key in names} == names

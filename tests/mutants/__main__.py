@@ -1,9 +1,10 @@
 """`python -m tests.mutants [PACKAGE ...] [--seed N] [--each N]`: plant faults, one at a time, and list those that no
 test notices.
 
-Tests that need no server are tried first. With servers (`python -m tests.servers python -m tests.mutants ...`), the
-databases' tests are
-tried on faults of the store that the others leave.
+Faults within functions are tried first in copies of one process that has all tests (`tests/mutants/forking.py`). Those
+that are left, and those outside of functions, are tried in a process of their own. With servers (`python -m
+tests.servers python -m tests.mutants ...`), the databases' tests are tried on faults of the store that the others
+leave.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ def main(packages: tuple[str, ...], seed: int, each: int, *, only_draw: bool) ->
         return
     KEPT.mkdir(exist_ok=True)
     trial = Trial(Tests.known())
+    for fault, result in trial.in_copies(chosen):
+        print(f"{result.end:<10} {fault} | {result.by}", flush=True)
     results: list[Result] = []
     for number, fault in enumerate(chosen, 1):
         result = trial.of(fault)

@@ -15,6 +15,7 @@ import ast
 import hashlib
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from random import Random
 
@@ -42,8 +43,8 @@ class Fault(Struct, frozen=True):
     #: Relative to the source folder.
     path: str
     line: int
-    #: The first line of the function that it is in; 0 outside of functions.
-    function: int
+    #: The qualified name of the function that it is in; empty outside of functions.
+    function: str
     kind: str
     #: Where in the file's text, and what it becomes.
     start: int
@@ -76,7 +77,12 @@ def _short(text: str) -> str:
 
 def faults_of(source: Path, path: Path) -> list[Fault]:
     """Every fault that can be drawn from a file."""
-    return list(_Finder(path.read_text(encoding="utf-8"), str(path.relative_to(source))).find())
+    return list(_faults_in(path.read_text(encoding="utf-8"), str(path.relative_to(source))))
+
+
+@cache
+def _faults_in(text: str, path: str) -> tuple[Fault, ...]:
+    return tuple(_Finder(text, path).find())
 
 
 def draw(source: Path, package: str, count: int, seed: int) -> list[Fault]:
@@ -97,72 +103,76 @@ def draw(source: Path, package: str, count: int, seed: int) -> list[Fault]:
     return drawn
 
 
-def function_at(text: str, line: int) -> int:
-    """The first line of the innermost function that a line is in; 0 outside of functions."""
-    around = [
-        min([node.lineno, *(one.lineno for one in node.decorator_list)])
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.lineno <= line <= (node.end_lineno or node.lineno)
-    ]
-    return max(around, default=0)
+class Functions:
+    """The functions of a file by their lines."""
+
+    def __init__(self, text: str | ast.Module) -> None:
+        self._spans = list(_spans(ast.parse(text) if isinstance(text, str) else text, ""))
+
+    def at(self, line: int) -> str:
+        """Return the qualified name of the innermost function around a line; nothing outside of functions."""
+        return max(((first, name) for first, last, name in self._spans if first <= line <= last), default=(0, ""))[1]
+
+
+def _spans(node: ast.AST, prefix: str) -> Iterator[tuple[int, int, str]]:
+    for child in ast.iter_child_nodes(node):
+        match child:
+            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name):
+                yield child.lineno, child.end_lineno or child.lineno, prefix + name
+                yield from _spans(child, f"{prefix}{name}.<locals>.")
+            case ast.ClassDef(name):
+                yield from _spans(child, f"{prefix}{name}.")
+            case _:
+                yield from _spans(child, prefix)
 
 
 class _Finder:
     def __init__(self, text: str, path: str) -> None:
         self._text = text
         self._path = path
+        self._tree = ast.parse(text)
+        self._functions = Functions(self._tree)
         self._lines = text.splitlines(keepends=True)
         self._starts = [0]
         for line in self._lines:
             self._starts.append(self._starts[-1] + len(line))
 
     def find(self) -> Iterator[Fault]:
-        yield from self._in(ast.parse(self._text).body, 0)
+        for node in self._tree.body:
+            yield from self._at(node)
 
-    def _in(self, nodes: list[ast.stmt], function: int) -> Iterator[Fault]:
-        for node in nodes:
-            yield from self._at(node, function)
-
-    def _at(self, node: ast.AST, function: int) -> Iterator[Fault]:
+    def _at(self, node: ast.AST) -> Iterator[Fault]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             if node.name not in _UNPROMISED:
-                first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
                 for statement in node.body:
-                    yield from self._at(statement, first)
+                    yield from self._at(statement)
             return
         if _is_for_people(node):
             return
         for kind, changed in _changes(node):
-            yield self._fault(node, kind, changed, function)
-        yield from self._in_sql(node, function)
+            yield self._fault(node, kind, changed)
+        yield from self._in_sql(node)
         for child in _parts(node):
-            yield from self._at(child, function)
+            yield from self._at(child)
 
-    def _fault(self, node: ast.AST, kind: str, changed: str, function: int) -> Fault:
+    def _fault(self, node: ast.AST, kind: str, changed: str) -> Fault:
         assert isinstance(node, ast.expr | ast.stmt)
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         start = self._offset(node.lineno, node.col_offset)
         end = self._offset(node.end_lineno, node.end_col_offset)
-        return self._made(kind, start, end, changed, node.lineno, function)
+        return self._made(kind, start, end, changed, node.lineno)
 
     def _made(
-        self,
-        kind: str,
-        start: int,
-        end: int,
-        changed: str,
-        line: int,
-        function: int,
-        ends: tuple[int, str] | None = None,
+        self, kind: str, start: int, end: int, changed: str, line: int, ends: tuple[int, str] | None = None
     ) -> Fault:
         place, word = ends or (line, kind)
         said = _EQUIVALENT.search(self._lines[place - 1])
         equivalent = said is not None and said[1] == word
+        function = self._functions.at(line)
         return Fault(self._path, line, function, kind, start, end, self._text[start:end], changed, equivalent)
 
-    def _in_sql(self, node: ast.AST, function: int) -> Iterator[Fault]:
+    def _in_sql(self, node: ast.AST) -> Iterator[Fault]:
         if not isinstance(node, ast.Constant | ast.JoinedStr):
             return
         assert node.end_lineno is not None
@@ -175,7 +185,7 @@ class _Finder:
                     at = start + match.start()
                     line = self._text.count("\n", 0, at) + 1
                     ends = node.end_lineno, f"sql {was.strip()}"
-                    yield self._made("sql", at, at + len(was), becomes, line, function, ends)
+                    yield self._made("sql", at, at + len(was), becomes, line, ends)
 
     def _offset(self, line: int, column: int) -> int:
         # Columns are counted in bytes.

@@ -8,35 +8,40 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
 from tests.mutants.drawing import Fault
+from tests.mutants.forking import FAULTS, Answer, Job
+from tests.mutants.places import PLACES
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 KEPT = ROOT / ".mutants"
+_SEEN = KEPT / "seen.json"
 
-#: Seconds of tests a fault, as they were measured; and how many times that before it is ended, and at least so many
-#: seconds.
-ENOUGH = 40.0
+#: Rounds of tests that a fault has to survive: seconds of tests, as they were measured, and files, each of which has to
+#: be imported.
+ROUNDS = ((6.0, 8), (60.0, 60))
+#: A test is ended after so many times its seconds, and at least so many seconds; it noticed the fault, then.
 PATIENCE = 15.0
-AT_LEAST = 120.0
-#: Test files a fault: each has to be imported.
-FILES = 40
+AT_LEAST = 60.0
 
 #: Hypothesis looks at few examples.
 BRIEF = ["--hypothesis-profile=quick"]
 QUIET = ["-q", "-x", "--no-header", "-p", "no:cacheprovider", "-p", "no:randomly"]
 
-#: Tests of the databases, for faults of the store that the others do not notice or cannot reach; and the seconds before
-#: they are ended.
+#: The seconds of a round, however many tests.
+LONGEST = 600.0
+
+#: Tests of the databases, for faults of the store that the others do not notice or cannot reach.
 WITH_SERVERS = ["tests/store", "tests/store/postgres", "tests/store/mysql", "tests/store/user_connections"]
-WITH_SERVERS_SECONDS = 1800.0
+WITH_SERVERS_SECONDS = 240.0
 _SERVERS = ("PERDURE_TEST_POSTGRES", "PERDURE_TEST_MYSQL", "PERDURE_TEST_PGBOUNCER")
 
 
@@ -48,6 +53,15 @@ class Result(Struct):
     end: str
     tests: int = 0
     by: str = ""
+
+
+class Seen(Struct):
+    """What the tests of a file call."""
+
+    #: Of the file that the tests were in.
+    digest: str
+    #: The seconds that each test takes, and the functions that it calls.
+    tests: dict[str, tuple[float, list[str]]]
 
 
 class Tests:
@@ -65,30 +79,39 @@ class Tests:
 
     @classmethod
     def known(cls) -> Tests:
-        """As measured for this source; measured now if need be."""
-        folder = KEPT / f"seen-{_digest()}"
-        if not folder.exists():
-            _look(folder)
-        found: dict[str, tuple[float, list[str]]] = {}
-        for path in folder.glob("*.json"):
-            found |= msgspec.json.decode(path.read_bytes(), type=dict[str, tuple[float, list[str]]])
-        return cls(found)
+        """As measured before; measured now for test files that are new or have changed, or call a file that is gone."""
+        kept = msgspec.json.decode(_SEEN.read_bytes(), type=dict[str, Seen]) if _SEEN.exists() else {}
+        digests = _digests()
+        seen = {file: kept[file] for file, digest in digests.items() if file in kept and kept[file].digest == digest}
+        sources = {str(path.relative_to(SOURCE)) for path in (SOURCE / "perdure").rglob("*.py")}
+        current = {file: one for file, one in seen.items() if _paths(one) <= sources}
+        missing = sorted(digests.keys() - current.keys())
+        if missing:
+            found = _look(missing)
+            current |= {file: Seen(digests[file], found.get(file, {})) for file in missing}
+            _SEEN.write_bytes(msgspec.json.encode(current))
+        return cls({test: calls for one in current.values() for test, calls in one.tests.items()})
 
-    def of(self, fault: Fault) -> list[str]:
-        """Those that may notice it: its package's first, then quick ones, of as many files as possible, within a bound
-        of time."""
+    def of(self, fault: Fault, enough: float, most: int) -> list[str]:
+        """Those that may notice it, within a bound of time and of files: first those in a file of its module's name,
+        then its package's, then quick ones, of as many files as possible."""
         tests = self._calling.get(f"{fault.path}:{fault.function}") or self._using(fault)
         own = f"tests/{fault.path.split('/')[1]}/"
         chosen = sorted(tests, key=lambda test: (not test.startswith(own), self._seconds[test]))
-        taken, files, spent = [], set[str](), 0.0
-        for test in _in_turns(chosen):
+        of_name = [test for test in chosen if f"/test_{Path(fault.path).stem}" in test]
+        named, taken, files, spent = set(of_name), [], set[str](), 0.0
+        for test in [*of_name, *_in_turns(test for test in chosen if test not in named)]:
             file = test.partition("::")[0]
-            if spent > ENOUGH or (file not in files and len(files) >= FILES):
+            if spent > enough or (file not in files and len(files) >= most):
                 continue
             taken.append(test)
             files.add(file)
             spent += self._seconds[test]
         return taken
+
+    def patience(self, tests: list[str]) -> float:
+        """The seconds after which one of these tests does not end."""
+        return max(AT_LEAST, PATIENCE * max(self._seconds[test] for test in tests))
 
     def _using(self, fault: Fault) -> set[str]:
         """Tests for code that runs at import, outside of a test: those that call the file or, of plain data, the files
@@ -99,17 +122,36 @@ class Tests:
         return set().union(*(self._of_files.get(path, ()) for path in _importers(fault.path)))
 
 
-def _look(folder: Path) -> None:
-    """Run the tests once and keep what each of them calls, unless that comes to an early end."""
-    print("looking which tests call which functions ...", flush=True)
-    with tempfile.TemporaryDirectory(prefix="perdure-seen-", dir=KEPT) as unfinished:
-        environment = {**_without_servers(), "PERDURE_SEEN": unfinished}
+def _paths(seen: Seen) -> set[str]:
+    return {function.rpartition(":")[0] for _, functions in seen.tests.values() for function in functions}
+
+
+def _look(files: list[str]) -> dict[str, dict[str, tuple[float, list[str]]]]:
+    """Run the tests of files once: what each of them calls, by file."""
+    print(f"looking which functions the tests of {len(files)} files call ...", flush=True)
+    with tempfile.TemporaryDirectory(prefix="perdure-seen-") as folder:
+        environment = {**_without_servers(), "PERDURE_SEEN": folder}
         command = [sys.executable, "-m", "pytest", "-p", "tests.mutants.seeing", *BRIEF, "-n", "2", "-q", "-r", "fE"]
-        done = subprocess.run([*command, "-p", "no:cacheprovider"], cwd=ROOT, env=environment, check=False)
-        if done.returncode > 1:
+        done = subprocess.run([*command, "-p", "no:cacheprovider", *files], cwd=ROOT, env=environment, check=False)
+        if done.returncode not in (0, 1, 5):
             raise RuntimeError(f"the tests ended early, with exit code {done.returncode}")
-        Path(unfinished).rename(folder)
-        Path(unfinished).mkdir()
+        found: dict[str, dict[str, tuple[float, list[str]]]] = defaultdict(dict)
+        for path in Path(folder).glob("*.json"):
+            for test, calls in msgspec.json.decode(path.read_bytes(), type=dict[str, tuple[float, list[str]]]).items():
+                found[test.partition("::")[0]][test] = calls
+    return found
+
+
+def _digests() -> dict[str, str]:
+    """The files with tests, and the digest of each. One that runs the conformance suite changes with the suite."""
+    suite = b"".join(path.read_bytes() for path in sorted((SOURCE / "perdure" / "testing").rglob("*.py")))
+    digests: dict[str, str] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        name, text = str(path.relative_to(ROOT)), path.read_bytes()
+        if not name.startswith(PLACES):
+            text += suite if b"conformance" in text else b""
+            digests[name] = hashlib.blake2b(text, digest_size=6).hexdigest()
+    return digests
 
 
 def _importers(path: str) -> Iterator[str]:
@@ -135,24 +177,15 @@ def _in_turns(tests: Iterable[str]) -> Iterator[str]:
                 del by_file[file]
 
 
-def _digest() -> str:
-    digest = hashlib.blake2b(digest_size=6)
-    for folder in (SOURCE, ROOT / "tests"):
-        for path in sorted(folder.rglob("*.py")):
-            if path.parent != Path(__file__).parent:
-                digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
 def plant(path: str, text: str, tests: list[str], seconds: float, *, servers: bool = False) -> tuple[str, str]:
-    """Run tests with another text of a file: what became of it, and the test that noticed."""
+    """Run tests with another text of a file: what became of it, and the test that noticed. No test has more seconds."""
     with tempfile.TemporaryDirectory(prefix="perdure-fault-") as folder:
         told = Path(folder, "fault.json")
         told.write_bytes(msgspec.json.encode({"name": _module(path), "path": str(SOURCE / path), "text": text}))
         environment = {**(os.environ if servers else _without_servers()), "PERDURE_FAULT": str(told)}
         environment["PYTHONDONTWRITEBYTECODE"] = "1"
         command = [sys.executable, "-m", "pytest", "-p", "tests.mutants.planting", *QUIET, f"--basetemp={folder}/tmp"]
-        command += [] if servers else BRIEF
+        command += [f"--timeout={seconds}", *([] if servers else BRIEF)]
         try:
             done = subprocess.run(
                 [*command, *tests],
@@ -162,7 +195,7 @@ def plant(path: str, text: str, tests: list[str], seconds: float, *, servers: bo
                 stderr=subprocess.STDOUT,
                 text=True,
                 check=False,
-                timeout=seconds,
+                timeout=LONGEST,
             )
         except subprocess.TimeoutExpired:
             return "hung", ""
@@ -170,6 +203,8 @@ def plant(path: str, text: str, tests: list[str], seconds: float, *, servers: bo
         return "survived", ""
     if done.returncode == 5:
         return "unseen", ""
+    if done.returncode == 4 and "ERROR: not found" in done.stdout and "Error:" not in done.stdout:
+        raise RuntimeError(f"there are no such tests: {done.stdout[-1000:]}")
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR", "E  "))]
     return "killed", failed[-1][:200] if failed else f"exit code {done.returncode}"
 
@@ -189,22 +224,81 @@ class Trial:
 
     def of(self, fault: Fault) -> Result:
         """What became of it, now or before. One that survived is tried again: there may be a test for it by now."""
+        known = self._known(fault)
+        return self._keep(fault, self._try(fault)) if known is None else known
+
+    def in_copies(self, faults: Sequence[Fault]) -> Iterator[tuple[Fault, Result]]:
+        """Try faults within functions in copies of one process, which is quick."""
+        tried = {
+            fault.id: fault
+            for fault in faults
+            if fault.function and not fault.equivalent and self._known(fault) is None
+        }
+        jobs = [self._job(fault) for fault in tried.values()]
+        for answer in answers([job for job in jobs if job.tests]):
+            fault = tried[answer.id]
+            yield fault, self._keep(fault, Result(str(fault), answer.end, by=answer.by[:200]))
+
+    def _job(self, fault: Fault) -> Job:
+        text = (SOURCE / fault.path).read_text(encoding="utf-8")
+        path, tests = str(SOURCE / fault.path), self._tests.of(fault, *ROUNDS[-1])
+        return Job(fault.id, path, text, fault.apply(text), tests, LONGEST)
+
+    def _known(self, fault: Fault) -> Result | None:
         known = self._results.get(fault.id)
-        if known is None or known.end in ("survived", "unseen", "equivalent"):
-            self._results[fault.id] = known = self._try(fault)
-            self._file.write_bytes(msgspec.json.format(msgspec.json.encode(self._results), indent=1))
-        return known
+        return None if known is None or known.end in ("survived", "unseen", "equivalent") else known
+
+    def _keep(self, fault: Fault, result: Result) -> Result:
+        self._results[fault.id] = result
+        self._file.write_bytes(msgspec.json.format(msgspec.json.encode(self._results), indent=1))
+        return result
 
     def _try(self, fault: Fault) -> Result:
         if fault.equivalent:
             return Result(str(fault), "equivalent")
         text = fault.apply((SOURCE / fault.path).read_text(encoding="utf-8"))
-        tests = self._tests.of(fault)
-        end, by = plant(fault.path, text, tests, max(AT_LEAST, PATIENCE * ENOUGH)) if tests else ("unseen", "")
+        end, by, tried = "unseen", "", set[str]()
+        for enough, most in ROUNDS:
+            tests = [test for test in self._tests.of(fault, enough, most) if test not in tried]
+            if tests and end in ("survived", "unseen"):
+                end, by = plant(fault.path, text, tests, self._tests.patience(tests))
+                tried.update(tests)
         if end in ("survived", "unseen") and _needs_servers(fault):
-            tests = WITH_SERVERS
-            end, by = plant(fault.path, text, tests, WITH_SERVERS_SECONDS, servers=True)
-        return Result(str(fault), end, len(tests), by)
+            end, by = plant(fault.path, text, WITH_SERVERS, WITH_SERVERS_SECONDS, servers=True)
+        return Result(str(fault), end, len(tried), by)
+
+
+def answers(jobs: Sequence[Job]) -> Iterator[Answer]:
+    """Try jobs in copies of a process that has collected all their tests."""
+    if not jobs:
+        return
+    files = sorted({test.partition("::")[0] for job in jobs for test in job.tests})
+    with tempfile.TemporaryDirectory(prefix="perdure-faults-") as folder:
+        Path(folder, "jobs.json").write_bytes(msgspec.json.encode(jobs))
+        environment = {**_without_servers(), FAULTS: folder, "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [sys.executable, "-m", "pytest", "-p", "tests.mutants.forking", *QUIET, *BRIEF, "--capture=no"]
+        with Path(folder, "log").open("wb") as log:
+            process = subprocess.Popen(
+                [*command, f"--timeout={AT_LEAST}", *files], cwd=ROOT, env=environment, stdout=log, stderr=log
+            )
+        try:
+            read = 0
+            while True:
+                over = process.poll() is not None
+                path = Path(folder, "answers.jsonl")
+                lines = path.read_bytes().splitlines(keepends=True)[read:] if path.exists() else []
+                for line in lines:
+                    if line.endswith(b"\n"):
+                        read += 1
+                        yield msgspec.json.decode(line, type=Answer)
+                if over:
+                    break
+                time.sleep(0.2)
+            if read < len(jobs):
+                raise RuntimeError(f"the tests ended early:\n{Path(folder, 'log').read_text()[-3000:]}")
+        finally:
+            process.kill()
+            process.wait()
 
 
 def _needs_servers(fault: Fault) -> bool:

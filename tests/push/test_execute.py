@@ -95,7 +95,7 @@ async def test_a_run_that_is_not_due_says_when_it_is(stage: Stage) -> None:
     engine = stage.engine(nap)
     run = await engine.start(nap())
     parked = await pusher_of(engine).execute(run.id)
-    assert parked.again_at == (await run.run()).wake_at
+    assert parked.again_at == (await run.info()).wake_at
     assert parked.again_in == pytest.approx(3600, abs=60)
     assert await pusher_of(engine).due() == []
     await run.wake()
@@ -146,6 +146,28 @@ async def test_nothing_else_is_taken_and_who_asks_for_the_same_waits_with_the_fi
     assert [await run.status() for run in runs] == [Status.COMPLETED, Status.PENDING, Status.PENDING]
     await asyncio.gather(*(pusher_of(engine).execute(run.id) for run in runs))
     assert sorted(calls) == [0, 1, 2]
+
+
+async def test_who_waits_with_the_first_no_longer_than_its_own_time_has_not_worked_on_it(stage: Stage) -> None:
+    entered, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hold() -> str:
+        entered.set()
+        await go_on.wait()
+        return "held"
+
+    @workflow("push.patience.v1")
+    async def holding(ctx: Context) -> str:
+        return await ctx.step(hold)
+
+    engine = stage.engine(holding)
+    run = await engine.start(holding())
+    first = asyncio.ensure_future(pusher_of(engine).execute(run.id))
+    await entered.wait()
+    second = await pusher_of(engine).execute(run.id, timeout=0.01)
+    assert (second.state, second.worked, second.progressed) == (ExecutionState.HELD, False, False)
+    go_on.set()
+    assert ((await first).state, (await first).worked) == (ExecutionState.FINISHED, True)
 
 
 async def test_when_the_time_is_up_the_run_is_given_back_with_what_it_has(on_disk: Stage) -> None:
@@ -359,9 +381,11 @@ async def test_due_gives_back_what_the_dead_held_fails_the_late_and_fires_schedu
 
 
 SCRIPT = """
-import asyncio, sys, threading, time
+import asyncio, logging, sys, threading, time
 from perdure import Context, Engine, workflow
 from perdure.push import Pusher
+
+logging.getLogger("perdure.worker").setLevel(logging.ERROR)  # a busy machine may block the loop for a moment
 
 @workflow("push.serverless.v1")
 async def counting(ctx: Context) -> int:

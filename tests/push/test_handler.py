@@ -273,7 +273,7 @@ async def test_retries_of_an_earlier_generation_do_not_count(stage: Stage) -> No
     run = await engine.start(greeting("you"))
     async with QueueHandler(engine, credentials=no_credentials, max_retries=1) as handler:
         late = await handler.answer(body(run.id))
-        assert QueueMessage.decode(late.body).generation == (await run.run()).generation
+        assert QueueMessage.decode(late.body).generation == (await run.info()).generation
         assert (await handler.answer(late.body)).outcome is MessageOutcome.GIVEN_UP
         await run.retry()
         # A copy of the message that failed the run comes once more.

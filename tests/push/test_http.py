@@ -162,6 +162,24 @@ async def test_only_signed_messages_come_in_where_there_are_keys(engine: Engine)
     assert await run.result() == "hello you"
 
 
+async def test_a_captured_message_does_not_list_what_is_ready(engine: Engine) -> None:
+    keys = SigningKeys(SigningKeys.generate())
+    async with QueueHandler(engine) as handler:
+        app = PushApp(handler, keys=keys)
+        async with client_of(app) as client:
+            for body in (json.dumps(message("o-1")).encode(), json.dumps([message("o-1")]).encode()):
+                assert (await client.post("/due", content=body, headers=keys.sign(body))).status_code == 400
+            for body in (b"", b"{}", b"tick"):
+                assert (await client.post("/due", content=body, headers=keys.sign(body))).status_code == 200
+
+
+@pytest.mark.parametrize("token", [b"s3cret", "", "\ud800", 7])
+async def test_a_token_that_is_no_text_is_refused_and_not_repeated(engine: Engine, token: Any) -> None:
+    with pytest.raises(UsageError, match="protects nothing") as refused:
+        PushApp(QueueHandler(engine), token=token)
+    assert "s3cret" not in str(refused.value)
+
+
 async def test_where_there_are_keys_and_a_token_both_are_needed(engine: Engine) -> None:
     keys = SigningKeys(SigningKeys.generate())
     run = await engine.start(web("you"))

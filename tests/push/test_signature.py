@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from perdure import UsageError
 from perdure.errors import InvalidSignature
 from perdure.host import Host
 from perdure.push import SigningKeys
+from perdure.push.signature import signing_keys
 
 
 class Clock(Host):
@@ -88,3 +90,38 @@ def test_keys_are_not_shown() -> None:
 def test_no_headers_but_the_right_ones_are_accepted(body: bytes, headers: list[tuple[str, bytes]]) -> None:
     with pytest.raises(InvalidSignature):
         SigningKeys(SECRET, system=Clock(1614265330)).verify(body, headers)
+
+
+@pytest.mark.parametrize("id", ["", " msg", "msg ", "a\r\nx-admin: 1", "m\xfcnze", "x" * 257, "a.1614265330", 7])
+def test_an_id_that_would_not_arrive_as_it_is_is_refused(id: Any) -> None:
+    with pytest.raises(UsageError, match="id="):
+        SigningKeys(SECRET).sign(BODY, id=id)
+
+
+@pytest.mark.parametrize("delay", [float("nan"), float("inf"), 1e300, "1", True])
+def test_a_delay_that_is_none_is_refused(delay: Any) -> None:
+    with pytest.raises(UsageError, match="delay="):
+        SigningKeys(SECRET).sign(BODY, delay=delay)
+
+
+def test_every_id_that_is_accepted_comes_through() -> None:
+    keys = SigningKeys(SECRET)
+    for id in ("x", "x" * 256, "order-7/+=~!", "msg_1"):
+        signed = keys.sign(BODY, id=id)
+        keys.verify(BODY, signed)
+        assert signed["webhook-id"] == id
+
+
+@pytest.mark.parametrize(
+    "headers", [None, 7, ["x"], [("webhook-id", 7)], {"webhook-id": None}, [(None, b"x")], {**HEADERS, "x": 1}]
+)
+def test_headers_of_another_shape_are_refused_like_a_wrong_signature(headers: Any) -> None:
+    with pytest.raises(InvalidSignature):
+        SigningKeys(SECRET, system=Clock(1614265330)).verify(BODY, headers)
+
+
+@pytest.mark.parametrize("keys", [SECRET.encode(), {SECRET: 1}, 7])
+def test_keys_of_another_type_are_refused_and_not_repeated(keys: Any) -> None:
+    with pytest.raises(UsageError) as refused:
+        signing_keys(keys)
+    assert SECRET[6:] not in str(refused.value)

@@ -208,7 +208,7 @@ async def test_a_start_that_queues_against_the_end_of_the_run_before_it(stage: S
         await asyncio.sleep(moment.draw())
         second = await engine.start(working(0), singleton=single)
         assert [await first.result(LONG), await second.result(LONG)] == ["worked", "worked"]
-        assert (await first.run()).finished_at <= (await second.run()).finished_at
+        assert (await first.info()).finished_at <= (await second.info()).finished_at
         # A sweep would find it, but only after a while.
         admitted = [event.actor for event in await second.events() if event.kind == "admitted"]
         assert "sweep" not in admitted

@@ -79,7 +79,9 @@ class Driver:
         generation: int = 1,
         returns: Any = Any,
         errors: ErrorTypes | None = None,
+        gives_up: bool = True,
     ) -> None:
+        """`gives_up`: no other attempt at the run follows a failure."""
         self.history = list(history)
         self.positions: list[list[str]] = []
         #: Contents of the history each time, and the events in between.
@@ -87,7 +89,7 @@ class Driver:
         self.happened: list[Record | Together] = []
         self._remake: Callable[[Sequence[Record]], Driver] = lambda records: Driver(
             function, *arguments, history=records, run_id=run_id, seed=seed, attempt=attempt, generation=generation,
-            returns=returns, errors=errors,
+            returns=returns, errors=errors, gives_up=gives_up,
         )  # fmt: skip
         origin = RunOrigin(
             run_id=run_id, type="test.flow.v1", started_at=START, seed=seed, generation=generation, attempt=attempt
@@ -95,6 +97,7 @@ class Driver:
         self.execution = Execution(
             lambda context: function(context, *arguments), returns, origin, history,
             codec=codec, errors=errors or ErrorTypes(modules=[__name__]), logger=logging.getLogger("tests.replay"),
+            gives_up=lambda error, now: gives_up,
         )  # fmt: skip
         self.execution.begin()
         try:

@@ -181,7 +181,7 @@ def test_annotations_may_be_defined_later_but_not_never() -> None:
     assert arguments_of(later(Later(1))) == {"value": Later(1)}
 
     @workflow("test.never.v1")
-    async def never(ctx: Context, value: Never) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+    async def never(ctx: Context, value: Never) -> None: ...  # type: ignore[name-defined]  # noqa: F821 # the mistake that is tested
 
     with pytest.raises(BadArguments, match="'Never' is not defined"):
         never.signature.resolve()
@@ -189,7 +189,7 @@ def test_annotations_may_be_defined_later_but_not_never() -> None:
 
 def test_parameters_without_annotations_are_plain_values() -> None:
     @workflow("test.bare.v1")
-    async def bare(ctx, value, other=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    async def bare(ctx, value, other=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 # users write it
         return [value, other]
 
     assert arguments_of(bare({"a": [1]}, other=[1, 2])) == {"value": {"a": [1]}, "other": [1, 2]}

@@ -10,14 +10,16 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from perdure import Context
 from perdure.errors import Evicted
+from perdure.replay.run_loop import _end_task
 from perdure.workflow import scopes
 from tests.replay.driver import Driver, named
 
@@ -365,3 +367,22 @@ async def test_what_is_shielded_is_closed_if_the_run_is_let_go_of_before_it_has_
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
     assert inspect.getcoroutinestate(wanted) == inspect.CORO_CLOSED
+
+
+def test_code_that_does_not_end_is_never_collected() -> None:
+    class Forever:
+        def __await__(self) -> Generator[None, None, None]:
+            while True:
+                yield
+
+    async def stubborn() -> None:
+        while True:
+            with suppress(BaseException):
+                await Forever()
+
+    coroutine = stubborn()
+    coroutine.send(None)
+    task = SimpleNamespace(get_coro=lambda: coroutine, done=lambda: False)
+    before = sys.getrefcount(coroutine)
+    assert not _end_task(task)
+    assert sys.getrefcount(coroutine) == before + 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Context
+from perdure import Context, workflow
 from perdure.core.codec.failure import ErrorTypes, Failure
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Status
@@ -30,6 +30,18 @@ class Unknown(Exception):
 
 async def typed(x: int) -> tuple[Point, ...]:
     return (Point(x, x),)
+
+
+@workflow("test.anew.v1")
+async def anew(ctx: Context, value: object) -> None:
+    pass
+
+
+def test_a_run_that_continues_with_what_cannot_be_stored_fails() -> None:
+    async def flow(ctx: Context) -> None:
+        ctx.continue_as_new(anew(object()))
+
+    assert isinstance(Driver(flow).error, EncodeError)
 
 
 def test_a_result_is_stored_as_json() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -102,10 +103,12 @@ def test_another_event_loop_is_refused(runner: Callable[[Any], Any]) -> None:
         try:
             runner(coroutine)
         finally:
-            coroutine.close()
+            given.append(coroutine)
 
+    given: list[Coroutine[Any, Any, None]] = []
     run = Driver(flow)
     assert isinstance(run.error, NotInWorkflow)
+    assert [inspect.getcoroutinestate(one) for one in given] == [inspect.CORO_CLOSED], "Python would warn of it"
     assert "a workflow runs in an event loop already" in str(run.error)
     assert run.error.__traceback__ is not None
 

@@ -10,7 +10,7 @@ import pytest
 
 from perdure import Context
 from perdure.core.model.record import RecordKind
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.errors import Diverged, InvalidDuration
 from perdure.replay.operations import TimerOperation
 from tests.replay.driver import BEGINNING, SECOND, START, Driver, named
@@ -102,7 +102,7 @@ def test_an_endless_sleep_is_due_never() -> None:
     run = Driver(flow)
     operation = run.operation("sleep")
     assert isinstance(operation, TimerOperation)
-    assert operation.due == FAR
+    assert operation.due == NEVER
     run.settled()
     assert run.execution.evict()
 

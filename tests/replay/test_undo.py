@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -345,6 +346,29 @@ async def test_the_next_attempt_at_a_run_keeps_what_could_not_be_undone() -> Non
     assert second.open == ["b"]
     assert second.execution.recall(second.operation("b"), 0)
     assert second.open == ["c"]
+
+
+@pytest.mark.parametrize("stop", [Driver.cancel, Driver.terminate])
+async def test_an_attempt_that_fails_before_a_stop_that_waits_for_it_is_undone_also_on_replay(
+    stop: Callable[[Driver], None],
+) -> None:
+    async def flow(ctx: Context) -> None:
+        await undone(ctx, "a")
+        raise ValueError("no")
+
+    first = Driver(flow, gives_up=False)
+    first.complete("a")
+    assert first.ended.final is False
+    second = Driver(flow, history=first.history, attempt=2, gives_up=False)
+    second.execution.cancel_waits = True
+    assert second.execution.recall(second.operation("a"), 0)
+    second.execution.cancel_waits = False
+    second._save()
+    stop(second)
+    for run in (second.again(), second):
+        assert run.open == ["a/~undo"]
+        run.complete("a/~undo")
+        assert (run.ended.status, run.ended.final, str(run.error)) == (Status.FAILED, True, "no")
 
 
 async def test_a_block_can_be_entered_once() -> None:

@@ -28,12 +28,14 @@ SERVERS: dict[str, type[Postgres] | type[Mariadb]] = {
     POSTGRES: Postgres,
     "PERDURE_TEST_MYSQL": Mariadb,
 }
-#: Programs that tests use, and their packages: command-line clients, and the server that a test of Redis starts.
+#: Programs that tests use, and their packages: command-line clients, the server that a test of Redis starts, a browser.
 PROGRAMS = {
     "sqlite3": "sqlite3",
     "psql": "postgresql-client",
     "mariadb": "mariadb-client-core",
     "redis-server": "redis-server",
+    "chromium": "chromium",
+    "chromedriver": "chromium-driver",
 }
 
 

@@ -10,7 +10,7 @@ from perdure import Context, Cron, Engine, workflow
 from perdure.core.model.claim import ClaimRequest
 from perdure.core.model.run import Status
 from perdure.core.model.turn import Finish, Turn, TurnOutcome
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.host import Host
 from perdure.store import Store, open_store
 from perdure.store.server.store import ServerStore
@@ -68,7 +68,7 @@ async def claimed_by_many(url: str, most: int, races: Counter[str] | None = None
                 verdicts = await mine.commit(turns, name)
                 assert set(verdicts) <= {TurnOutcome.APPLIED, TurnOutcome.BUSY}
                 turns = [turn for turn, verdict in zip(turns, verdicts, strict=True) if verdict is TurnOutcome.BUSY]
-            if not got.runs and got.next_wake == FAR:
+            if not got.runs and got.next_wake == NEVER:
                 break
         await mine.close()
 
@@ -105,5 +105,5 @@ async def statements_of_idle_workers(url: str) -> Counter[str]:
         # Polls begin quickly and become slower while nothing happens.
         await asyncio.sleep(8)
         seen.clear()
-        await asyncio.sleep(4)
+        await asyncio.sleep(4)  # statements are counted over a time
         return Counter(text[:60] for text in seen)

@@ -21,7 +21,7 @@ def mysql_dsn() -> str:
 async def execute(dsn: str, statements: Sequence[str]) -> list[tuple[Any, ...]]:
     """Run statements on a connection of their own; the rows of the last."""
     from perdure.store.mysql.driver import MysqlConnector
-    from perdure.store.server.timeouts import Timeouts
+    from perdure.store.server.pool import Timeouts
 
     url = parse(dsn)
     assert isinstance(url, MysqlUrl)

@@ -27,7 +27,8 @@ from tests.invariants import scan
 TABLES = (
     "runs", "history", "messages", "events", "outputs", "topics", "pauses", "schedules", "workers", "registry",
     "gates", "lines",
-    "permits", "shares", "locks", "singletons", "successors", "watermarks", "health",
+    "permits", "shares", "locks", "singletons", "successors", "watermarks", "health", "attributes", "tokens",
+    "documents",
 )  # fmt: skip
 MIGRATIONS = "SELECT version, checksum FROM {}.perdure_migrations ORDER BY version"
 

@@ -1,8 +1,7 @@
 """A private database server: a folder of its own, a free port, no other data, gone when it is over.
 
 Programs are taken from the PATH or from where Debian, Ubuntu and Homebrew put them; as root on Debian they are
-installed. Servers
-refuse to run as root, so they are started as another user then.
+installed. Servers refuse to run as root, so they are started as another user then.
 """
 
 from __future__ import annotations
@@ -21,7 +20,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+import pytest
 
 #: Id of the account that owns nothing, on every Linux.
 _WITHOUT_RIGHTS = 65534
@@ -29,6 +30,13 @@ _WITHOUT_RIGHTS = 65534
 
 class Missing(Exception):
     """There is no such server on this machine."""
+
+
+def skip_without(needed: str, missing: Missing) -> NoReturn:
+    """Skip a test, or fail it in CI, where every server has to be there."""
+    if os.environ.get("CI") == "true":
+        raise missing
+    pytest.skip(f"{needed}: {missing}")
 
 
 class PrivateServer(ABC):

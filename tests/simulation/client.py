@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
-from perdure.client.start import StartOptions
+from perdure.client.runs.start import StartOptions
 from perdure.errors import RunCancelled, RunFailed, RunFinished, RunNotFound, StoreError, UsageError
 from perdure.store.sqlite.store import SqliteStore
 from perdure.worker import Worker
@@ -80,7 +80,7 @@ class Client:
         for run in self._runs:
             try:
                 # mypy cannot infer a lambda with a default; without it every call would ask for the last run.
-                result = " ".join(await self._persist(lambda run=run: run.result(timeout=30)))  # type: ignore[misc]
+                result = " ".join(await self._persist(lambda run=run: run.result(timeout=30)))  # type: ignore[misc] # mypy infers no type for the default of a lambda
             except (RunFailed, RunCancelled) as error:
                 result = str(error)
             except RunNotFound:

@@ -33,10 +33,11 @@ from tests.simulation.system import EPOCH, SimSystem
 from tests.simulation.turnstile import Turnstile
 
 READING_VERBS = (
-    "now", "get", "get_many", "list", "history", "inbox", "waits", "events", "events_page", "outputs", "workers",
-    "holdings", "load", "marked", "unread", "pauses", "recorded", "schedule", "schedules", "types", "dead", "letter",
-    "due", "locks", "watermarks", "depth",
-    "look", "lined", "standing", "gates",
+    "now", "get", "get_many", "list", "count", "history", "attributes", "inbox", "waits", "events", "events_page",
+    "outputs", "workers", "leases", "load", "unread_messages_of_worker", "unread_messages", "pauses", "turn_outcome",
+    "records", "snapshot", "schedule", "schedules", "types", "list_dead_letters", "get_dead_letter",
+    "ready_run_ids", "locks", "watermarks", "depth", "token", "tokens", "documents", "fires",
+    "preview_admission", "waitlisted_types", "waitlist_position", "gates", "permits",
 )  # fmt: skip
 WRITING_VERBS = frozenset(MUTATING_VERBS)
 #: Verbs that on servers are answered with the server's time, and the one that goes by it.
@@ -84,7 +85,7 @@ class Database:
         """Have each transaction go by the time that its caller takes for the database's."""
         assert self.store is not None
         self.clocks_differ = True
-        self.store._clock.now = self._time_of_caller  # type: ignore[method-assign]
+        self.store._clock.now = self._time_of_caller  # type: ignore[method-assign] # the clock of the caller
 
     def _time_of_caller(self) -> int:
         by_itself = self.caller is None or self.caller.known is None or self._verb == _BY_THE_SERVER
@@ -194,7 +195,7 @@ class FaultStore:
 
         return unsubscribe
 
-    async def changed(self) -> bool:
+    async def poll_changes(self) -> bool:
         """Whether anybody may have written since the last call."""
         commits = self._database.commits
         changed, self._known_commits = commits != self._known_commits, commits
@@ -211,9 +212,11 @@ class FaultStore:
         chunk = await self._call("broadcast", topic, payload, key, after, min(limit, 1), actor)
         return cast("BroadcastResult", chunk)
 
-    async def lined(self, types: Sequence[str]) -> set[str]:
+    async def waitlisted_types(self, types: Sequence[str]) -> set[str]:
         """As the verb; none where nothing has to pass gates."""
-        return set() if self._database.turnstile is None else cast("set[str]", await self._call("lined", types))
+        return (
+            set() if self._database.turnstile is None else cast("set[str]", await self._call("waitlisted_types", types))
+        )
 
     async def recheck_gates(self, actor: str) -> None:
         """As the verb, where there are any."""
@@ -278,13 +281,13 @@ class FaultStore:
             self._look_for_dropped(args[0], answer)
         elif verb == "transact":
             ledger.sometimes["a transaction of a former owner was refused"] += answer is TurnOutcome.LOST
-        elif verb == "recorded":
+        elif verb == "turn_outcome":
             ledger.sometimes["a transaction whose answer was lost was found"] += answer is TurnOutcome.APPLIED
         elif verb in ("claim", "admit"):
             for claimed in cast("ClaimResult | AdmissionResult", answer).runs:
                 ledger.claimed(claimed.run, claimed.lease, self.process.name)
                 self._told_of.add(claimed.lease)
-        elif verb == "take" and (taken := cast("ClaimByIdResult", answer).claimed) is not None:
+        elif verb == "claim_by_id" and (taken := cast("ClaimByIdResult", answer).claimed) is not None:
             ledger.claimed(taken.run, taken.lease, self.process.name)
         elif verb == "register":
             ledger.sometimes["a worker that had been declared dead began again"] += self._registered

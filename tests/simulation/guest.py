@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from perdure.client.pusher import Pusher
-from perdure.client.start import StartOptions
+from perdure.client.runs.start import StartOptions
 from perdure.core.limits.limit import KEYED
 from perdure.core.model.run import Reason
 from perdure.worker import Worker

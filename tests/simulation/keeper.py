@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from perdure.client.start import StartOptions
+from perdure.client.runs.start import StartOptions
 from perdure.errors import RunNotFound, UsageError
 from perdure.workflow.activity import Activity
 from tests.simulation.client import Action, Client

@@ -24,8 +24,7 @@ from perdure.store.sqlite import claim, commit
 from perdure.store.sqlite.connection import SqliteTransaction
 from perdure.store.sqlite.store import SqliteStore
 from perdure.worker import worker
-from perdure.worker.claiming.claimer import Claimer
-from perdure.worker.claiming.resident_runs import Residents
+from perdure.worker.claiming.claimer import Claimer, Residents
 from perdure.worker.run.activity_run import ActivityRun
 from perdure.worker.run.commit_lock import CommitLock
 from perdure.worker.run.workflow_run import WorkflowRun
@@ -288,7 +287,7 @@ def transaction_repeated_unasked(patch: Patch) -> None:
     async def busy(tx: Any, turn: Turn) -> TurnOutcome:
         return TurnOutcome.BUSY
 
-    patch.setattr(store, "recorded", busy)
+    patch.setattr(store, "turn_outcome", busy)
 
 
 def transaction_with_a_turn_of_its_own(patch: Patch) -> None:

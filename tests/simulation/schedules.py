@@ -164,7 +164,7 @@ def _unaccounted(schedule: Schedule, fired: list[int], events: list[Event]) -> l
     assert isinstance(timing, Every)
     assert timing.start is not None
     first = int(timing.start.timestamp() * SECOND)
-    slots = set(range(first, schedule.next_slot, SECOND))
+    slots = set(range(first, schedule.next_fire_time, SECOND))
     return [] if known == slots else [f"{schedule.id}: unaccounted for are {sorted(known ^ slots)[:5]}"]
 
 

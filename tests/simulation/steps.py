@@ -14,7 +14,7 @@ from typing import Any, cast
 from perdure.errors import Fatal
 from perdure.worker.run.workflow_run import WorkflowRun
 from perdure.worker.steps.attempt import Attempt
-from perdure.workflow.step_info import StepInfo, activity_info, step_info
+from perdure.workflow.step import StepInfo, activity_info, step_info
 from tests.simulation.emitted import STREAM, Execution
 from tests.simulation.guards import Guards
 from tests.simulation.ledger import Effect, Ledger

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from perdure.core.system import Background, Cancellable, NoTicker, System
+from perdure.core.system import Background, Cancellable, CpuClock, LoopTrace, NoTicker, System
 from perdure.testing.clock import BackgroundTask
 from tests.simulation.loop import LANE, Process, SimLoop
 
@@ -89,7 +89,7 @@ class SimSystem(System):
         context.run(LANE.set, self._loop.new_lane(f"{self.process.name}.{name}", self.process))
         return BackgroundTask(self._loop.create_task(main(), name=name, context=context))
 
-    def ticker(self, tick: Callable[[float], float], name: str) -> Background:
+    def ticker(self, tick: Callable[[CpuClock], float], name: str, trace: LoopTrace) -> Background:
         """Nothing: a simulation has no real time."""
         return NoTicker()
 

@@ -17,7 +17,7 @@ from perdure.host import Host
 from perdure.store import open_store
 from perdure.testing.clock import VirtualClock
 from perdure.testing.environment import START
-from perdure.worker import Worker, WorkerOptions
+from perdure.worker import Worker, WorkerSettings
 from perdure.worker.run.held_run import Stage
 from perdure.worker.run.workflow_run import WorkflowRun
 
@@ -115,7 +115,7 @@ async def test_a_run_that_is_parked_after_it_was_claimed_again_is_let_go_of() ->
         store.gate.set()
         await until(lambda: before.stage is Stage.PARKED)
         store.loading.set()
-        await until(lambda: store.commits == 2 and len(worker._residents) == 1 and "r" not in worker._held)
+        await until(lambda: store.commits == 2 and len(worker._claimer.residents) == 1 and "r" not in worker._held)
         assert before.stage is Stage.OVER
         await run.send("word", "two")
         assert await run.result() == ["one", "two"]
@@ -231,7 +231,7 @@ async def test_a_transaction_that_is_begun_again_under_another_lease_has_passed_
         await ctx.options(limit=Limit("one", concurrency=1)).transaction(write)
 
     async with Engine("sqlite://", [limited], system=host, store=store) as engine:
-        worker = engine._session.make_worker(WorkerOptions(linger=0.0))
+        worker = engine._session.make_worker(WorkerSettings(linger=0.0))
         await worker.start()
         await (await engine.start(limited())).result(timeout=20)
         assert permitted == [(2, 2)], "it has parked in between"

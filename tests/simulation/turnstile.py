@@ -21,7 +21,7 @@ from msgspec import Struct
 from perdure.core.limits.admission_requests import AdmissionRequest, AdmissionResult
 from perdure.core.limits.breaker import BreakerState, Circuit
 from perdure.core.limits.limit import limit_of_gate, stored_location
-from tests.invariant_rules import FINISHED, GATES
+from perdure.store.sql.invariants import FINISHED, GATES
 from tests.simulation.guards import Bound
 from tests.simulation.ledger import Ledger
 from tests.simulation.loop import SimLoop

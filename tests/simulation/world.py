@@ -19,7 +19,7 @@ from perdure.errors import StoreError
 from perdure.store import Retrying, open_store
 from perdure.store.contract import Store
 from perdure.store.sqlite.store import SqliteStore
-from perdure.worker import Worker, WorkerOptions
+from perdure.worker import Worker, WorkerSettings
 from tests.simulation.audit import Audit, read_all
 from tests.simulation.author import Author
 from tests.simulation.client import Client, Operator
@@ -115,7 +115,7 @@ class World:
         self.healed = False
         self._lives_begun = 0
         self._retrying_bound = self.rng.choice((0.0, 0.0, 0.5, 5.0, 30.0))
-        self._options = _options(self.rng)
+        self._settings = _settings(self.rng)
         self._observer = Process("observer")
 
     def run(self) -> list[str]:
@@ -128,7 +128,7 @@ class World:
         pushers = [worker for client in self._clients if (worker := client.worker) is not None]
         for worker in [*(life.worker for life in self.lives), *pushers]:
             worker.drop_everything()
-            worker._residents.clear()
+            worker._claimer.residents.clear()
 
     @property
     def store(self) -> SqliteStore:
@@ -249,7 +249,7 @@ class World:
             system=system,
             codec=Codec(),
             errors=ErrorTypes((), ()),
-            options=self._options,
+            settings=self._settings,
         )
         task = self.loop.create_task(self._start(worker, process), name="start", context=process.context())
         # One that stops gives back what a claim brings that was on its way.
@@ -335,8 +335,8 @@ def _odds(rng: Random) -> Odds:
     )
 
 
-def _options(rng: Random) -> WorkerOptions:
-    return WorkerOptions(
+def _settings(rng: Random) -> WorkerSettings:
+    return WorkerSettings(
         slots=rng.choice((1, 2, 2, 4, 8)),
         lease=LEASE,
         grace=rng.choice((0.0, 1.0)),

@@ -19,6 +19,7 @@ from tests.invariants import scan_store
 from tests.servers.databases import Databases
 from tests.servers.places import Places
 from tests.servers.schemas import PGBOUNCER, Schemas
+from tests.stage import lay_tables
 
 
 class SqliteHarness:
@@ -129,6 +130,8 @@ async def harness(
             await server.close()
         return
     path = tmp_path / "suite.db" if request.param.startswith("file") else None
+    if path is not None:
+        await lay_tables(path)
     # The suite does not cut the power, and waiting for the disk is most of what it would do.
     url = f"sqlite:///{path}?synchronous=NORMAL" if path else "sqlite://"
     harness = SqliteHarness(url, path, inline=request.param.endswith("inline"))

@@ -11,44 +11,26 @@ from typing import Any
 import pytest
 
 from perdure.host import Host
-from perdure.store import SqlStore, open_store
-from tests.descriptors import cancel_everywhere
+from perdure.store import open_store
+from tests.descriptors import cancel_everywhere, cancel_store_openings
 from tests.helpers import eventually
 from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
 
 
-async def cancel_opening(url: str) -> None:
-    # The tables are made once.
-    first = open_store(url, Host())
-    await first.open()
-    await first.close()
-    stores: list[SqlStore] = []
-
-    async def opening() -> None:
-        stores.append(open_store(url, Host()))
-        await stores[-1].open()
-
-    async def closing() -> None:
-        while stores:
-            await stores.pop().close()
-
-    assert await cancel_everywhere(opening, closing) > 5
-
-
 @pytest.mark.parametrize("option", ["", "notify=on"])
 async def test_opening_a_store_on_postgresql(schemas: Schemas, option: str) -> None:
     async with schemas.one() as url:
-        await cancel_opening(f"{url}&{option}" if option else url)
+        await cancel_store_openings(f"{url}&{option}" if option else url)
 
 
 async def test_opening_a_store_on_mysql(databases: Databases) -> None:
     async with databases.one() as url:
-        await cancel_opening(url)
+        await cancel_store_openings(url)
 
 
 async def test_opening_a_store_on_sqlite(tmp_path: Path) -> None:
-    await cancel_opening(f"sqlite:///{tmp_path}/app.db")
+    await cancel_store_openings(f"sqlite:///{tmp_path}/app.db")
 
 
 @pytest.mark.parametrize("database", ["postgres", "mysql"])
@@ -118,5 +100,5 @@ async def test_a_server_that_falls_silent(url: str, words: bytes) -> None:
         opening.cancel()
         await asyncio.wait([opening])
         await store.close()
-        await eventually(lambda: not connected, within=20, saying=f"every connection ends, after {turns} turns")
+        await eventually(lambda: not connected, saying=f"every connection ends, after {turns} turns")
     server.close()

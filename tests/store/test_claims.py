@@ -6,6 +6,9 @@ from perdure.testing import conformance
 class TestAffinity(conformance.Affinity): ...
 
 
+class TestBuilds(conformance.Builds): ...
+
+
 class TestClaims(conformance.Claims): ...
 
 

@@ -64,7 +64,7 @@ import sqlite3, sys, time
 connection = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=60)
 print("up", flush=True)
 sys.stdin.readline()
-time.sleep(0.3)
+time.sleep(0.3)  # the writers have begun
 connection.execute("BEGIN IMMEDIATE")
 time.sleep(float(sys.argv[2]))
 connection.execute("COMMIT")

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.store import SqlStore
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.limits import gates, waitlist
 from perdure.testing.conformance.harness import START
 
 STANDING = 4_000
-WAITED_AT = {"type0": "suite.a.v1", "type1": "suite.b.v1", "until": FAR - 1, "limit": 1}
+WAITED_AT = {"type0": "suite.a.v1", "type1": "suite.b.v1", "until": NEVER - 1, "limit": 1}
 HEADS = {"gate0": "long", "type0": "suite.a.v1", "limit": 100}
 
 LINED = gates._LINED.replace("#", "0")

@@ -3,6 +3,9 @@ from __future__ import annotations
 from perdure.testing import conformance
 
 
+class TestPriorities(conformance.Priorities): ...
+
+
 class TestPauses(conformance.Pauses): ...
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perdure.core.model.dead_letter import DeadLetterFilter
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.store import SqlStore
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.runs import dead_letters, pruning
@@ -15,7 +15,7 @@ from perdure.testing.conformance.harness import START, Harness
 
 DONE = 3000
 ENDED = {"first": START + 1_000, "second": -1, "third": "", "before": START + 1_010, "limit": 100}
-DELETED = {"first": 0, "third": "", "before": FAR, "limit": 100}
+DELETED = {"first": 0, "third": "", "before": NEVER, "limit": 100}
 
 
 def _page() -> tuple[str, dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.client.inspect import explain
+from perdure.client.runs.inspect import explain
 from perdure.core.model.worker_info import RunningStep, steps_to_json
 from perdure.store import SqlStore
 from perdure.testing.conformance.harness import START, TYPE, held
@@ -28,7 +28,7 @@ async def test_a_late_worker_says_when_it_was_heard_of_and_when_others_take_over
     told = await why(store)
     [worker] = await store.workers()
     assert worker.silence == late
-    assert f"'charge' for 0:00:{late:02}, attempt 2" in told
+    assert f"'charge' for {late} s, attempt 2" in told
     match late:
         case 0 | 5:
             assert "heard of" not in told

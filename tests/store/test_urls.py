@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perdure.errors import UsageError
-from perdure.store.url import MysqlUrl, PostgresUrl, SqliteUrl, parse
+from perdure.store.url import MysqlUrl, PostgresUrl, SqliteUrl, is_in_memory, parse
 
 
 def test_drivers_in_the_spelling_of_sqlalchemy_are_left_out() -> None:
@@ -17,6 +17,11 @@ def test_drivers_in_the_spelling_of_sqlalchemy_are_left_out() -> None:
     there = parse("mysql+aiomysql://u:p@h/d")
     assert isinstance(there, MysqlUrl)
     assert there == parse("mariadb+pymysql://u:p@h/d")
+
+
+def test_only_a_database_of_sqlite_without_a_path_is_in_memory() -> None:
+    urls = ("sqlite://", "sqlite:///x.db", "postgresql://h/d")
+    assert [is_in_memory(url) for url in urls] == [True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -40,3 +45,18 @@ def test_drivers_in_the_spelling_of_sqlalchemy_are_left_out() -> None:
 def test_a_misspelt_url_is_refused_with_the_right_spelling(url: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         parse(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://me:secret@db.example/shop?ssl=verify&ssl=off",
+        "postgresql://me:secret@db.example/shop?sslmode=verify-full&sslmode=disable",
+        "postgresql://me:secret@db.example/shop?schema=a&schema=b",
+        "sqlite:///shop.db?synchronous=full&synchronous=off",
+    ],
+)
+def test_an_option_that_is_there_twice_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="twice; leave one out") as refused:
+        parse(url)
+    assert "secret" not in str(refused.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # ruff: noqa: PLW0108 - a lambda has the line that is tested
 import asyncio
+import contextlib
 import datetime
 import logging
 import os
@@ -21,7 +22,7 @@ from uuid import uuid4 as new_id
 
 import pytest
 
-from perdure import Context, RunFailed, step, workflow
+from perdure import Context, RunFailed, Status, step, workflow
 from perdure.errors import Diverged, NotInWorkflow
 from perdure.machine import Actions, StateMachine
 from perdure.testing import Environment
@@ -55,6 +56,14 @@ FORBIDDEN: dict[str, Callable[[], Any]] = {
     "shuffle": lambda: random.shuffle([1, 2, 3]),
     "gauss": lambda: random.gauss(0, 1),
     "system": lambda: random.SystemRandom().random(),
+    "unseeded": lambda: random.Random().random(),
+    "reseeded": lambda: random.Random(1).seed(),
+    "uuid1": lambda: uuid.uuid1(),
+    "local time": lambda: time.localtime(),
+    "formatted": lambda: time.strftime("%Y"),
+    "text": lambda: time.ctime(),
+    "read by number": lambda: time.clock_gettime(time.CLOCK_REALTIME),
+    "processor": lambda: time.process_time_ns(),
     "uuid4": lambda: new_id(),
     "urandom": lambda: os.urandom(4),
     "secrets": lambda: secrets.token_hex(),
@@ -73,6 +82,11 @@ ALLOWED: dict[str, Callable[[], Any]] = {
     "log": lambda: logging.getLogger("tests.strict").warning("written"),
     "loop": lambda: asyncio.get_running_loop().time(),
     "convert": lambda: time.gmtime(0),
+    "convert by star": lambda: time.gmtime(*(0,)),
+    "convert by key": lambda: time.strftime("%Y", time.gmtime(0)),
+    "parse": lambda: datetime.datetime.strptime("2026-01-01", "%Y-%m-%d"),
+    "map": lambda: list(map(time.gmtime, [0, 1])),
+    "reseed": lambda: random.Random(1).seed("x"),
 }
 
 
@@ -142,6 +156,31 @@ async def test_it_is_found_out_at_the_end_if_its_result_is_never_asked_for() -> 
         async with Environment([does], strict=True) as env:
             await env.start(does("time", careless=True))
             await env.advance("1m")
+
+
+@workflow("strict.after.v1")
+async def after(ctx: Context, how: str) -> None:
+    with contextlib.suppress(Exception):
+        time.time()
+    if how == "fails":
+        raise ValueError("for another reason")
+    await ctx.receive("never")
+
+
+@pytest.mark.parametrize("how", ["waits", "fails"])
+async def test_it_is_found_out_at_the_end_if_its_run_does_not_complete(how: str) -> None:
+    with pytest.raises(NotInWorkflow, match="time.time"):
+        async with Environment([after], strict=True) as env:
+            run = await env.start(after(how))
+            await env.settle()
+            assert (await run.status()) is (Status.FAILED if how == "fails" else Status.WAITING)
+
+
+async def test_an_error_that_has_failed_its_run_is_not_raised_again_at_the_end() -> None:
+    async with Environment([does], strict=True) as env:
+        run = await env.start(does("time"))
+        with pytest.raises(RunFailed):
+            await run.result()
 
 
 async def test_handlers_of_a_machine_are_watched() -> None:

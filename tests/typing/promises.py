@@ -247,7 +247,7 @@ async def engine(order: Order) -> None:
     assert_type(await run.result(timeout="3s"), str)
     assert_type(await run.status(), Status)
     assert_type(await run.history(), list[Record])
-    assert_type(await run.run(), Run)
+    assert_type(await run.info(), Run)
     assert_type(await run.why(), str)
     assert_type(await run.cancel(), bool)
     assert_type(await engine.start_many([ship(order), ship(order)]), list[Handle[datetime.date]])

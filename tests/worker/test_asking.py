@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from perdure import Context, Engine, workflow
 from perdure.core.model.claim import ClaimRequest, ClaimResult
+from perdure.core.model.turn import Finish, Turn, TurnOutcome
 from perdure.host import Host
 from perdure.store import Store, open_store
+from perdure.worker import Worker
 from tests.helpers import eventually
 
 
@@ -26,6 +29,29 @@ class Counting:
     async def claim(self, request: ClaimRequest) -> ClaimResult:
         self.claims += 1
         return await self._store.claim(request)
+
+
+class LateAnswers(Counting):
+    """Answers to the write of an outcome only when the next claim is under way, and to that claim after it."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.worker: Worker | None = None
+        self._next_claim = asyncio.Event()
+
+    async def commit(self, turns: Sequence[Turn], actor: str) -> list[TurnOutcome]:
+        outcomes = await self._store.commit(turns, actor)
+        if any(isinstance(turn.next, Finish) for turn in turns):
+            await self._next_claim.wait()
+        return outcomes
+
+    async def claim(self, request: ClaimRequest) -> ClaimResult:
+        claimed = await super().claim(request)
+        if self.worker is not None:
+            self._next_claim.set()
+            worker = self.worker
+            await eventually(lambda: worker.holds_nothing)
+        return claimed
 
 
 async def work() -> int:
@@ -50,6 +76,23 @@ async def test_a_run_is_asked_for_once_and_its_end_asks_for_nothing(tmp_path: Pa
         for _ in range(10):
             await (await engine.start(one_step())).result()
         assert store.claims - before == 10
+
+
+async def test_a_slot_that_is_freed_during_a_claim_that_found_all_there_is_asks_for_nothing(tmp_path: Path) -> None:
+    """The client learns of an outcome before the worker has the answer to its write, and starts the next run."""
+    system = Host()
+    file = open_store(f"sqlite:///{tmp_path}/app.db", system)
+    file.poll_interval = 60.0
+    store = LateAnswers(file)
+    async with Engine("sqlite:///app.db", [one_step], system=system, store=store) as engine, engine.worker() as worker:
+        await eventually(lambda: store.claims > 0)
+        first = await engine.start(one_step())
+        assert await first.result("60s") == 1
+        assert worker._worker is not None
+        before, store.worker = store.claims, worker._worker
+        assert await (await engine.start(one_step())).result("60s") == 1
+        await eventually(lambda: worker._worker is not None and worker._worker.quiet)
+        assert store.claims - before == 1
 
 
 async def test_a_worker_that_is_busy_with_another_run_wakes_one_when_its_time_has_come() -> None:

@@ -190,7 +190,7 @@ async def test_a_corrupt_history_blocks_its_run_alone(on_disk: Stage, damage: st
         await neighbour.send("go")
         assert await neighbour.result("20s") == 7
         await until(run, Status.BLOCKED)
-        assert (await run.run()).reason is reason
+        assert (await run.info()).reason is reason
         why = await run.why()
     assert ("no longer follows its history" if reason is Reason.DIVERGED else "does not fit its code") in why
     after = await on_disk.dump()

@@ -72,7 +72,7 @@ async def test_code_that_does_not_follow_the_history_blocks_the_run_and_writes_n
     run = await engine.get(run_id)
     async with engine.worker():
         await until(run, Status.BLOCKED)
-        found = await run.run()
+        found = await run.info()
         assert found.reason is Reason.DIVERGED
         why = await run.why()
     assert "no longer follows its history" in why
@@ -161,7 +161,7 @@ async def test_input_that_the_code_cannot_read_blocks_the_run_until_it_can(on_di
     engine = on_disk.engine(strict)
     async with engine.worker():
         await until(run, Status.BLOCKED)
-        assert (await run.run()).reason is Reason.UNDECODABLE
+        assert (await run.info()).reason is Reason.UNDECODABLE
         why = await run.why()
     assert "size" in why
     async with on_disk.engine(lenient).worker():
@@ -192,7 +192,7 @@ async def test_a_recorded_result_that_the_code_cannot_read_blocks_the_run(on_dis
     await run.send("go")
     async with on_disk.engine(new).worker():
         await until(run, Status.BLOCKED)
-        assert (await run.run()).reason is Reason.UNDECODABLE
+        assert (await run.info()).reason is Reason.UNDECODABLE
         assert "'produce'" in await run.why()
     async with on_disk.engine(old).worker():
         await run.result("20s")

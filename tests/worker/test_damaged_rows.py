@@ -158,7 +158,7 @@ async def test_an_inbox_whose_counter_and_rows_disagree_sets_its_run_aside(stage
     await damage(stage, cell)
     async with engine.worker():
         await until(victim, Status.BLOCKED)
-        run = await victim.run()
+        run = await victim.info()
         assert run.reason is Reason.UNDECODABLE
         assert "StoreCorrupt" in (run.error or "")
         assert "'victim'" in (run.error or "")

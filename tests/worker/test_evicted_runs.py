@@ -46,7 +46,7 @@ async def test_an_evicted_run_goes_to_another_worker_when_its_step_has_ended(sta
             assert await run.evict()
 
             async def moved() -> bool:
-                return (await run.run()).worker == second.id
+                return (await run.info()).worker == second.id
 
             await eventually(moved, saying="the run being taken by the other worker")
             await until_recorded(run, len(await run.history()) + 2)
@@ -149,7 +149,7 @@ async def test_a_sleeping_run_is_woken_now_and_replays_as_it_was_woken(stage: St
         await run.wake()
         await until_recorded(run, 4)
         await until(run, Status.WAITING)
-        assert (await run.run()).reason is Reason.MESSAGE
+        assert (await run.info()).reason is Reason.MESSAGE
     kinds = [(record.kind, record.location) for record in await run.history()]
     assert kinds == [
         (RecordKind.WAKE, "sleep#2"),
@@ -168,7 +168,7 @@ async def test_the_end_of_a_sleep_is_moved() -> None:
         await env.settle()
         await run.wake("1h")
         await env.settle()
-        assert (await run.run()).reason is Reason.TIMER
+        assert (await run.info()).reason is Reason.TIMER
         await run.wake(env.now + datetime.timedelta(hours=2))
         await env.advance("119m")
         assert await run.status() is Status.WAITING
@@ -183,10 +183,10 @@ async def test_a_run_for_later_is_begun_at_another_time() -> None:
         await run.wake("1h")
         await other.wake()
         await env.settle()
-        assert (await other.run()).reason is Reason.MESSAGE
-        assert (await run.run()).started_at == 0
+        assert (await other.info()).reason is Reason.MESSAGE
+        assert (await run.info()).started_at == 0
         await env.advance("1h")
-        assert (await run.run()).reason is Reason.MESSAGE
+        assert (await run.info()).reason is Reason.MESSAGE
         for one in (run, other):
             await one.send("word", "hello")
             assert await one.result() == "hello"
@@ -199,7 +199,7 @@ async def test_beginning_a_run_earlier_does_not_cut_its_own_sleep_short() -> Non
         await env.advance("1h")
         begun = env.now
         await env.advance("29d")
-        assert (await run.run()).reason is Reason.TIMER
+        assert (await run.info()).reason is Reason.TIMER
         await env.advance("1d")
         assert await run.result() == (begun + datetime.timedelta(days=30)).isoformat()
 

@@ -26,7 +26,7 @@ async def healthy(ctx: Context) -> str:
 
 
 async def test_a_defect_met_while_working_on_a_run_sets_that_run_aside_and_leaves_its_neighbours_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     begin = Execution.begin
 
@@ -43,9 +43,13 @@ async def test_a_defect_met_while_working_on_a_run_sets_that_run_aside_and_leave
             return await run.status() is Status.BLOCKED
 
         await eventually(is_blocked)
-        assert (await run.run()).reason is Reason.UNDECODABLE
+        assert (await run.info()).reason is Reason.UNDECODABLE
         assert "a defect" in await run.why()
         assert await (await engine.start(healthy())).result("20s") == "well"
+    [logged] = [record for record in caplog.records if "cannot go on" in record.message]
+    assert logged.message == "run broken cannot go on: a defect"
+    assert logged.exc_info is not None
+    assert logged.exc_info[0] is ZeroDivisionError
 
 
 async def nothing() -> None: ...

@@ -37,7 +37,7 @@ def numbers(run_id: str, *orders: RecordKind) -> list[NewMessage]:
 def sizes_of_reads(store: Any) -> list[int]:
     """Return the number of entries that each later read of an inbox returns."""
     sizes: list[int] = []
-    load, inbox, marked = store.load, store.inbox, store.marked
+    load, inbox, marked = store.load, store.inbox, store.unread_messages_of_worker
 
     async def loaded(run_ids: Any) -> list[LoadedRun]:
         found: list[LoadedRun] = await load(run_ids)
@@ -54,7 +54,7 @@ def sizes_of_reads(store: Any) -> list[int]:
         sizes.append(len(found))
         return found
 
-    store.load, store.inbox, store.marked = loaded, read, told
+    store.load, store.inbox, store.unread_messages_of_worker = loaded, read, told
     return sizes
 
 

@@ -20,6 +20,9 @@ from perdure import (
     step_info,
     workflow,
 )
+from perdure.core.model.outputs import Interruption
+from perdure.core.model.record import Record, RecordKind
+from perdure.worker.run.interrupted_steps import count_interrupted_activity_attempts
 from tests.helpers import eventually
 from tests.stage import Stage
 
@@ -65,6 +68,19 @@ async def worker_of(engine: Engine) -> str:
 
 async def until_tried(work: Work, count: int) -> None:
     await eventually(lambda: len(work.attempts) >= count, saying=f"{count} attempts")
+
+
+@pytest.mark.parametrize(
+    ("retry_at", "last", "steps", "count"),
+    [(10, 0, None, 1), (11, 0, None, 0), (11, 0, ("act",), 1), (11, -1, None, 1)],
+    ids=["when the next attempt was due", "before that", "of a step that is known", "before the attempt failed"],
+)
+def test_an_interruption_counts_if_an_attempt_at_the_activity_may_have_been_under_way(
+    retry_at: int, last: int, steps: tuple[str, ...] | None, count: int
+) -> None:
+    found = Interruption(at=10, worker="w1", reason="lost", generation=1, attempt=1, last=last, steps=steps)
+    failed = Record(seq=0, kind=RecordKind.ATTEMPT, location="act", payload=None, at=5, retry_at=retry_at)
+    assert count_interrupted_activity_attempts([found], failed) == count
 
 
 async def test_an_attempt_that_its_worker_did_not_survive_is_counted_and_reported(stage: Stage) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
+
+import pytest
 
 from perdure import Context, Engine, StoreUnavailable, workflow
 from perdure.core.model.turn import Turn, TurnOutcome
@@ -48,3 +51,33 @@ async def test_a_run_that_cannot_be_written_holds_up_nobody_also_if_the_database
         async with engine.worker(grace=0):
             assert [await run.result("20s") for run in runs[1:]] == [1, 2]
             assert store.refused >= 2
+
+
+class Interrupted:
+    """A store that is gone for a moment whenever the first turn of a run is to be written."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._seen: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def commit(self, turns: Sequence[Turn], actor: str) -> list[TurnOutcome]:
+        runs = {turn.lease.run_id for turn in turns}
+        if runs - self._seen:
+            self._seen |= runs
+            raise StoreUnavailable("gone")
+        verdicts: list[TurnOutcome] = await self._store.commit(turns, actor)
+        return verdicts
+
+
+async def test_a_commit_that_succeeds_ends_a_series_of_longer_and_longer_pauses(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    host = Host()
+    store: Any = Interrupted(open_store("sqlite://", host, inline=True))
+    async with Engine("sqlite://", [plain], system=host, store=store) as engine, engine.worker(grace=0):
+        for number in range(3):
+            assert await (await engine.start(plain(number))).result("20s") == number
+    assert re.findall(r"journal failed, trying again in (\S+) s: gone", caplog.text) == ["0.1"] * 3

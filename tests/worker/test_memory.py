@@ -40,7 +40,7 @@ async def test_a_finished_run_leaves_nothing_in_memory(tmp_path: Path, runs: int
     async with Engine(f"sqlite:///{tmp_path}/app.db", [two_steps]) as engine, engine.worker():
         for handle in await engine.start_many([two_steps() for _ in range(runs)]):
             assert await handle.result() == 3
-        await eventually(lambda: not left_behind() - before, within=10, saying="nothing is left behind")
+        await eventually(lambda: not left_behind() - before, saying="nothing is left behind")
 
 
 async def test_a_finished_run_is_no_work_for_the_garbage_collector(tmp_path: Path) -> None:
@@ -50,6 +50,6 @@ async def test_a_finished_run_is_no_work_for_the_garbage_collector(tmp_path: Pat
         try:
             for handle in await engine.start_many([two_steps() for _ in range(20)]):
                 assert await handle.result() == 3
-            await eventually(lambda: not left_behind(collect=False) - before, within=10, saying="all of it is freed")
+            await eventually(lambda: not left_behind(collect=False) - before, saying="all of it is freed")
         finally:
             gc.enable()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from perdure.core.model.claim import ClaimedRun
 from perdure.core.model.run import Run, Status
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.testing.conformance.harness import ManualSystem
-from perdure.worker.claiming.claimer import LONGEST_STAND_BACK, SHORTEST_STAND_BACK, Quarantine
+from perdure.worker.claiming.claimer import LONGEST_RESERVE, SHORTEST_RESERVE, Quarantine
 
 LEASE = 15.0
 
@@ -15,7 +15,7 @@ def claimed(id: str, claims: int) -> ClaimedRun:
     run = Run(
         id=id, type="t", queue="default", priority=100, status=Status.RUNNING, reason=None, input="{}", output=None,
         error=None,
-        attempt=1, generation=1, token=1, nonce="n", worker="w", wake_at=0, deadline=FAR, created_at=0, started_at=0,
+        attempt=1, generation=1, token=1, nonce="n", worker="w", wake_at=0, deadline=NEVER, created_at=0, started_at=0,
         finished_at=0,
         seed="", inbox_seq=0, inbox_read=0, claims=claims, parent_id=None, parent_location=None, idempotency_key=None,
     )  # fmt: skip
@@ -53,31 +53,33 @@ def test_other_runs_have_their_turn_for_as_long_as_the_suspects_had() -> None:
     assert not quarantine.is_active(lambda _: False)
     said: list[tuple[bool, bool]] = []
     for _ in range(2):
-        quarantine.make_way()
-        said.append((quarantine.is_due, quarantine.stands_back))
+        quarantine.reserve_slots()
+        said.append((quarantine.is_due, quarantine.reserves_slots))
         system.advance(4)
     assert said == [(False, False), (True, True)]
 
 
-def test_a_worker_stands_back_for_longer_each_time_it_was_in_vain_and_never_for_more_than_a_third_of_its_time() -> None:
+def test_a_worker_reserves_slots_for_longer_each_time_it_was_in_vain_and_never_for_more_than_a_third_of_its_time() -> (
+    None
+):
     system = ManualSystem()
     quarantine = Quarantine(system, LEASE)
     lengths: list[float] = []
     for _ in range(8):
-        quarantine.make_way()
+        quarantine.reserve_slots()
         lengths.append(quarantine.ends_in)
         system.advance(lengths[-1])
-        assert not quarantine.stands_back
+        assert not quarantine.reserves_slots
         system.advance(2 * lengths[-1] - 0.001)
-        quarantine.make_way()
-        assert not quarantine.stands_back
+        quarantine.reserve_slots()
+        assert not quarantine.reserves_slots
         system.advance(0.002)
-    assert lengths[0] == SHORTEST_STAND_BACK
+    assert lengths[0] == SHORTEST_RESERVE
     assert lengths == sorted(lengths)
-    assert lengths[-1] == LONGEST_STAND_BACK
+    assert lengths[-1] == LONGEST_RESERVE
     quarantine.note_claim([claimed("a", 3)])
     system.advance(1)
     assert not quarantine.is_active(lambda _: False)
     system.advance(1)
-    quarantine.make_way()
-    assert quarantine.ends_in == SHORTEST_STAND_BACK
+    quarantine.reserve_slots()
+    assert quarantine.ends_in == SHORTEST_RESERVE

@@ -25,7 +25,7 @@ def a_worker(**changes: Any) -> WorkerInfo:
 
 
 async def home_among(*workers: WorkerInfo) -> tuple[str | None, int]:
-    """Return the chosen worker, and how often this one stands off."""
+    """Return the chosen worker, and how often this one avoids to claim it again."""
     chosen: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
     stood_off: list[int] = []
 

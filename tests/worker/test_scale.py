@@ -66,7 +66,7 @@ async def cost(engine: Engine, work: Callable[[Engine, int], Awaitable[int]], co
     return (time.process_time() - before) / count * 1e6
 
 
-@pytest.mark.timeout(3600 if WHOLE else 120)
+@pytest.mark.timeout(3600 if WHOLE else 600)
 @pytest.mark.parametrize("work", [gather, map_, each_by_itself], ids=["gather", "map", "each"])
 async def test_one_of_many_activities_costs_as_much_as_one_of_few(
     stage: Stage, work: Callable[[Engine, int], Awaitable[int]]

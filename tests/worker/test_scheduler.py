@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from perdure.core.background_loops import LoopHealth
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.errors import StoreUnavailable
 from perdure.host import Host
 from perdure.store.contract import Store
@@ -41,7 +41,7 @@ class Failing:
         if self.calls <= 3:
             raise StoreUnavailable("the server is away")
         self.fired.set()
-        return SimpleNamespace(next_due=FAR)
+        return SimpleNamespace(next_due=NEVER)
 
 
 async def test_it_pauses_after_each_error_and_then_fires_what_was_due() -> None:

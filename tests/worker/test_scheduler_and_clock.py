@@ -66,7 +66,7 @@ async def test_a_schedule_that_goes_while_another_one_finds_it_in_the_way_makes_
     env: Environment, monkeypatch: pytest.MonkeyPatch, replace: bool
 ) -> None:
     await schedules(env).create("nightly", report(), Every("1h"))
-    store = await env.engine._session.opened()
+    store = await env.engine._session.connect()
     look = store.schedule
 
     async def look_too_late(id: str) -> Schedule | None:

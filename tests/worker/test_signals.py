@@ -23,6 +23,7 @@ class Slow:
     def __init__(self) -> None:
         self.started, self.stopping, self.released = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.abandoned = False
+        self.ordered_to_drain = asyncio.Event()
 
     async def start(self) -> None:
         self.started.set()
@@ -48,4 +49,16 @@ async def test_the_first_signal_waits_for_steps_and_the_second_one_does_not() ->
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(work, 30)
     assert worker.released.is_set()
+    assert not worker.abandoned
+
+
+async def test_an_order_to_drain_ends_the_work_and_steps_are_waited_for() -> None:
+    worker = Slow()
+    work = asyncio.create_task(work_until_signalled(worker, Host()))
+    await asyncio.wait_for(worker.started.wait(), 30)
+    worker.ordered_to_drain.set()
+    await asyncio.wait_for(worker.stopping.wait(), 30)
+    assert not work.done()
+    worker.released.set()
+    await asyncio.wait_for(work, 30)
     assert not worker.abandoned

@@ -85,7 +85,7 @@ async def test_those_who_queue_go_on_one_after_the_other(stage: Stage) -> None:
         for size, run in enumerate(runs):
             await until(run, Status.WAITING)
             for later in runs[size + 1 :]:
-                assert (await later.run()).started_at == 0
+                assert (await later.info()).started_at == 0
             await run.send("go", "on")
             assert await run.result("20s") == f"acme {size} on"
         await other.send("go", "on")
@@ -104,8 +104,8 @@ async def test_the_last_replaces_the_others_and_begins_when_they_have_ended(stag
         for replaced in (first, second):
             with pytest.raises(RunCancelled, match="replaced by"):
                 await replaced.result("20s")
-    ended = [(await run.run()).finished_at for run in (first, second)]
-    assert max(ended) <= (await third.run()).started_at
+    ended = [(await run.info()).finished_at for run in (first, second)]
+    assert max(ended) <= (await third.info()).started_at
 
 
 async def test_children_are_singletons_too(stage: Stage) -> None:

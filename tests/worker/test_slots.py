@@ -48,7 +48,7 @@ async def test_the_next_run_is_taken_while_the_outcome_of_the_last_is_being_writ
         async with engine.worker(slots=1) as worker:
             await eventually(lambda: len(begun) == 2)
             assert store.kept == 1
-            assert len(await store.holdings(worker.id)) == 2
+            assert len(await store.leases(worker.id)) == 2
             store.gate.set()
             assert [await run.result("20s") for run in runs] == [0, 1, 2, 3]
     assert begun == [0, 1, 2, 3]

@@ -24,7 +24,7 @@ class Finding:
         self.sweeps += 1
         return SweepResult(dead_workers=(), released=0, expired=0, more=False, successions=(f"name-{self.sweeps}",))
 
-    async def succeed(self, names: list[str], actor: str) -> None:
+    async def start_successors(self, names: list[str], actor: str) -> None:
         self.succeeded += names
         if len(self.succeeded) == 2:
             self.done.set()

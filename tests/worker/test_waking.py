@@ -18,12 +18,12 @@ async def test_a_write_of_another_process_noticed_by_one_is_told_to_all(tmp_path
     await theirs.open()
     told: list[Change] = []
     ours.subscribe(told.append)
-    await ours.changed()
+    await ours.poll_changes()
     told.clear()
     await theirs.register(WorkerInfo(id="w", host="h", pid=1, queues=(), types=(), slots=1, lease=1))
-    assert await ours.changed()
+    assert await ours.poll_changes()
     assert told == [Change.ALL]
-    assert not await ours.changed()
+    assert not await ours.poll_changes()
     assert told == [Change.ALL]
     await ours.close()
     await theirs.close()

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import tracemalloc
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from perdure import Context, Engine, Retry, Status, UsageError, step, workflow
 from tests.stage import Stage, until, until_recorded
@@ -207,7 +209,8 @@ async def test_the_longest_unused_run_leaves_memory_first_and_without_a_trace(
             ended.append("finally")
 
     engine = stage.engine(evicted)
-    async with engine.worker(resident=1):
+    # On a busy machine a loop may be blocked for a tenth of a second, which would be in the log.
+    async with engine.worker(resident=1, warn_blocked=0):
         one, two = [await engine.start(evicted(), id=name) for name in ("one", "two")]
         await until(one, Status.WAITING)
         await until(two, Status.WAITING)
@@ -216,7 +219,11 @@ async def test_the_longest_unused_run_leaves_memory_first_and_without_a_trace(
             await run.send("word", "go")
             assert await run.result("20s") == "go"
     assert sorted(begun) in (["one", "one", "two"], ["one", "one", "two", "two"], ["one", "two", "two"])
-    assert not caplog.records
+    # Threads that earlier tests left behind may log meanwhile, but not of these runs.
+    # The client logs waits that take long.
+    logged = [one for one in caplog.records if one.name != "perdure.client"]
+    assert not [one for one in logged if one.name == "asyncio" or vars(one).get("run_id") in ("one", "two")]
+    assert not [one for one in logged if re.search(r"\brun '?(one|two)\b", one.getMessage())]
 
 
 async def test_a_run_returns_to_the_worker_that_had_it(on_disk: Stage) -> None:
@@ -228,7 +235,11 @@ async def test_a_run_returns_to_the_worker_that_had_it(on_disk: Stage) -> None:
         return [await ctx.receive("number", int) for _ in range(10)]
 
     engines = [on_disk.engine(home, audit="full") for _ in range(2)]
-    async with engines[0].worker(), engines[1].worker():
+    async with engines[0].worker() as one, engines[1].worker() as other:
+        for worker in (one, other):
+            assert worker._worker is not None
+            # The usual 20 ms may pass before a busy machine lets the home worker claim.
+            worker._worker.settings = replace(worker._worker.settings, affinity=3600.0)
         run = await engines[0].start(home())
         for number in range(10):
             await until(run, Status.WAITING)
@@ -236,9 +247,8 @@ async def test_a_run_returns_to_the_worker_that_had_it(on_disk: Stage) -> None:
             await until_recorded(run, number + 1)
         assert await run.result("20s") == list(range(10))
         workers = {event.actor for event in await run.events() if event.kind in ("started", "claimed")}
-    # The timing of the home worker varies; another may be first now and then, but never each time.
-    assert len(begun) < 11
-    assert len(workers) <= 2
+    assert begun == [run.id]
+    assert len(workers) == 1
 
 
 async def test_two_workers_share_the_work_and_none_is_done_twice(on_disk: Stage) -> None:
@@ -287,7 +297,7 @@ async def test_two_engines_share_a_file_under_two_prefixes(tmp_path: Path) -> No
         await b.start(echo("b"), id="one")
         async with a.worker():
             assert await run.result("20s") == "a"
-        assert (await (await b.get("one")).run()).status is Status.PENDING
+        assert (await (await b.get("one")).info()).status is Status.PENDING
 
 
 async def test_two_workflows_of_one_type_are_refused(on_disk: Stage) -> None:

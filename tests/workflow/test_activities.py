@@ -27,7 +27,7 @@ from perdure import (
 )
 from perdure.admin import Reason, RecordKind
 from perdure.core.codec.failure import Failure
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.errors import ActivityTimeout, BadArguments, DecodeError, NotStarted
 from tests.helpers import eventually
 from tests.stage import Stage, until
@@ -65,7 +65,7 @@ async def test_a_workflow_awaits_an_activity_that_is_a_run_of_its_own(
     async with engine.worker():
         run = await engine.start(send(), id="s")
         assert await run.result("20s") == Letter("Ann", 6)
-        child = await (await engine.get(f"s/{one.type}")).run()
+        child = await (await engine.get(f"s/{one.type}")).info()
     assert (child.status, child.parent_id, child.type) == (Status.COMPLETED, "s", one.type)
     # It cost no record: its outcome is its row.
     assert await stage.rows("SELECT seq FROM perdure_history WHERE run_id = ?", child.id) == []
@@ -127,7 +127,7 @@ async def test_every_error_of_an_activity_is_kept(stage: Stage) -> None:
     async with engine.worker():
         assert await (await engine.start(decide(), id="d")).result("20s") == "so be it: lost 3"
         child = await engine.get("d/post.lose.v1")
-        run, history = await child.run(), await child.history()
+        run, history = await child.info(), await child.history()
     assert tries == 3
     assert (run.status, run.attempt) == (Status.FAILED, 3)
     assert [(record.kind, record.attempts, record.run_attempt) for record in history] == [
@@ -148,7 +148,7 @@ async def test_an_error_that_no_attempt_can_mend_ends_it_at_once(stage: Stage) -
         run = await engine.start(refuse())
         with pytest.raises(RunFailed, match="no such street"):
             await run.result("20s")
-        assert (await run.run()).attempt == 1
+        assert (await run.info()).attempt == 1
 
 
 async def test_asking_for_another_time_uses_up_no_attempt(stage: Stage) -> None:
@@ -247,11 +247,11 @@ async def test_an_activity_that_began_in_time_has_its_whole_time(stage: Stage) -
 
     engine = stage.engine(in_time)
     run = await engine.start(in_time(), id="t")
-    waiting = await run.run()
+    waiting = await run.info()
     assert waiting.close_by - waiting.deadline == 3_595_000_000
     async with engine.worker():
         assert await run.result("20s") == 1
-    done = await run.run()
+    done = await run.info()
     assert (done.deadline, done.close_by) == (waiting.close_by, 0)
 
 
@@ -404,7 +404,7 @@ async def test_a_paused_activity_is_not_tried_again_before_it_is_resumed(stage: 
         run = await engine.start(pause())
 
         async def paused() -> bool:
-            row = await run.run()
+            row = await run.info()
             return row.status is Status.WAITING and row.reason == "paused"
 
         await eventually(paused, saying="the run being paused")
@@ -428,7 +428,7 @@ async def test_one_call_may_have_a_policy_of_its_own(stage: Stage) -> None:
         assert await run.result("20s") == 3
         named = await engine.start(Call.named("post.policy.v1").options(retry=AT_ONCE, start_to_close=0.05))
         assert await named.result("20s") == 3
-    row = await run.run()
+    row = await run.info()
     assert row.max_attempts == 3
 
 
@@ -446,8 +446,8 @@ async def test_an_activity_says_what_queue_and_priority_it_wants(stage: Stage) -
         assert await (await engine.start(sender(), id="q")).result("20s") == 1
         asked = await engine.start(quick(), queue="default", priority=7)
         assert await asked.result("20s") == 1
-    child = await (await engine.get("q/post.quick.v1")).run()
-    other = await asked.run()
+    child = await (await engine.get("q/post.quick.v1")).info()
+    other = await asked.info()
     assert (child.queue, child.priority) == ("express", 5)
     assert (other.queue, other.priority) == ("default", 7)
 
@@ -497,7 +497,43 @@ async def test_a_result_that_is_of_another_type_fails_without_another_attempt(st
         with pytest.raises(RunFailed) as caught:
             await run.result("20s")
     assert isinstance(caught.value.__cause__, DecodeError)
-    assert (await run.run()).attempt == 1
+    assert (await run.info()).attempt == 1
+
+
+async def test_an_activity_gives_up_on_errors_by_name_declared_or_given_by_a_call(stage: Stage) -> None:
+    class Lost(Exception):
+        pass
+
+    attempts: list[int] = []
+
+    @activity("post.lost.v1", retry=Retry(attempts=3, initial=0, give_up_on=("Lost",)))
+    def lose() -> None:
+        attempts.append(activity_info().attempt)
+        raise Lost("in the post")
+
+    @activity("post.lost_again.v1", retry=AT_ONCE)
+    def lose_again() -> None:
+        attempts.append(activity_info().attempt)
+        raise Lost("in the post")
+
+    @workflow("post.losing.v1")
+    async def losing(ctx: Context) -> None:
+        await ctx.call(lose_again().options(retry=by_name))
+
+    by_name = Retry(attempts=3, initial=0, give_up_on=(f"{Lost.__module__}.{Lost.__qualname__}",))
+    engine = stage.engine(lose, lose_again, losing)
+    async with engine.worker():
+        for call, expected in (
+            (lose(), [1]),
+            (lose().options(retry=Retry(attempts=3, initial=0, give_up_on=("LostToo",))), [1, 2, 3]),
+            (lose_again(), [1, 2, 3]),
+            (lose_again().options(retry=by_name), [1]),
+            (losing(), [1]),
+        ):
+            attempts.clear()
+            with pytest.raises(RunFailed, match="in the post"):
+                await (await engine.start(call)).result("20s")
+            assert attempts == expected
 
 
 def test_what_makes_no_sense_is_refused_where_it_is_said() -> None:
@@ -507,6 +543,10 @@ def test_what_makes_no_sense_is_refused_where_it_is_said() -> None:
         activity("post.bad.v1", priority=2**40)
     with pytest.raises(UsageError, match="travels with a run"):
         double(Letter("Ann", 1)).options(retry=Retry(give_up_on=(OSError,)))
+    with pytest.raises(UsageError, match="give the names of the classes"):
+        double(Letter("Ann", 1)).options(retry=Retry(give_up_on=("KeyError", OSError)))
+    with pytest.raises(UsageError, match=r"give_up_on=\('',\)"):
+        activity("post.bad.v1", retry=Retry(give_up_on=("",)))
     with pytest.raises(BadArguments, match="stored by name"):
 
         @activity("post.bad.v1")
@@ -567,11 +607,11 @@ async def test_an_activity_that_is_retried_has_the_whole_time_of_its_limit_again
     async with engine.worker():
         with pytest.raises(RunFailed):
             await run.result("60s")
-        failed = await run.run()
+        failed = await run.info()
         failing = False
         await run.retry()
         assert await run.result("60s") == "sent"
-    retried = await run.run()
+    retried = await run.info()
     assert retried.generation == 2
     assert retried.deadline >= failed.finished_at + 600_000_000
 
@@ -591,7 +631,7 @@ async def test_an_activity_that_nobody_gave_a_limit_has_that_of_its_code_from_it
     async with Engine(engine.url) as other:
         started = await other.start(Call.named("post.sql.v1"))
     run = await engine.get(started.id)
-    assert (await run.run()).deadline == FAR
+    assert (await run.info()).deadline == NEVER
     async with engine.worker():
         with pytest.raises(RunFailed):
             await run.result("20s")
@@ -611,21 +651,21 @@ async def test_what_is_sent_to_an_activity_does_not_hasten_its_next_attempt(stag
     async with engine.worker():
         run = await engine.start(asked())
         await until(run, Status.WAITING)
-        due = (await run.run()).wake_at
+        due = (await run.info()).wake_at
         await run.send("hello")
 
         async def waits_again() -> bool:
-            row = await run.run()
+            row = await run.info()
             return row.status is Status.WAITING and row.inbox_read == 1
 
         await eventually(waits_again, saying="the message being read")
-        row = await run.run()
+        row = await run.info()
         assert (row.wake_at, row.reason, row.attempt) == (due, Reason.RETRY, 1)
         await run.pause()
         await run.resume()
 
         async def resumed() -> bool:
-            row = await run.run()
+            row = await run.info()
             return row.status is Status.WAITING and row.reason == Reason.RETRY and row.inbox_read == 3
 
         await eventually(resumed, saying="it waiting again for its time")

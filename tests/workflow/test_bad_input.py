@@ -69,11 +69,11 @@ REFUSED: dict[str, tuple[Act, type[PerdureError], str]] = {
     "an unknown workflow": (lambda e: e.start(stranger()), UnknownWorkflow, "bad.stranger.v1"),
     "an unknown workflow among many": (lambda e: e.start_many([anything(1), stranger()]), UnknownWorkflow, "stranger"),
     # Wrong on purpose:
-    "something that is no call": (lambda e: e.start(stranger), UsageError, "takes a call"),  # type: ignore[arg-type]
+    "something that is no call": (lambda e: e.start(stranger), UsageError, "takes a call"),  # type: ignore[arg-type] # the mistake that is tested
     # Wrong on purpose:
-    "an argument of another type": (lambda e: e.start(order("socks")), BadArguments, "argument 'order'"),  # type: ignore[arg-type]
+    "an argument of another type": (lambda e: e.start(order("socks")), BadArguments, "argument 'order'"),  # type: ignore[arg-type] # the mistake that is tested
     # Wrong on purpose:
-    "a part of another type": (lambda e: e.start(order(Order([Item("a", "b")]))), BadArguments, "price"),  # type: ignore[arg-type]
+    "a part of another type": (lambda e: e.start(order(Order([Item("a", "b")]))), BadArguments, "price"),  # type: ignore[arg-type] # the mistake that is tested
     "by name, without an argument": (lambda e: e.start(Call.named("bad.order.v1")), BadArguments, "order"),
     "by name, an argument too many": (
         lambda e: e.start(Call.named("bad.order.v1", GOOD, "", 3)),
@@ -97,16 +97,16 @@ REFUSED: dict[str, tuple[Act, type[PerdureError], str]] = {
     "an id with a line break": (lambda e: e.start(anything(1), id="a\nb"), InvalidId, "control character"),
     "an id with a blank at its end": (lambda e: e.start(anything(1), id="a "), InvalidId, "whitespace"),
     # Wrong on purpose:
-    "an id that is no text": (lambda e: e.start(anything(1), id=7), InvalidId, "of type int"),  # type: ignore[arg-type]
+    "an id that is no text": (lambda e: e.start(anything(1), id=7), InvalidId, "of type int"),  # type: ignore[arg-type] # the mistake that is tested
     "an id in another form": (lambda e: e.start(anything(1), id="u\u0308"), InvalidId, "composed form"),
     "one bad id of many": (lambda e: e.start_many([anything(1), anything(2)], ids=["a", ""]), InvalidId, "empty"),
     "an empty key": (lambda e: e.start(anything(1), idempotency_key=""), InvalidId, "idempotency key"),
     "a queue with a slash": (lambda e: e.start(anything(1), queue="a/b"), InvalidName, "queue"),
     # Wrong on purpose:
-    "a priority that is no number": (lambda e: e.start(anything(1), priority="high"), UsageError, "priority"),  # type: ignore[arg-type]
+    "a priority that is no number": (lambda e: e.start(anything(1), priority="high"), UsageError, "priority"),  # type: ignore[arg-type] # the mistake that is tested
     "a priority out of range": (lambda e: e.start(anything(1), priority=2**40), UsageError, "priority"),
     # Wrong on purpose:
-    "an option that does not exist": (lambda e: e.start(anything(1), idd="x"), BadArguments, "idd"),  # type: ignore[call-arg]
+    "an option that does not exist": (lambda e: e.start(anything(1), idd="x"), BadArguments, "idd"),  # type: ignore[call-arg] # the mistake that is tested
     "a moment without a time zone": (
         lambda e: e.start(anything(1), at=datetime.datetime(2030, 1, 1)),
         InvalidDuration,
@@ -128,7 +128,7 @@ REFUSED: dict[str, tuple[Act, type[PerdureError], str]] = {
     "a handle of a missing run": (lambda e: e.get("missing"), RunNotFound, "'missing'"),
     "unblocking a missing run": (lambda e: e.runs.retry("missing"), RunNotFound, "'missing'"),
     # Wrong on purpose:
-    "a listing by a status that there is not": (lambda e: e.runs.list(status="done"), UsageError, "done"),  # type: ignore[arg-type]
+    "a listing by a status that there is not": (lambda e: e.runs.list(status="done"), UsageError, "done"),  # type: ignore[arg-type] # the mistake that is tested
 }
 
 
@@ -190,7 +190,7 @@ def test_workflows_that_cannot_be_are_refused_when_they_are_declared() -> None:
 
 async def test_an_annotation_that_cannot_be_resolved_is_refused_by_the_engine(on_disk: Stage) -> None:
     @workflow("bad.annotation.v1")
-    async def unresolved(ctx: Context, value: Nowhere) -> None:  # type: ignore[name-defined]  # noqa: F821
+    async def unresolved(ctx: Context, value: Nowhere) -> None:  # type: ignore[name-defined]  # noqa: F821 # the mistake that is tested
         return None
 
     with pytest.raises(BadArguments, match="Nowhere"):
@@ -219,7 +219,7 @@ async def test_a_result_that_cannot_be_stored_fails_the_run(
         with pytest.raises(RunFailed, match=words) as caught:
             await run.result("20s")
     assert isinstance(caught.value.__cause__, error)
-    assert (await run.run()).output is None
+    assert (await run.info()).output is None
     assert await run.history() == []
 
 
@@ -318,7 +318,7 @@ async def test_handles_of_a_closed_engine_say_that_it_is_closed(on_disk: Stage) 
     engine = on_disk.engine(anything)
     run = await engine.start(anything(1))
     await engine.close()
-    for act in (run.result, run.status, run.history, run.events, run.why, run.cancel, run.run):
+    for act in (run.result, run.status, run.history, run.events, run.why, run.cancel, run.info):
         with pytest.raises(EngineClosed):
             await act()
 

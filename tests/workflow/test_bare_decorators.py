@@ -76,9 +76,9 @@ def test_a_script_and_its_import_have_the_same_types(way: list[str], tmp_path: P
 
 def test_a_type_that_is_no_text_is_refused() -> None:
     with pytest.raises(InvalidName, match="give a str"):
-        workflow(3)  # type: ignore[call-overload]
+        workflow(3)  # type: ignore[call-overload] # the mistake that is tested
     with pytest.raises(InvalidName, match="give a str"):
-        activity(3)  # type: ignore[call-overload]
+        activity(3)  # type: ignore[call-overload] # the mistake that is tested
 
 
 def test_options_cannot_be_attached_to_what_takes_no_attributes() -> None:

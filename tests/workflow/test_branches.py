@@ -152,7 +152,7 @@ async def test_a_loop_goes_on_from_its_last_state_in_another_worker(stage: Stage
 
 async def until_parked_after(run: Any, taken: int) -> None:
     async def there() -> bool:
-        found = await run.run()
+        found = await run.info()
         return found.status is Status.WAITING and found.inbox_read == taken
 
     await eventually(there, saying=f"{run!r} having taken in {taken} messages")
@@ -165,7 +165,7 @@ async def test_a_run_that_begins_anew_keeps_its_id_and_its_unread_messages(stage
         await run.send("number", number)
     async with engine.worker():
         assert await run.result("30s") == 10
-    found = await run.run()
+    found = await run.info()
     assert (found.generation, found.attempt) == (4, 1)
     assert [event.kind for event in await run.events()].count("continued") == 3
     children = await engine.runs.list(parent=run.id)

@@ -56,7 +56,7 @@ async def test_a_bug_blocks_the_run_and_undoes_nothing(stage: Stage, caplog: pyt
         async with engine.worker():
             run = await engine.start(order())
             await until(run, Status.BLOCKED)
-    row = await run.run()
+    row = await run.info()
     assert row.reason is Reason.BROKEN
     assert row.error is not None
     assert "undefined" in row.error
@@ -243,6 +243,46 @@ async def test_an_error_that_a_step_raised_fails_the_run_and_undoes_it(stage: St
     assert done == ["charge", "refund receipt"]
 
 
+async def test_a_member_of_a_group_that_a_step_raised_fails_the_run(stage: Stage) -> None:
+    def broken() -> None:
+        raise ExceptionGroup("two", [TypeError("of a step"), ExceptionGroup("inner", [NameError("within")])])
+
+    @workflow("broken.group.v1")
+    async def stepping(ctx: Context) -> None:
+        try:
+            await ctx.options(retry=1).step(broken)
+        except* TypeError as group:
+            raise group.exceptions[0] from None
+
+    engine = stage.engine(stepping)
+    async with engine.worker():
+        run = await engine.start(stepping())
+        with pytest.raises(RunFailed):
+            await run.result("20s")
+
+
+async def test_a_child_that_the_code_asked_for_before_its_bug_is_started(stage: Stage) -> None:
+    @workflow("broken.child.v1")
+    async def child(ctx: Context) -> str:
+        return "of the child"
+
+    @workflow("broken.parent.v1")
+    async def parent(ctx: Context) -> str:
+        await ctx.step(charge)
+        begun = ctx.spawn(child(), id="kid")
+        bug()
+        return await begun
+
+    engine = stage.engine(parent, child)
+    run = await engine.start(parent())
+    async with engine.worker():
+        await until(run, Status.BLOCKED)
+        assert await (await engine.get("kid")).result("20s") == "of the child"
+    corrected.append(True)
+    async with engine.worker():
+        assert await run.result("20s") == "of the child"
+
+
 async def test_an_error_class_of_the_users_own_fails_the_run(stage: Stage) -> None:
     class WrongCard(TypeError):
         pass
@@ -277,6 +317,8 @@ async def test_the_classes_are_set_by_the_workflow_or_by_the_worker(stage: Stage
     assert done == ["charge", "refund receipt"]
     with pytest.raises(UsageError, match="block_on has classes of errors"):
         workflow("broken.wrong.v1", block_on=["NameError"])  # type: ignore[list-item] # the mistake
+    with pytest.raises(UsageError, match="block_on has classes of errors, such as .*, not <int>"):
+        workflow("broken.wrong.v1", block_on=[10**5000])  # type: ignore[list-item] # it cannot be printed
 
 
 async def test_result_goes_on_waiting_for_a_blocked_run_and_says_why(stage: Stage) -> None:
@@ -322,7 +364,7 @@ async def test_a_blocked_run_keeps_only_permits_that_count_until_its_end(stage: 
         second = await engine.start(limited())
         if hold == "run":
             await until(second, Status.WAITING)
-            assert (await second.run()).reason is Reason.LIMIT
+            assert (await second.info()).reason is Reason.LIMIT
             assert done == ["charge"]
         else:
             await until(second, Status.BLOCKED)
@@ -359,7 +401,7 @@ async def test_a_bug_in_deployed_code_blocks_a_run_that_was_waiting(stage: Stage
     await run.send("go")
     async with engine.worker():
         await until(run, Status.BLOCKED)
-    assert (await run.run()).reason is Reason.BROKEN
+    assert (await run.info()).reason is Reason.BROKEN
     corrected.clear()
     async with engine.worker():
         assert await run.result("20s") == "receipt"

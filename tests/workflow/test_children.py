@@ -36,7 +36,7 @@ async def test_a_child_gives_its_result_as_its_declared_type(stage: Stage) -> No
         run = await engine.start(parent(), id="p")
         assert await run.result("20s") == Parcel(6)
         child = await engine.get("p/family.weigh.v1")
-        assert (await child.run()).parent_id == "p"
+        assert (await child.info()).parent_id == "p"
     assert [(record.kind, record.location) for record in await run.history()] == [(RecordKind.CHILD, "family.weigh.v1")]
 
 
@@ -110,7 +110,7 @@ async def test_a_child_gets_the_options_that_it_was_called_with(stage: Stage) ->
     engine = stage.engine(options, weigh)
     async with engine.worker(queues=["default", "heavy"]):
         await (await engine.start(options())).result("20s")
-        run = await (await engine.get("the-child")).run()
+        run = await (await engine.get("the-child")).info()
         assert (run.queue, run.priority) == ("heavy", 3)
         assert run.deadline < run.created_at + 2 * 3600 * 10**6
 
@@ -124,7 +124,7 @@ async def test_a_child_takes_queue_and_priority_from_its_parent(stage: Stage) ->
     async with engine.worker(queues=["special"]):
         run = await engine.start(heir(), id="p", queue="special", priority=7)
         await run.result("20s")
-        child = await (await engine.get("p/family.weigh.v1")).run()
+        child = await (await engine.get("p/family.weigh.v1")).info()
         assert (child.queue, child.priority) == ("special", 7)
 
 

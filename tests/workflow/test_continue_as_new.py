@@ -39,7 +39,7 @@ async def caller(ctx: Context, rest: int) -> str:
 
 async def until_waiting(run: Handle[str], generation: int) -> None:
     async def there() -> bool:
-        now = await run.run()
+        now = await run.info()
         return now.generation == generation and now.status is Status.WAITING
 
     await eventually(there, saying=f"{run!r} waiting in generation {generation}")

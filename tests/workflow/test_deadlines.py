@@ -111,7 +111,7 @@ async def test_a_child_has_the_earlier_of_two_deadlines() -> None:
     async with Environment([parent, child]) as env:
         run = await env.start(parent(), deadline="10s")
         await env.settle()
-        deadline = (await run.run()).deadline
+        deadline = (await run.info()).deadline
         runs = {one.id: one for one in (await env.engine.runs.list()).runs}
         assert runs["own"].deadline < runs["inherited"].deadline == deadline < runs["free"].deadline
         await env.advance("11s")
@@ -139,7 +139,7 @@ async def test_a_sleep_ends_with_the_deadline_of_its_run() -> None:
         await env.advance("1m")
         with pytest.raises(RunFailed, match="Expired"):
             await run.result()
-        assert (await run.run()).finished_at == (await run.run()).deadline
+        assert (await run.info()).finished_at == (await run.info()).deadline
     assert ran == []
 
 

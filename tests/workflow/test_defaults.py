@@ -22,7 +22,7 @@ class Basket:
 
 
 @workflow("defaults.collect.v1")
-async def collect(ctx: Context, items: list[int] = [], *, basket: Basket = Basket()) -> list[int]:  # noqa: B006, B008
+async def collect(ctx: Context, items: list[int] = [], *, basket: Basket = Basket()) -> list[int]:  # noqa: B006, B008 # the default that is tested
     items.append(1)
     basket.items.append("x")
     await ctx.sleep("1h")
@@ -30,7 +30,7 @@ async def collect(ctx: Context, items: list[int] = [], *, basket: Basket = Baske
 
 
 @activity("defaults.gather.v1")
-def gather(items: list[int] = []) -> list[int]:  # noqa: B006
+def gather(items: list[int] = []) -> list[int]:  # noqa: B006 # the default that is tested
     items.append(1)
     return items
 
@@ -41,7 +41,7 @@ async def parent(ctx: Context) -> list[list[int]]:
 
 
 @workflow("defaults.sentinel.v1")
-async def sentinel(ctx: Context, n: int = MISSING, m: int = None, *, t: Any = ()) -> list[bool]:  # type: ignore[assignment]  # noqa: RUF013
+async def sentinel(ctx: Context, n: int = MISSING, m: int = None, *, t: Any = ()) -> list[bool]:  # type: ignore[assignment]  # noqa: RUF013 # the default that is tested
     return [n is MISSING, m is None, t == ()]
 
 
@@ -61,7 +61,7 @@ async def test_a_mutable_default_does_not_leak_into_a_replay() -> None:
     async with Environment([collect]) as env:
         run = await env.start(collect())
         await env.settle()
-        assert (await run.run()).input == '{"items":[],"basket":{"items":[]}}'
+        assert (await run.info()).input == '{"items":[],"basket":{"items":[]}}'
         await env.restart()
         await env.advance("1h")
         assert await run.result() == [1, 1]
@@ -84,7 +84,7 @@ async def test_defaults_of_activities_are_their_own(stage: Stage) -> None:
         assert await (await engine.start(parent())).result("20s") == [[1], [1], [1]]
         run = await engine.start(gather())
         assert await run.result("20s") == [1]
-        assert (await run.run()).input == '{"items":[]}'
+        assert (await run.info()).input == '{"items":[]}'
 
 
 async def test_a_default_that_changes_does_not_change_runs_that_were_started_before(on_disk: Stage) -> None:
@@ -104,7 +104,7 @@ async def test_a_default_that_cannot_be_stored_is_left_to_the_function(stage: St
     async with engine.worker():
         run = await engine.start(sentinel())
         assert await run.result("20s") == [True, True, True]
-        assert (await run.run()).input == "{}"
+        assert (await run.info()).input == "{}"
 
 
 async def test_a_start_is_the_same_with_and_without_what_is_the_default_anyway(stage: Stage) -> None:

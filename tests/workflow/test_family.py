@@ -60,7 +60,7 @@ async def test_a_cancellation_reaches_every_level_whatever_the_state_of_a_child_
             loose = await engine.get(f"{name}-loose")
             assert not (await loose.status()).finished
     # A run that is waited for existed before the one that waits.
-    assert (await (await engine.get("awaited")).run()).finished_at <= (await run.run()).finished_at
+    assert (await (await engine.get("awaited")).info()).finished_at <= (await run.info()).finished_at
 
 
 async def test_a_cancellation_passes_through_a_child_that_is_blocked(stage: Stage) -> None:
@@ -89,7 +89,7 @@ async def test_why_a_parent_waits_says_what_is_the_matter_with_its_child(stage: 
     async with engine.worker():
         run = await engine.start(caller(), id="p")
         await until(run, Status.WAITING)
-        assert (await run.run()).reason is Reason.CHILD
+        assert (await run.info()).reason is Reason.CHILD
         for handle in (run, await engine.get("p/tree.leaf.v1")):
             assert "serves the type 'tree.leaf.v1'" in await handle.why()
         assert "p/tree.leaf.v1" in await run.why()

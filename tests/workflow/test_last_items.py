@@ -220,7 +220,7 @@ async def test_items_of_steps_of_runs_that_are_set_aside_are_in_the_stream(stage
     async with worker:
         runs = await start_all(engine, flow)
         for run in runs:
-            await eventually(lambda run=run: words(run), saying=f"the stream of {run!r}")  # type: ignore[misc]
+            await eventually(lambda run=run: words(run), saying=f"the stream of {run!r}")  # type: ignore[misc] # mypy infers no type for the default of a lambda
 
 
 async def test_items_of_threads_are_in_the_stream_in_order(stage: Stage) -> None:
@@ -327,7 +327,7 @@ async def test_a_transaction_that_emits_leaves_no_empty_turns_behind(
         step_info().emit("words", "last")
 
     async def wait() -> None:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # longer than the transaction beside it, which is all that it is for
 
     @workflow("last.empty.v1")
     async def flow(ctx: Context) -> None:

@@ -109,7 +109,7 @@ async def test_a_machine_is_a_workflow_whose_handlers_say_what_to_do(stage: Stag
         "ask/machine.notify.v1",
         "pay/machine.pay.v1",
     }
-    paid = await (await engine.get("a/pay/machine.pay.v1")).run()
+    paid = await (await engine.get("a/pay/machine.pay.v1")).info()
     assert (paid.status, paid.parent_id) == (Status.COMPLETED, "a")
 
 
@@ -478,3 +478,25 @@ async def test_the_deploy_gate_replays_machines(on_disk: Stage) -> None:
         report = await other.check()
     assert not report.ok
     assert [finding.run_id for finding in report.findings] == ["a"]
+
+
+class Tagged(StateMachine[int, str], type="machine.tagged.v1"):
+    messages = (Channel("go", str),)
+
+    def on_start(self, input: int) -> Actions:
+        return self.set_attributes({"amount": input, "stage": "new", "old": "x"})
+
+    def on_message(self, name: str, value: Any) -> Actions:
+        return [self.set_attributes({"stage": "paid", "old": None}), self.complete("done")]
+
+
+async def test_a_machine_sets_attributes_by_which_it_is_found(stage: Stage) -> None:
+    engine = stage.engine(Tagged)
+    async with engine.worker():
+        run = await engine.start(Call.named("machine.tagged.v1", 7))
+        await until(run, Status.WAITING)
+        assert (await run.info()).attributes == {"amount": 7, "stage": "new", "old": "x"}
+        assert [one.id for one in (await engine.runs.list(attributes={"stage": "new"})).runs] == [run.id]
+        await run.send("go", "now")
+        assert await run.result("60s") == "done"
+    assert (await run.info()).attributes == {"amount": 7, "stage": "paid"}

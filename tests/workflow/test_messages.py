@@ -68,7 +68,7 @@ async def test_a_message_does_not_start_a_scheduled_run_early(stage: Stage) -> N
         other = await engine.start(collect(1))
         await other.send("number", 2)
         assert await other.result("20s") == [2]
-        found = await run.run()
+        found = await run.info()
         assert (found.status, found.started_at) == (Status.WAITING, 0)
 
 

@@ -7,7 +7,7 @@ import pytest
 from perdure import Context, Retry, RunFailed, workflow
 from perdure.core.model.run import Status
 from perdure.errors import WorkflowError
-from perdure.replay.unawaited import describe_forgotten
+from perdure.replay.outcome import describe_forgotten
 from tests.replay.driver import Driver, named
 from tests.stage import Stage
 
@@ -93,7 +93,7 @@ async def test_a_forgotten_operation_is_named_with_its_line() -> None:
 
 @pytest.mark.parametrize("function", [None, print, lambda ctx: ctx], ids=["none", "builtin", "lambda"])
 def test_a_forgotten_operation_without_a_line_keeps_its_name(function: object) -> None:
-    assert describe_forgotten("a/charge", function) == "a/charge"  # type: ignore[arg-type]
+    assert describe_forgotten("a/charge", function) == "a/charge"  # type: ignore[arg-type] # the mistake that is tested
 
 
 def test_an_await_of_another_loop_says_to_use_a_step() -> None:

@@ -9,11 +9,12 @@ from typing import Any, cast
 import pytest
 
 from perdure import Context, Cron, Engine, Fair, Retry, UsageError, Watermark, activity, step, workflow
-from perdure.client.start import StartOptions, new_run
-from perdure.errors import BadArguments, InvalidDuration
+from perdure.client.runs.start import StartOptions, new_run
+from perdure.errors import BadArguments, DecodeError, InvalidDuration
 from perdure.host import Host
 from perdure.machine import StateMachine
-from perdure.worker.options import WorkerOptions
+from perdure.worker.options import WorkerSettings
+from perdure.workflow.run_settings import RunSettings
 from tests.replay.driver import Driver
 from tests.stage import Stage
 
@@ -21,7 +22,7 @@ anything: Any = step
 an_activity: Any = activity
 a_workflow: Any = workflow
 an_engine: Any = Engine
-of: Any = WorkerOptions.of
+of: Any = WorkerSettings.of
 
 tries: list[int] = []
 
@@ -68,7 +69,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: a_workflow("a.v1", retry=[3]), r"retry=\[3\]: "),
     (lambda: a_workflow("a.v1", fair=str), "fair=.*: give a Fair"),
     (lambda: a_workflow("a.v1", singleton="queue"), "singleton='queue': give a Singleton"),
-    (lambda: leaf().options(retry="x"), "retry='x': "),  # type: ignore[arg-type]
+    (lambda: leaf().options(retry="x"), "retry='x': "),  # type: ignore[arg-type] # the mistake that is tested
     (lambda: leaf().options(start_to_close=0), "start_to_close=0: "),
     (lambda: of(slots=0), "slots=0: give a whole number from 1"),
     (lambda: of(slots="10"), "slots='10': give a whole number from 1"),
@@ -87,8 +88,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: an_engine("sqlite://", errors=["ValueError"]), "errors has 'ValueError': give exception classes"),
     (lambda: an_engine("sqlite://", on_error="log"), "on_error='log' is not a function"),
     (lambda: an_engine("sqlite://", retention="0s"), "retention: "),
-    (lambda: Watermark(high="9", queue="q"), "high='9': give a whole number from 1"),  # type: ignore[arg-type]
-    (lambda: Retry(on_timeout="no"), r"Retry\(on_timeout='no'\): give True or False"),  # type: ignore[arg-type]
+    (lambda: Watermark(high="9", queue="q"), "high='9': give a whole number from 1"),  # type: ignore[arg-type] # the mistake that is tested
+    (lambda: Retry(on_timeout="no"), r"Retry\(on_timeout='no'\): give True or False"),  # type: ignore[arg-type] # the mistake that is tested
     (lambda: start(priority=1.5), "priority=1.5: give a whole number of 32 bits"),
     (lambda: start(priority=True), "priority=True: "),
     (lambda: start(singleton="x"), "singleton='x': give a Singleton"),
@@ -113,12 +114,40 @@ def test_a_number_for_retry_is_the_number_of_attempts() -> None:
     def tried() -> None: ...
 
     assert Machine.definition().retry == retried.retry == tried.retry == Retry(attempts=3)
-    assert leaf().options(retry=3).settings.retry == WorkerOptions.of(retry=3).retry == Retry(attempts=3)
+    assert leaf().options(retry=3).settings.retry == WorkerSettings.of(retry=3).retry == Retry(attempts=3)
+
+
+OLD_POLICY = (
+    '{"retry":{"attempts":3,"initial":60.0,"factor":2.0,"max":86400.0,"jitter":0.1,"on_timeout":true,"power":2.0,'
+    '"extra":[0.0,0.0],"classify":true}}'
+)
+
+
+def test_a_policy_that_travels_with_a_run_is_the_same_on_arrival() -> None:
+    settings = leaf().options(retry=Retry.quadratic_minutes()).settings
+    assert RunSettings.from_json(settings.to_json()).retry == Retry(
+        attempts=3, initial=60.0, max=86400.0, power=2.0, extra=(0.0, 0.0), jitter_only_adds=True
+    )
+
+
+def test_the_names_of_errors_travel_with_a_run() -> None:
+    settings = leaf().options(retry=Retry(give_up_on=("KeyError", "shop.Declined"))).settings
+    assert '"give_up_on":["KeyError","shop.Declined"]' in settings.to_json()
+    arrived = RunSettings.from_json(settings.to_json()).retry
+    assert arrived is not None
+    assert arrived.give_up_on == ("KeyError", "shop.Declined")
+    with pytest.raises(DecodeError, match="give_up_on"):
+        RunSettings.from_json('{"retry":{"give_up_on":["Key Error"]}}')
+
+
+def test_a_policy_without_newer_options_is_stored_as_older_workers_read_it() -> None:
+    old = Retry(attempts=3, initial="1m", max="1d", power=2.0)
+    assert leaf().options(retry=old).settings.to_json() == OLD_POLICY
 
 
 def test_the_limits_of_children_are_those_that_the_guide_names() -> None:
     guide = Path(__file__).parents[2].joinpath("docs/guides/messages-and-children.md").read_text(encoding="utf-8")
-    usual = WorkerOptions()
+    usual = WorkerSettings()
     assert f"| depth of a chain of children | {usual.child_depth} | `child_depth` |" in guide
     assert f"| unfinished children of one run | {usual.open_children:,} | `open_children` |" in guide
 
@@ -160,5 +189,5 @@ async def test_a_schedule_is_not_given_a_deadline_of_no_time(stage: Stage) -> No
 
 def test_fair_is_checked_for_a_call() -> None:
     with pytest.raises(UsageError, match="fair='x'"):
-        leaf().options(fair="x")  # type: ignore[arg-type]
+        leaf().options(fair="x")  # type: ignore[arg-type] # the mistake that is tested
     assert leaf().options(fair=Fair(lambda: "a")).settings.fair is not None

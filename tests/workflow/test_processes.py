@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import signal
 import sys
 from pathlib import Path
@@ -23,7 +24,10 @@ from perdure import (
     step,
     workflow,
 )
-from perdure.worker import WorkerOptions
+from perdure.admin import RecordKind
+from perdure.errors import StepFailed
+from perdure.worker import WorkerSettings
+from perdure.worker.steps.processes import _RAISED, _raised
 from tests.helpers import eventually
 from tests.stage import Stage, until
 from tests.workflow import crunching
@@ -125,6 +129,28 @@ async def test_what_a_process_raises_is_raised_in_the_workflow(on_disk: Stage) -
             if how == "plainly":
                 assert isinstance(caught.value.__cause__, LookupError)
                 assert any("crunching.py" in note for note in caught.value.__cause__.__notes__)
+
+
+def test_an_error_that_cannot_be_made_again_from_its_arguments_leaves_its_process_as_another() -> None:
+    how, error = pickle.loads(_raised(crunching.Odd(1, 2)))
+    assert how == _RAISED
+    assert isinstance(error, StepFailed)
+    assert "1 and 2" in str(error)
+
+
+async def test_an_error_that_leaves_its_process_as_another_is_given_up_by_name(on_disk: Stage) -> None:
+    @workflow("process.by_name.v1")
+    async def trying(ctx: Context, name: str) -> None:
+        await ctx.options(retry=Retry(attempts=2, initial="1ms", give_up_on=(name,))).step(crunching.fail, "oddly")
+
+    engine = on_disk.engine(trying)
+    async with engine.worker(processes=1):
+        for name, attempts in (("Odd", 0), ("tests.workflow.crunching.Odd", 0), ("Even", 1)):
+            run = await engine.start(trying(name))
+            with pytest.raises(RunFailed, match="1 and 2"):
+                await run.result("60s")
+            kinds = [record.kind for record in await run.history()]
+            assert kinds == [RecordKind.ATTEMPT] * attempts + [RecordKind.STEP]
 
 
 async def test_a_process_that_is_killed_fails_an_attempt_and_another_follows(on_disk: Stage, tmp_path: Path) -> None:
@@ -233,7 +259,7 @@ async def test_an_async_function_or_a_transaction_cannot_have_a_process(on_disk:
     async def refused(ctx: Context, transaction: bool) -> None:
         if transaction:
             # Wrong on purpose:
-            await ctx.options(process=True).transaction(crunching.lingers, "x")  # type: ignore[call-overload]
+            await ctx.options(process=True).transaction(crunching.lingers, "x")  # type: ignore[call-overload] # the mistake that is tested
         await ctx.options(process=True).step(on_the_loop)
 
     engine = on_disk.engine(refused)
@@ -245,4 +271,4 @@ async def test_an_async_function_or_a_transaction_cannot_have_a_process(on_disk:
 
 def test_a_worker_needs_room_for_a_process() -> None:
     with pytest.raises(UsageError, match="processes=0"):
-        WorkerOptions.of(processes=0)
+        WorkerSettings.of(processes=0)

@@ -3,8 +3,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
-from perdure import Context, Fatal, Retry, RetryAfter, RunFailed, Status, step, workflow
+from perdure import Context, Fatal, Retry, RetryAfter, RunFailed, Status, StepFailed, step, workflow
 from perdure.admin import Failure, Reason, RecordKind
 from tests.stage import Stage, until, until_recorded
 
@@ -92,6 +93,61 @@ async def test_a_policy_gives_up_on_the_errors_that_it_names(stage: Stage) -> No
         with pytest.raises(RunFailed, match="Declined"):
             await (await engine.start(trying())).result("20s")
     assert flaky.calls == 1
+
+
+@pytest.mark.parametrize("name", ["LookupError", "Declined", "perdure.errors.StepTimeout"])
+async def test_a_policy_gives_up_on_the_errors_whose_names_it_has(stage: Stage, name: str) -> None:
+    class Declined(LookupError):
+        pass
+
+    flaky = Flaky(9, Declined)
+
+    @workflow("again.give_up_by_name.v1")
+    async def trying(ctx: Context) -> int:
+        return await ctx.options(retry=Retry(attempts=3, initial="1ms", give_up_on=(name,))).step(flaky)
+
+    engine = stage.engine(trying)
+    async with engine.worker():
+        run = await engine.start(trying())
+        with pytest.raises(RunFailed, match="Declined") as caught:
+            await run.result("20s")
+    assert caught.value.failure is not None
+    if name == "perdure.errors.StepTimeout":
+        assert (flaky.calls, caught.value.failure.given_up) == (3, "exhausted")
+    else:
+        assert (flaky.calls, caught.value.failure.given_up) == (1, "fatal")
+
+
+async def test_a_workflow_is_not_tried_again_after_the_error_of_a_child_that_it_names(stage: Stage) -> None:
+    class Declined(Exception):
+        """A class that the engine does not know, as those of another process or language."""
+
+    class Busy(Exception):
+        """Another one."""
+
+    tried: list[str] = []
+
+    @workflow("again.declining.v1")
+    async def child(ctx: Context, how: str) -> None:
+        raise Declined(how) if how == "declined" else Busy(how)
+
+    async def parent(ctx: Context, how: str) -> None:
+        tried.append(ctx.run_id)
+        await ctx.call(child(how))
+
+    soon = Retry(attempts=2, initial="1ms")
+    by_name = workflow("again.by_name.v1", retry=replace(soon, give_up_on=("Declined",)))(parent)
+    qualified = f"{Declined.__module__}.{Declined.__qualname__}"
+    by_qualified_name = workflow("again.by_qualified_name.v1", retry=replace(soon, give_up_on=(qualified,)))(parent)
+    engine = stage.engine(by_name, by_qualified_name, child)
+    async with engine.worker():
+        for one in (by_name, by_qualified_name):
+            for how, times in (("declined", 1), ("busy", 2)):
+                tried.clear()
+                with pytest.raises(RunFailed) as caught:
+                    await (await engine.start(one(how))).result("20s")
+                assert isinstance(caught.value.__cause__, StepFailed)
+                assert len(tried) == times, (one.type, how)
 
 
 async def test_retry_after_waits_without_using_up_an_attempt(stage: Stage) -> None:
@@ -195,7 +251,7 @@ async def test_a_long_wait_for_the_next_attempt_parks_the_run(stage: Stage) -> N
     async with engine.worker():
         run = await engine.start(trying())
         await until(run, Status.WAITING)
-        found = await run.run()
+        found = await run.info()
         assert found.reason is Reason.RETRY
         assert found.worker is None
         why = await run.why()
@@ -283,7 +339,7 @@ async def test_a_run_of_several_attempts_keeps_the_steps_that_succeeded(stage: S
     async with engine.worker():
         run = await engine.start(trying())
         assert await run.result("20s") == ["first done", "bad done", "third done"]
-        assert (await run.run()).attempt == 3
+        assert (await run.info()).attempt == 3
     assert calls == ["first", "bad", "bad", "bad", "third"]
     assert [event.kind for event in await run.events()].count("retried") == 2
 
@@ -338,7 +394,7 @@ async def test_a_run_whose_attempts_are_used_up_has_failed(stage: Stage) -> None
         run = await engine.start(trying())
         with pytest.raises(RunFailed, match="never works"):
             await run.result("20s")
-        found = await run.run()
+        found = await run.info()
         assert (found.attempt, found.status) == (2, Status.FAILED)
 
 
@@ -352,7 +408,7 @@ async def test_a_fatal_error_of_a_workflow_ends_the_run_whatever_its_policy(stag
         run = await engine.start(trying())
         with pytest.raises(RunFailed, match="hopeless"):
             await run.result("20s")
-        assert (await run.run()).attempt == 1
+        assert (await run.info()).attempt == 1
 
 
 async def test_a_run_waiting_for_its_next_attempt_says_why(stage: Stage) -> None:
@@ -364,7 +420,7 @@ async def test_a_run_waiting_for_its_next_attempt_says_why(stage: Stage) -> None
     async with engine.worker():
         run = await engine.start(trying())
         await until(run, Status.WAITING)
-        assert (await run.run()).reason is Reason.RETRY
+        assert (await run.info()).reason is Reason.RETRY
         assert "ValueError: not now" in await run.why()
 
 

@@ -53,7 +53,7 @@ async def child(ctx: Context, given: Means, others: dict[str, Means] | None = No
 
 
 @workflow("roundtrip.all.v1")
-async def everything(ctx: Context, given: Means = Card("7")) -> list[Means]:  # noqa: B008
+async def everything(ctx: Context, given: Means = Card("7")) -> list[Means]:  # noqa: B008 # the default is frozen
     async def body(ctx: Context, state: Means) -> Continue[Means] | Break[Means]:
         await ctx.step(swap, state)
         return Break(state) if isinstance(state, Cash) else Continue(Cash(1))
@@ -72,7 +72,7 @@ async def everything(ctx: Context, given: Means = Card("7")) -> list[Means]:  # 
 async def test_unions_of_classes_come_back_wherever_they_go(stage: Stage) -> None:
     engine = stage.engine(everything, child, swap_elsewhere)
     run = await engine.start(everything())
-    assert (await run.run()).input == '{"given":{"$type":"Card","number":"7"}}'
+    assert (await run.info()).input == '{"given":{"$type":"Card","number":"7"}}'
     async with engine.worker():
         await run.send(means, Cash(5))
         assert await run.ask(question, Card("12"), timeout="20s") == Cash(2)
@@ -95,7 +95,7 @@ async def test_a_subclass_of_what_is_declared_is_refused(stage: Stage) -> None:
 
 
 async def test_a_result_without_an_annotation_has_to_be_plain(stage: Stage) -> None:
-    def load():  # type: ignore[no-untyped-def]  # noqa: ANN202
+    def load():  # type: ignore[no-untyped-def]  # noqa: ANN202 # users leave annotations out
         return {"by": [Card("1")]}
 
     @workflow("roundtrip.untyped.v1")
@@ -111,7 +111,7 @@ async def test_a_result_without_an_annotation_has_to_be_plain(stage: Stage) -> N
 
 async def test_a_strict_environment_checks_every_value() -> None:
     def load() -> list[int]:
-        return (1, 2)  # type: ignore[return-value]
+        return (1, 2)  # type: ignore[return-value] # users return it
 
     @workflow("roundtrip.strict.v1")
     async def loading(ctx: Context) -> list[int]:
@@ -135,7 +135,7 @@ async def test_a_strict_environment_checks_every_value() -> None:
 
 async def test_arguments_are_refused_where_they_are_given(stage: Stage) -> None:
     @workflow("roundtrip.bare.v1")
-    async def bare(ctx: Context, given) -> None: ...  # type: ignore[no-untyped-def]  # noqa: ANN001
+    async def bare(ctx: Context, given) -> None: ...  # type: ignore[no-untyped-def]  # noqa: ANN001 # users leave annotations out
 
     engine = stage.engine(bare)
     with pytest.raises(EncodeError, match="argument 'given' of the input .* it is a Card and comes back as a dict"):

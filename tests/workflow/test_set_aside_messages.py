@@ -173,6 +173,25 @@ async def test_a_fork_goes_on_past_a_message_that_was_set_aside(stage: Stage) ->
         assert RecordKind.ASIDE in kinds
 
 
+async def test_each_generation_sets_its_own_messages_aside(stage: Stage) -> None:
+    @workflow("aside.generations.v1")
+    async def generations(ctx: Context, rest: int) -> str:
+        await ctx.receive("number", int)
+        if rest:
+            ctx.continue_as_new(generations(rest - 1))
+        return "done"
+
+    engine = stage.engine(generations)
+    async with engine.worker():
+        run = await engine.start(generations(1))
+        for number in range(2):
+            await run.send("number", f"wrong {number}")
+            await until_set_aside(run, number + 1)
+            await run.send("number", number)
+        assert await run.result("20s") == "done"
+    assert [message.payload for message in await run.set_aside_messages()] == ['"wrong 0"', '"wrong 1"']
+
+
 async def test_a_question_that_cannot_be_decoded_gets_its_error_as_the_answer(stage: Stage) -> None:
     @workflow("aside.ask.v1")
     async def answering(ctx: Context) -> int:

@@ -93,7 +93,7 @@ async def test_a_child_spawned_and_cancelled_in_one_breath_never_runs(stage: Sta
     async with engine.worker():
         run = await engine.start(hasty(), id="p")
         assert "too soon" in await run.result("20s")
-    assert (await (await engine.get("p/spawn.patient.v1")).run()).started_at == 0
+    assert (await (await engine.get("p/spawn.patient.v1")).info()).started_at == 0
 
 
 async def test_a_child_that_is_open_when_its_parent_ends_is_cancelled(stage: Stage) -> None:
@@ -132,10 +132,10 @@ async def test_an_abandoned_child_outlives_its_parent_and_its_word_goes_nowhere(
         await run.send("end")
         assert await run.result("20s") == "ended"
         child = await engine.get("p/spawn.patient.v1")
-        before = await run.run()
+        before = await run.info()
         await child.send("word", "alone")
         assert await child.result("20s") == "alone"
-        assert await run.run() == before
+        assert await run.info() == before
 
 
 async def test_a_parent_that_waits_for_its_child_ends_after_it_with_its_own_outcome(stage: Stage) -> None:
@@ -152,7 +152,7 @@ async def test_a_parent_that_waits_for_its_child_ends_after_it_with_its_own_outc
         assert await run.status() is Status.WAITING
         await child.send("word", "last")
         assert await run.result("20s") == "ended"
-        assert (await child.run()).finished_at <= (await run.run()).finished_at
+        assert (await child.info()).finished_at <= (await run.info()).finished_at
 
 
 async def test_a_parent_that_failed_waits_for_its_child_all_the_same(stage: Stage) -> None:
@@ -209,7 +209,7 @@ async def test_a_run_that_is_started_is_nobodys_child(stage: Stage) -> None:
         run = await engine.start(starter(), id="s")
         ids = await run.result("20s")
         assert ids == ["s/spawn.patient.v1", "by-name", "s/spawn.patient.v1#3"]
-        started = [await (await engine.get(run_id)).run() for run_id in ids]
+        started = [await (await engine.get(run_id)).info() for run_id in ids]
         assert [one.parent_id for one in started] == [None] * 3
         assert started[1].priority == 7
         assert started[2].status is Status.WAITING
@@ -340,5 +340,5 @@ async def test_a_run_that_will_be_tried_again_keeps_its_children(stage: Stage) -
         with pytest.raises(RunFailed):
             await run.result("60s")
         # It had been tried twice by then.
-        assert (await run.run()).attempt == 2
+        assert (await run.info()).attempt == 2
         await until_child(stage, "p-cancel", "cancelled")

@@ -62,7 +62,7 @@ async def test_a_sync_step_runs_in_a_thread_and_an_async_one_on_the_loop(stage: 
 async def test_the_workflow_sees_the_decoded_result_at_once_and_on_replay(stage: Stage) -> None:
     seen: list[object] = []
 
-    async def untyped():  # type: ignore[no-untyped-def]  # noqa: ANN202
+    async def untyped():  # type: ignore[no-untyped-def]  # noqa: ANN202 # users leave annotations out
         return [1, 2]
 
     @workflow("step.decoded.v1")
@@ -171,7 +171,7 @@ async def test_a_step_sees_the_deadline_of_its_run(stage: Stage) -> None:
         run = await engine.start(asking(), deadline="1d")
         due = await run.result("20s")
         assert due is not None
-        assert round(due.timestamp() * 1e6) == (await run.run()).deadline
+        assert round(due.timestamp() * 1e6) == (await run.info()).deadline
 
 
 def test_outside_of_a_step_there_is_no_step_info() -> None:

@@ -213,7 +213,7 @@ async def test_the_next_run_of_a_singleton_follows_a_terminated_one(stage: Stage
 
 
 async def _begun(run: Handle[None]) -> bool:
-    return (await run.run()).started_at != 0
+    return (await run.info()).started_at != 0
 
 
 async def test_a_terminated_run_holds_no_permit(stage: Stage) -> None:
@@ -293,13 +293,44 @@ async def test_an_undo_of_a_terminated_run_that_fails_is_told(stage: Stage) -> N
     assert list(caught.value.failure.not_undone) == ["book"]
 
 
+async def test_a_run_terminated_with_its_undos_between_two_attempts_undoes_the_steps_of_the_first(stage: Stage) -> None:
+    done: list[str] = []
+
+    def book(what: str) -> str:
+        if what == "flight":
+            raise ValueError("no flight")
+        done.append(what)
+        return what
+
+    def unbook(what: str) -> None:
+        done.append(f"un{what}")
+
+    @workflow("terminate.undo.retried.v1", retry=Retry.fixed("1h", attempts=3))
+    async def trip(ctx: Context) -> None:
+        await ctx.options(undo=unbook).step(book, "hotel")
+        await ctx.options(retry=Retry.never()).step(book, "flight")
+
+    engine = stage.engine(trip)
+    async with engine.worker():
+        run = await engine.start(trip())
+        await until(run, Status.WAITING)
+        assert await run.terminate("enough", undo=True)
+        with pytest.raises(RunTerminated, match="enough"):
+            await run.result("20s")
+    assert done == ["hotel", "unhotel"]
+
+
 async def test_an_activity_terminated_with_undos_just_ends(stage: Stage) -> None:
     begun = asyncio.Event()
+    ended: list[str] = []
 
     @activity("terminate.activity.undo.v1")
     async def endless() -> None:
         begun.set()
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("attempt")
 
     engine = stage.engine(endless)
     async with engine.worker():
@@ -308,6 +339,7 @@ async def test_an_activity_terminated_with_undos_just_ends(stage: Stage) -> None
         assert await run.terminate(undo=True)
         with pytest.raises(RunTerminated):
             await run.result("20s")
+        await eventually(lambda: ended == ["attempt"], saying="the attempt being stopped")
 
 
 async def test_a_blocked_run_is_terminated_but_not_undone(stage: Stage) -> None:

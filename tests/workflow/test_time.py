@@ -168,7 +168,7 @@ async def test_a_long_sleep_parks_the_run_and_wakes_it(stage: Stage) -> None:
     async with engine.worker():
         run = await engine.start(sleeping())
         await until(run, Status.WAITING)
-        found = await run.run()
+        found = await run.info()
         assert (found.reason, found.worker) == (Reason.TIMER, None)
         assert await run.result("20s") == "awake"
 
@@ -184,7 +184,7 @@ async def test_a_timer_goes_on_from_where_it_was_after_a_restart(stage: Stage) -
     run = await engine.start(sleeping())
     async with engine.worker():
         await until(run, Status.WAITING)
-        due = (await run.run()).wake_at
+        due = (await run.info()).wake_at
     async with engine.worker():
         assert await run.result("20s") >= 2
     [record] = await run.history()
@@ -252,7 +252,7 @@ async def test_a_child_expires_with_its_parent_at_the_latest(stage: Stage) -> No
         run = await engine.start(parent(), id="p", deadline="1d")
         await until(run, Status.WAITING)
         inner = await engine.get("p/time.child.v1")
-        assert (await inner.run()).deadline == (await run.run()).deadline
+        assert (await inner.info()).deadline == (await run.info()).deadline
 
 
 async def test_a_child_past_its_own_deadline_is_an_error_in_its_parent(stage: Stage) -> None:

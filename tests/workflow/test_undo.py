@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import pytest
 
 from perdure import Context, Retry, Rollback, RunCancelled, RunFailed, Status, step, workflow
+from perdure.core.model.run import Reason
+from perdure.errors import RunTerminated
 from perdure.testing import Environment
 from tests.stage import Stage, until, until_recorded
 
@@ -159,7 +162,7 @@ async def test_a_run_that_is_tried_again_is_undone_only_after_its_last_attempt(o
         with pytest.raises(RunFailed, match="no van"):
             await run.result("20s")
     assert log == ["charge o-1", "refund receipt of o-1"]
-    assert (await run.run()).attempt == 3
+    assert (await run.info()).attempt == 3
 
 
 async def test_a_rollback_is_not_tried_again_by_step_or_run(on_disk: Stage) -> None:
@@ -195,6 +198,28 @@ async def test_a_run_that_is_cancelled_between_two_attempts_is_undone(on_disk: S
         with pytest.raises(RunCancelled):
             await run.result("20s")
     assert log == ["charge o-1", "refund receipt of o-1"]
+
+
+@pytest.mark.parametrize("terminated", [False, True])
+async def test_a_run_that_is_stopped_between_two_attempts_and_fails_at_once_has_no_third(
+    on_disk: Stage, terminated: bool
+) -> None:
+    @workflow("undo.stopped.v1", retry=Retry.fixed("1h", attempts=None))
+    async def hopeless(ctx: Context) -> None:
+        await ctx.step(charge, "o-1")
+        log.append("hopeless")
+        raise ValueError("it waits for nothing new, so nothing can interrupt it")
+
+    engine = on_disk.engine(hopeless)
+    async with engine.worker():
+        run = await engine.start(hopeless())
+        await until(run, Status.WAITING)
+        assert log == ["charge o-1", "hopeless"]
+        await (run.terminate(undo=True) if terminated else run.cancel())
+        with pytest.raises(RunFailed, match="it waits for nothing new"):
+            await run.result("20s")
+    assert log == ["charge o-1", "hopeless", "hopeless", "refund receipt of o-1"]
+    assert (await run.info()).attempt == 2
 
 
 async def test_a_block_is_undone_and_the_run_goes_on(on_disk: Stage) -> None:
@@ -271,6 +296,40 @@ async def test_children_that_are_waited_for_between_two_attempts_are_not_taken_f
         await engine.send("second", "end")
         assert await run.result("20s") == "shipped"
     assert log == ["charge o-1", "ship", "ship"]
+
+
+@pytest.mark.parametrize("terminated", [False, True])
+@pytest.mark.parametrize(("fails_again", "restarted"), [(False, False), (True, False), (False, True)])
+async def test_a_failed_attempt_that_is_stopped_while_it_waits_for_its_children_is_undone(
+    stage: Stage, terminated: bool, fails_again: bool, restarted: bool
+) -> None:
+    @workflow("undo.stopped.child.v1")
+    async def child(ctx: Context) -> None:
+        await ctx.receive("end")
+
+    @workflow("undo.stopped.waiting.v1", retry=Retry.fixed("1h", attempts=None))
+    async def waiting(ctx: Context) -> None:
+        await ctx.step(charge, "o-1")
+        ctx.spawn(child(), on_close="wait")
+        if fails_again or "failed" not in log:
+            log.append("failed")
+            raise ValueError("no van")
+        await ctx.receive("never")
+
+    engine = stage.engine(waiting, child)
+    async with AsyncExitStack() as first:
+        await first.enter_async_context(engine.worker())
+        run = await engine.start(waiting())
+        await until(run, Status.WAITING)
+        assert (await run.info()).reason is Reason.CHILD
+        if restarted:
+            await first.aclose()
+        await (run.terminate(undo=True) if terminated else run.cancel())
+        if restarted:
+            await first.enter_async_context(engine.worker())
+        with pytest.raises(RunFailed if fails_again else (RunTerminated if terminated else RunCancelled)):
+            await run.result("20s")
+    assert [line for line in log if line != "failed"] == ["charge o-1", "refund receipt of o-1"]
 
 
 async def test_what_undoes_a_step_has_to_be_a_function() -> None:

@@ -107,10 +107,10 @@ async def test_versions_run_side_by_side_and_one_without_code_waits_and_says_so(
     async with only_new.worker():
         await left.send("word", "late")
         assert "serves the type 'side.order.v1'; add it to a worker's engine" in await left.why()
-        assert await only_new.runs.unserved([await left.run()]) == {left.id}
+        assert await only_new.runs.unserved([await left.info()]) == {left.id}
         assert await left.status() is Status.PENDING
     async with both.worker():
-        assert await both.runs.unserved([await left.run()]) == set()
+        assert await both.runs.unserved([await left.info()]) == set()
         assert await left.result("20s") == "late of old"
 
 

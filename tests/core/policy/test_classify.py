@@ -82,6 +82,12 @@ def test_the_status_of_the_error_itself_counts_where_its_response_has_none(respo
     assert (found.category, found.status, found.retry_after) == (ErrorCategory.RATE_LIMITED, 429, 7)
 
 
+def test_the_names_of_headers_may_be_in_lower_case() -> None:
+    error = Answered(None)
+    error.headers = {"retry-after": "Thu, 01 Jan 1970 00:01:10 GMT", "date": "Thu, 01 Jan 1970 00:00:10 GMT"}
+    assert classify(error, now=0).retry_after == 60
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_server_that_is_not_there_is_transient(library: str) -> None:
     with socket.socket() as unused:

@@ -6,10 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure.core.codec.failure import ErrorTypes, Failure
 from perdure.core.policy.retry import Retry
-from perdure.errors import Fatal, InvalidDuration, RetryAfter, StepTimeout, UsageError
+from perdure.errors import Fatal, InvalidDuration, RetryAfter, StepFailed, StepTimeout, UsageError
 
 chance = st.floats(0, 1, exclude_max=True)
+
+
+class Declined(LookupError):
+    pass
+
+
+class Shop:
+    class Refused(Declined):
+        pass
+
+
 MIDDLE = 0.5
 
 
@@ -37,9 +49,28 @@ def test_the_quick_preset_is_a_tenth_of_a_second_and_doubling_without_chance() -
 
 
 def test_the_quadratic_preset_is_minutes_by_the_square() -> None:
-    assert delays(Retry.quadratic_minutes()) == [60, 240]
-    assert delays(Retry.quadratic_minutes(5)) == [60, 240, 540, 960]
-    assert delays(Retry.quadratic_minutes(), 0.0) == [54, 216]
+    assert delays(Retry.quadratic_minutes(), 0.0) == [60, 240]
+    assert delays(Retry.quadratic_minutes(5), 0.0) == [60, 240, 540, 960]
+
+
+@given(chance, st.integers(2, 37))
+def test_the_quadratic_preset_only_adds_up_to_a_tenth_of_the_delay(random: float, attempts: int) -> None:
+    for attempt, delay in enumerate(delays(Retry.quadratic_minutes(attempts), random), 1):
+        base = attempt**2 * 60
+        assert delay == pytest.approx(base + base * 0.1 * random)
+        assert base <= delay <= 1.1 * base
+
+
+def test_the_quadratic_preset_ends_after_about_one_and_four_minutes_with_the_third_attempt() -> None:
+    assert delays(Retry.quadratic_minutes(), 0.5) == pytest.approx([63, 252])
+    assert Retry.quadratic_minutes().attempts == 3
+
+
+def test_jitter_that_only_adds_never_shortens_a_delay() -> None:
+    policy = Retry(jitter=0.5, jitter_only_adds=True)
+    assert delays(policy, 0.0) == [1, 2, 4, 8]
+    assert delays(policy, 0.5) == [1.25, 2.5, 5, 10]
+    assert delays(Retry(jitter=0.5, jitter_only_adds=True, max="3s"), 0.5) == [1.25, 2.5, 3, 3]
 
 
 def test_the_patient_preset_makes_ten_attempts_up_to_a_hundred_seconds() -> None:
@@ -101,12 +132,50 @@ def test_giving_up_follows_the_class_and_its_subclasses() -> None:
     assert policy.next_delay(1, ValueError(), MIDDLE) == 1
 
 
+@pytest.mark.parametrize(
+    "name", ["Declined", f"{__name__}.Declined", "Refused", f"{__name__}.Shop.Refused", "LookupError", "Exception"]
+)
+def test_a_name_matches_a_class_and_its_subclasses_as_the_class_does(name: str) -> None:
+    error = Shop.Refused("no")
+    assert Retry(give_up_on=(name,)).next_delay(1, error, MIDDLE) is None
+    assert Retry(give_up_on=(KeyError, name)).next_delay(1, error, MIDDLE) is None
+    assert not Retry(give_up_on=(name,)).is_worth_retrying(ExceptionGroup("", [ValueError(), error]))
+
+
+@pytest.mark.parametrize("name", ["declined", "shop.Declined", "Shop.Refused", "Key", "object", "Shop", "Error"])
+def test_any_other_name_matches_nothing(name: str) -> None:
+    assert Retry(give_up_on=(name,)).next_delay(1, Shop.Refused("no"), MIDDLE) == 1
+
+
+@pytest.mark.parametrize("name", ["Declined", "payments.cards.Declined"])
+def test_a_name_matches_a_stored_error_whose_class_is_not_known_here(name: str) -> None:
+    foreign = ErrorTypes().restore(Failure(type="payments.cards.Declined", message="no money"))
+    assert type(foreign) is StepFailed
+    policy = Retry(give_up_on=(name,))
+    assert policy.next_delay(1, foreign, MIDDLE) is None
+    assert not policy.is_worth_retrying(ExceptionGroup("", [ValueError(), foreign]))
+    group = ErrorTypes().restore(Failure(type="ExceptionGroup", members=(Failure(type="payments.cards.Declined"),)))
+    assert policy.next_delay(1, group, MIDDLE) is None
+    assert policy.next_delay(1, ErrorTypes().restore(Failure(type="payments.cards.Busy")), MIDDLE) == 1
+    assert policy.next_delay(1, StepFailed("without a stored error"), MIDDLE) == 1
+    assert Retry(give_up_on=("StepFailed",)).next_delay(1, foreign, MIDDLE) is None
+
+
+def test_a_name_keeps_a_policy_from_following_the_time_that_a_server_asks_for() -> None:
+    class Busy(Exception):
+        status, headers = 429, {"Retry-After": "7"}
+
+    assert Retry().requested_delay(Busy(), 0) == 7
+    assert Retry(give_up_on=("Busy",)).requested_delay(Busy(), 0) is None
+
+
 def test_a_group_gives_up_when_any_of_its_members_does() -> None:
     policy = Retry(give_up_on=(LookupError,))
     assert policy.next_delay(1, ExceptionGroup("", [ValueError(), ExceptionGroup("", [KeyError()])]), MIDDLE) is None
     assert policy.next_delay(1, ExceptionGroup("", [ValueError(), Fatal()]), MIDDLE) is None
     assert policy.next_delay(1, ExceptionGroup("", [ValueError()]), MIDDLE) == 1
     assert Retry(give_up_on=(ExceptionGroup,)).next_delay(1, ExceptionGroup("", [ValueError()]), MIDDLE) is None
+    assert Retry(give_up_on=("ExceptionGroup",)).next_delay(1, ExceptionGroup("", [ValueError()]), MIDDLE) is None
 
 
 def test_a_function_decides_the_delay_by_attempt_and_error() -> None:
@@ -159,9 +228,19 @@ def test_asking_for_no_valid_delay_is_an_ordinary_failure() -> None:
         {"jitter": True},
         {"power": -1},
         {"power": "2"},
+        {"jitter_only_adds": 1},
         {"give_up_on": ValueError},
         {"give_up_on": [ValueError]},
-        {"give_up_on": (ValueError, "KeyError")},
+        {"give_up_on": "KeyError"},
+        {"give_up_on": ["KeyError"]},
+        {"give_up_on": (ValueError, "")},
+        {"give_up_on": ("KeyError, ValueError",)},
+        {"give_up_on": ("KeyError()",)},
+        {"give_up_on": (" KeyError",)},
+        {"give_up_on": (".KeyError",)},
+        {"give_up_on": ("KeyError.",)},
+        {"give_up_on": ("Key\0Error",)},
+        {"give_up_on": (b"KeyError",)},
         {"give_up_on": (int,)},
         {"delay": "1s"},
         {"extra": "1s"},

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from perdure import Every, Overlap
 from perdure.admin import Misfire, Schedule
 from perdure.core.time.cron import Cron, fire_times, next_fire_time, to_stored
-from perdure.core.time.duration import FAR, moment_of
+from perdure.core.time.duration import NEVER, moment_of
 from perdure.core.time.firing import BATCH, FiringPlan, plan_firing, when_due
 from perdure.core.time.schedule import LONGEST_QUEUE, fire_time_of, run_id_of
 from perdure.errors import InvalidSchedule
@@ -26,7 +26,7 @@ START = 1_700_000_000 * SECOND
 def every(interval: Any = "1h", **changes: Any) -> Schedule:
     """A schedule whose next slot is at the start."""
     spec = to_stored(Every(interval, start=moment_of(START)))
-    fields: dict[str, Any] = {"id": "s", "spec": spec, "type": "t", "next_slot": START, "overlap": Overlap.ALLOW}
+    fields: dict[str, Any] = {"id": "s", "spec": spec, "type": "t", "next_fire_time": START, "overlap": Overlap.ALLOW}
     return Schedule(**{**fields, **changes})
 
 
@@ -41,8 +41,8 @@ def passed(planned: FiringPlan) -> list[tuple[int, int, str]]:
 def test_what_is_due_is_started_and_the_next_one_is_waited_for() -> None:
     planned = plan_firing(every(), START + SECOND, busy=False)
     assert (planned.start, passed(planned)) == (hours(0), [])
-    assert planned.schedule.next_slot == planned.schedule.due_at == START + HOUR
-    assert planned.schedule.last_slot == START
+    assert planned.schedule.next_fire_time == planned.schedule.due_at == START + HOUR
+    assert planned.schedule.last_fire_time == START
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def test_what_is_due_is_started_and_the_next_one_is_waited_for() -> None:
 def test_slots_that_nobody_was_there_for(policy: Any, started: tuple[int, ...], left: list[Any]) -> None:
     planned = plan_firing(every(misfire=Misfire.of(policy)), START + 4 * HOUR + 30 * MINUTE, busy=False)
     assert (planned.start, passed(planned)) == (hours(*started), left)
-    assert planned.schedule.next_slot == START + 5 * HOUR
+    assert planned.schedule.next_fire_time == START + 5 * HOUR
 
 
 @pytest.mark.parametrize("policy", ["skip", "once", "all", 3])
 def test_a_slot_within_its_grace_is_not_missed(policy: Any) -> None:
-    schedule = every(misfire=Misfire.of(policy, grace="10m"), next_slot=START + HOUR)
+    schedule = every(misfire=Misfire.of(policy, grace="10m"), next_fire_time=START + HOUR)
     assert plan_firing(schedule, START + HOUR + 10 * MINUTE, busy=False).start == hours(1)
     late = plan_firing(schedule, START + HOUR + 10 * MINUTE + 1, busy=False)
     assert late.start == (() if policy == "skip" else hours(1))
@@ -78,7 +78,7 @@ def test_a_long_backlog_is_worked_off_in_parts() -> None:
     schedule = every("1s", misfire=Misfire.of("all"))
     now = START + 1000 * SECOND
     started: list[int] = []
-    while schedule.next_slot <= now:
+    while schedule.next_fire_time <= now:
         planned = plan_firing(schedule, now, busy=False)
         assert len(planned.start) <= BATCH
         started += planned.start
@@ -128,7 +128,7 @@ def test_a_run_that_goes_on_is_cancelled_for_the_last_slot_alone() -> None:
 
 
 def test_a_paused_schedule_is_never_due() -> None:
-    assert when_due(every(paused=True, waiting=(1,)), START) == FAR
+    assert when_due(every(paused=True, waiting=(1,)), START) == NEVER
 
 
 def test_jitter_is_the_same_for_the_same_slot_and_spread_over_all() -> None:
@@ -170,12 +170,12 @@ def test_every_slot_is_dealt_with_once_whenever_one_looks(
 ) -> None:
     schedule = every(
         spec=to_stored(timing),
-        next_slot=next_fire_time(timing, START),
+        next_fire_time=next_fire_time(timing, START),
         overlap=overlap,
         misfire=Misfire(policy, grace),
         jitter=jitter * SECOND,
     )
-    now, first = START, schedule.next_slot
+    now, first = START, schedule.next_fire_time
     started: list[int] = []
     left: set[int] = set()
     for passing, busy in looks:
@@ -186,7 +186,7 @@ def test_every_slot_is_dealt_with_once_whenever_one_looks(
             left |= {slot for slot in slots_between(timing, one.first, one.last)}
         schedule = planned.schedule
     assert started == sorted(set(started))
-    due = {slot for slot in slots_between(timing, first, schedule.next_slot - 1)}
+    due = {slot for slot in slots_between(timing, first, schedule.next_fire_time - 1)}
     assert due == {*started, *left, *schedule.waiting}
     assert len(due) == len(started) + len(left) + len(schedule.waiting)
 

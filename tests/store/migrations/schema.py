@@ -18,6 +18,9 @@ KINDS = {
     "varchar": "text",
     "longtext": "text",
     "int": "whole number",
+    "real": "number",
+    "double": "number",
+    "double precision": "number",
 }
 
 PG_COLUMNS = """

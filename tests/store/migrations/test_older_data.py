@@ -165,7 +165,7 @@ async def _go_on(engine: Engine) -> None:
     undecodable = await engine.get("undecodable")
 
     async def blocked_again() -> bool:
-        run = await undecodable.run()
+        run = await undecodable.info()
         return run.status == "blocked" and [event.kind for event in await undecodable.events()].count("blocked") == 3
 
     await eventually(blocked_again, saying="the undecodable run being blocked by today's worker")

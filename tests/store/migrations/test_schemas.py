@@ -22,6 +22,7 @@ DIFFERENT = {
     ("runs", "blocked"): "MySQL finds what is blocked by its status",
     ("runs", "to_expire"): "MySQL has no partial indexes, and what a run ends with changes less often than its status",
     ("runs", "by_end"): "MySQL finds what ended at a time by the index of deadlines",
+    ("runs", "deleted_by_age"): "servers read few deleted runs fast enough; MySQL has no partial indexes",
     ("events", "by_run"): "PostgreSQL's key begins with the run already",
     ("events", "by_id"): "elsewhere the number is the key",
 }

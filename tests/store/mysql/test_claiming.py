@@ -11,7 +11,7 @@ import pytest
 from perdure.core.model.claim import ClaimRequest
 from perdure.core.model.run_orders import Pause, PauseKind
 from perdure.core.model.turn import Release, Turn, TurnOutcome
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.store.mysql import claim as claiming
 from perdure.store.mysql.driver import MysqlConnector
 from perdure.store.mysql.store import MysqlStore
@@ -70,7 +70,7 @@ async def traced(store: MysqlStore) -> list[str]:
 
 #: Statements, each with its values and the index that it has to use.
 VALUES = {
-    "now": FAR,
+    "now": NEVER,
     "worker": "w1",
     "nonce": "n",
     "alive": sql_list(["w1", "w2"]),
@@ -95,7 +95,7 @@ HOT = {
 async def test_the_plans_of_a_claim_follow_their_indexes_and_sort_nothing(store: MysqlStore) -> None:
     # Many more runs than one claim takes: for a few, any plan would do.
     await create_many(store, DUE)
-    await create_many(store, DUE, "s", wake_at=FAR - 1)
+    await create_many(store, DUE, "s", wake_at=NEVER - 1)
     await store.query("ANALYZE TABLE perdure_runs")
     for name, (template, index) in HOT.items():
         [plan] = await explain(store, template)
@@ -125,7 +125,7 @@ SHARED = {
 
 async def test_what_is_ready_is_counted_and_pushed_along_the_same_indexes(store: MysqlStore) -> None:
     await create_many(store, DUE)
-    await create_many(store, DUE, "s", wake_at=FAR - 1)
+    await create_many(store, DUE, "s", wake_at=NEVER - 1)
     await store.query("ANALYZE TABLE perdure_runs")
     for name, (template, index) in SHARED.items():
         plans = await explain(store, template)

@@ -211,8 +211,9 @@ async def test_any_text_comes_back_as_it_was(store: MysqlStore) -> None:
     assert literal("it's \\") == "'it\\'s \\\\'"
     for several in (["a", "b"], [], ["a", "it's"], ["a','b"], ["a\\", "b"], ["'", "'"]):
         assert sql_texts(several).replace(", ", ",") == sql_list(several).replace(", ", ",")
+    assert literal(1.5) == "1.5e0"
     with pytest.raises(TypeError):
-        literal(1.5)
+        literal(b"x")
 
 
 async def test_another_loop_has_connections_of_its_own_and_leaves_none_behind(store: MysqlStore) -> None:
@@ -220,7 +221,7 @@ async def test_another_loop_has_connections_of_its_own_and_leaves_none_behind(st
     answers: list[bool] = []
 
     async def beat() -> None:
-        answers.extend([await store.heartbeat("w1"), await store.heartbeat("unknown")])
+        answers.extend([bool(await store.heartbeat("w1")), bool(await store.heartbeat("unknown"))])
 
     thread = threading.Thread(target=lambda: asyncio.run(beat()))
     thread.start()
@@ -284,7 +285,7 @@ async def test_a_verb_that_is_given_up_leaves_nothing_locked(store: MysqlStore, 
     async def waits() -> bool:
         return bool(await execute(url, [asking]))
 
-    await eventually(waits, saying="a migration that waits for the lock")
+    await eventually(waits, saying="the cancellation waiting for the lock")
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting

@@ -59,7 +59,7 @@ async def _claim(store: MysqlStore, worker: str) -> Lease | None:
 async def test_a_record_of_a_former_holder_is_refused_by_another_server(nodes: list[Node], case: str) -> None:
     for node in nodes:
         await eventually(
-            lambda node=node: _ready(node),  # type: ignore[misc]
+            lambda node=node: _ready(node),  # type: ignore[misc] # mypy infers no type for the default of a lambda
             within=60,
             saying="both servers in the cluster",
         )

@@ -8,10 +8,12 @@ import pytest
 
 from perdure.core.model.turn import Release, Turn, TurnOutcome
 from perdure.errors import StoreUnavailable
+from perdure.host import Host
+from perdure.store import open_store
 from perdure.store.mysql.driver import DriverError, MysqlConnection, MysqlResult
 from perdure.store.mysql.store import MysqlStore
-from perdure.store.server.timeouts import Timeouts
-from perdure.testing.conformance.harness import ACTOR, a_record, a_run, claim, commit
+from perdure.store.server.pool import Timeouts
+from perdure.testing.conformance.harness import ACTOR, a_record, a_run, a_worker, claim, commit
 from tests.servers.claimers import create_many
 
 #: Number of lost races; more than the quick repetitions.
@@ -88,3 +90,25 @@ async def test_a_rollback_that_fails_costs_a_connection_and_no_run(
     created = await store.create([a_run("r1"), a_run("r2")], ACTOR)
     assert [one.run.id for one in created] == ["r1", "r2"]
     assert refused == ["ROLLBACK"]
+
+
+async def test_a_heartbeat_that_was_overtaken_does_not_look_like_lost_commits(
+    store: MysqlStore, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await store.register(a_worker("w1", lease=60_000_000))
+    assert await store.heartbeat("w1")
+    [(beat,)] = await store.query("SELECT heartbeat_at FROM perdure_workers")
+    overtaken = open_store(url, Host())
+    assert isinstance(overtaken, MysqlStore)
+    await overtaken.open()
+    # As a statement that began earlier and waited.
+    monkeypatch.setattr(overtaken, "_time", lambda: beat - 500_000)
+    assert await overtaken.heartbeat("w1")
+    assert await store.query("SELECT heartbeat_at FROM perdure_workers") == [(beat,)]
+    assert await store.heartbeat("w1")
+    assert "lost commits" not in caplog.text
+    # A clock that was set back by more than a lease is believed.
+    monkeypatch.setattr(overtaken, "_time", lambda: beat - 100_000_000)
+    assert await overtaken.heartbeat("w1")
+    assert await store.query("SELECT heartbeat_at FROM perdure_workers") == [(beat - 100_000_000,)]
+    await overtaken.close()

@@ -9,7 +9,7 @@ import pytest
 from perdure.store.mysql.driver import DriverError, MysqlConnection, MysqlConnector
 from perdure.store.mysql.session import set_up_session
 from perdure.store.mysql.store import MysqlStore
-from perdure.store.server.timeouts import DEFAULT_TIMEOUTS
+from perdure.store.server.pool import DEFAULT_TIMEOUTS
 from perdure.store.url import MysqlUrl, parse
 from perdure.testing.conformance.harness import ACTOR, a_run
 from tests.helpers import eventually

@@ -15,7 +15,7 @@ from typing import Any
 import pymysql
 import pymysql.cursors
 
-from perdure.client.inspect import explain
+from perdure.client.runs.inspect import explain
 from perdure.host import Host
 from perdure.store import SqlStore, open_store
 from perdure.store.plain_sql import PlainStatement, statement

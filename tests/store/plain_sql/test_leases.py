@@ -35,7 +35,7 @@ async def test_workers_of_python_leave_alone_what_others_hold(plain: Plain) -> N
     await plain.do("claim", worker="ours")
     swept = await plain.store.sweep(10)
     assert (swept.released, swept.dead_workers, swept.more) == (0, (), False)
-    assert await plain.store.holdings("ours") == []
+    assert await plain.store.leases("ours") == []
     await plain.store.retire("ours")
     assert {(await plain.row(run_id))["status"] for run_id in ids} == {"running"}
 

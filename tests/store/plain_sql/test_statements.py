@@ -104,9 +104,7 @@ async def test_a_claim_takes_a_lease_of_its_own_on_each_run(plain: Plain) -> Non
     assert (row["attempt"], row["max_attempts"], row["options"], bool(row["cancelled"])) == (1, 4, "{}", False)
     assert 4 * SECOND < row["lease_until"] - before < 10 * SECOND
     assert row["details"] is None
-    assert "which is not one of Python's; unless it is heard of, others get the run in 0:00:0" in await plain.why(
-        run_id
-    )
+    assert "which is not one of Python's; unless it is heard of, others get the run in " in await plain.why(run_id)
     assert await plain.do("claim", worker="node-1", nonce="n2") == []
     # After a lost answer, a repetition returns the same runs.
     assert await plain.do("claim", worker="node-1", nonce="n1") == [row]

@@ -6,13 +6,13 @@ import asyncio
 import os
 
 import pytest
+from msgspec.structs import replace
 
 from perdure.core.model.claim import ClaimRequest
 from perdure.core.model.run import Status
 from perdure.core.model.turn import Finish, Turn, TurnOutcome
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.store.postgres import claim as claiming
-from perdure.store.postgres import claim_ready
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.testing.conformance.harness import ACTOR, OTHER_TYPE, TYPE, a_park, a_record, a_run, a_worker, lease_of
@@ -59,14 +59,14 @@ async def test_turns_of_nothing_but_records_are_one_statement(store: PostgresSto
 
 
 PAIRS = (["default"], [TYPE])
-FREE = (*PAIRS, FAR, 2, "w1", 0, ["w1"])
-READY = (None, None, "w1", "nonce", 0, 44, 6, bytes(16 * 50), 2, "default", TYPE)
+FREE = (*PAIRS, NEVER, 2, "w1", 0, ["w1"])
+READY = (None, None, "w1", "nonce", 0, 44, 6, bytes(16 * 50), 2, "1.0", "default", TYPE)
 HOT = {
     "by priority": (claiming.BY_PRIORITY, (*FREE, 50), "perdure_runs_to_claim"),
     "by age": (claiming.BY_AGE, (*FREE, 50, []), "perdure_runs_to_claim_by_age"),
-    "take": (claim_ready.take_ready(1), READY, "perdure_runs_to_claim_by_age"),
-    "wake": (claiming.WAKE, (FAR - 1, 512), "perdure_runs_to_wake"),
-    "suspects": (claiming.SUSPECTS, (*PAIRS, FAR, 2, 64), "perdure_runs_suspect"),
+    "take": (claiming.take_ready(1), READY, "perdure_runs_to_claim_by_age"),
+    "wake": (claiming.WAKE, (NEVER - 1, 512), "perdure_runs_to_wake"),
+    "suspects": (claiming.SUSPECTS, (*PAIRS, NEVER, 2, 64), "perdure_runs_suspect"),
 }
 
 
@@ -107,6 +107,33 @@ async def test_a_claim_and_a_finish_are_one_statement_each_however_many_runs(sto
     assert len(seen) == 2
 
 
+@pytest.mark.usefixtures("straight")
+async def test_runs_that_one_worker_lost_are_claimed_in_one_statement(store: PostgresStore) -> None:
+    await create_many(store, 60)
+    await store.register(a_worker())
+    await store.query("UPDATE perdure_runs SET claims = 1, token = 1")
+    seen: list[str] = []
+    await store.trace(seen.append)
+    claimed = await store.claim(ClaimRequest(worker="w1", nonce="n", limit=30, types=(TYPE,)))
+    await asyncio.sleep(0)
+    assert (len(claimed.runs), {one.run.claims for one in claimed.runs}, claimed.suspects) == (30, {2}, False)
+    assert len(seen) == 1
+
+
+async def test_a_suspect_behind_very_many_interrupted_runs_is_found_after_them(store: PostgresStore) -> None:
+    await create_many(store, claiming._INTERRUPTED + 1)
+    await store.register(a_worker())
+    last = f"r{claiming._INTERRUPTED:06}"
+    await store.query("UPDATE perdure_runs SET claims = 1, token = 1")
+    await store.query(f"UPDATE perdure_runs SET claims = 2, priority = priority + 1 WHERE id = '{last}'")
+    request = ClaimRequest(worker="w1", nonce="n1", limit=claiming._INTERRUPTED, types=(TYPE,))
+    first = await store.claim(request)
+    assert (len(first.runs), first.suspects) == (claiming._INTERRUPTED, False)
+    assert last not in {one.run.id for one in first.runs}
+    second = await store.claim(replace(request, nonce="n2"))
+    assert (second.runs, second.suspects) == ((), True)
+
+
 async def test_looking_for_many_results_is_one_statement_whatever_their_number(store: PostgresStore) -> None:
     await create_many(store, 9)
     seen: set[str] = set()
@@ -133,7 +160,7 @@ def below(plan: list[str], place: int) -> list[str]:
 
 async def create_many_waiting(store: PostgresStore) -> None:
     # Many more runs than one claim wakes: for a few, fetching and sorting all is the better plan.
-    await store.create([a_run(f"s{number}", wake_at=FAR - 5000 + number) for number in range(4000)], ACTOR)
+    await store.create([a_run(f"s{number}", wake_at=NEVER - 5000 + number) for number in range(4000)], ACTOR)
     [(waiting,)] = await store.query("SELECT COUNT(*) FROM perdure_runs WHERE status = 'waiting'")
     assert waiting == 4000
 

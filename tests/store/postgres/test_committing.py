@@ -15,9 +15,9 @@ from perdure.core.model.run import Reason, Status
 from perdure.core.model.turn import Finish, Park, Release, Turn, TurnOutcome
 from perdure.host import Host
 from perdure.store import open_store
-from perdure.store.postgres import commit_simple
-from perdure.store.postgres.columns import Unjoinable, join_numbers, join_texts
+from perdure.store.postgres import commit
 from perdure.store.postgres.store import PostgresStore
+from perdure.store.postgres.transaction import Unjoinable, join_numbers, join_texts
 from perdure.testing.conformance.harness import ACTOR, TYPE, a_park, a_record, a_run, a_worker, lease_of
 from tests.servers.claimers import create_many
 
@@ -150,7 +150,7 @@ async def test_the_runs_of_a_batch_are_found_by_their_ids_whatever_the_planner_k
     assert (await store.claim(ClaimRequest(worker="w1", nonce="n", limit=50, types=(TYPE,)))).runs
     if informed:
         await store.query("ANALYZE perdure_runs")
-    for shape, sql in commit_simple.STATEMENTS.items():
+    for shape, sql in commit.STATEMENTS.items():
         whole = {int(one or other) for one, other in re.findall(r"\$(\d+)::bigint|<> \$(\d+)", sql)}
         count = max(int(number) for number in re.findall(r"\$(\d+)", sql))
         params = [1 if place in whole else "1" for place in range(1, count + 1)]

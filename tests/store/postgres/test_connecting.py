@@ -102,7 +102,8 @@ async def test_a_migration_waits_for_another_one_for_as_long_as_that_takes(fresh
     async def waits() -> bool:
         # Longer than any other statement waits for a lock.
         age = "clock_timestamp() - query_start > interval '2.3 s'"
-        waiting = "wait_event = 'advisory' AND query LIKE '%pg_advisory_xact_lock%'"
+        # For this lock: other tests use the same server.
+        waiting = f"{admin.get_server_pid()} = ANY (pg_blocking_pids(pid))"
         return bool(await store.query(f"SELECT 1 FROM pg_stat_activity WHERE {waiting} AND {age}"))
 
     await eventually(waits, saying="the migration waiting")
@@ -222,7 +223,7 @@ async def test_another_loop_has_connections_of_its_own_and_leaves_none_behind(st
     answers: list[bool] = []
 
     async def beat() -> None:
-        answers.extend([await store.heartbeat("w1"), await store.heartbeat("unknown")])
+        answers.extend([bool(await store.heartbeat("w1")), bool(await store.heartbeat("unknown"))])
 
     thread = threading.Thread(target=lambda: asyncio.run(beat()))
     thread.start()
@@ -241,9 +242,11 @@ async def test_a_verb_that_is_given_up_leaves_nothing_locked(store: PostgresStor
     waiting = asyncio.create_task(store.cancel("r1", "enough", "c1", ACTOR))
 
     async def waits() -> bool:
-        return bool(await other.fetchval("SELECT COUNT(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
+        # For this transaction: other tests use the same server.
+        waiting = f"{other.get_server_pid()} = ANY (pg_blocking_pids(pid))"
+        return bool(await store.query(f"SELECT 1 FROM pg_stat_activity WHERE {waiting}"))
 
-    await eventually(waits, saying="a migration that waits for the lock")
+    await eventually(waits, saying="the cancellation waiting for the lock")
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting

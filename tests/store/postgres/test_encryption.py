@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +10,13 @@ import pytest
 
 from perdure.errors import StoreRefused, UsageError
 from perdure.host import Host
-from perdure.store import SqlStore, open_store
+from perdure.store import open_store
 from perdure.store.url import PostgresUrl, parse
 from perdure.testing.conformance.harness import a_worker
-from tests.descriptors import cancel_everywhere
+from tests.descriptors import cancel_store_openings
 from tests.servers.certificates import Authority
-from tests.servers.postgres import Missing, Postgres
+from tests.servers.postgres import Postgres
+from tests.servers.private import Missing, skip_without
 
 _ENCRYPTED = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()"
 
@@ -31,9 +31,7 @@ def server(authority: Authority) -> Iterator[Postgres]:
     try:
         server = Postgres(durable=False)
     except Missing as missing:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(f"a server that can be set up is needed: {missing}")
+        skip_without("a server that can be set up is needed", missing)
     server.encrypt(*authority.issue("127.0.0.1"))
     server.create()
     yield server
@@ -137,19 +135,4 @@ async def test_a_worker_warns_once_of_a_server_that_is_not_verified(
 
 
 async def test_a_cancelled_opening_leaves_no_encrypted_connection(server: Postgres, trusted: Path) -> None:
-    url = f"{server.dsn}?sslmode=verify-full&sslrootcert={trusted}"
-    # The tables are made once.
-    first = open_store(url, Host())
-    await first.open()
-    await first.close()
-    stores: list[SqlStore] = []
-
-    async def opening() -> None:
-        stores.append(open_store(url, Host()))
-        await stores[-1].open()
-
-    async def closing() -> None:
-        while stores:
-            await stores.pop().close()
-
-    assert await cancel_everywhere(opening, closing) > 5
+    await cancel_store_openings(f"{server.dsn}?sslmode=verify-full&sslrootcert={trusted}")

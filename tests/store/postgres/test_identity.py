@@ -13,7 +13,7 @@ from perdure.store import open_store
 from perdure.store.contract import Change
 from perdure.store.postgres import store as module
 from perdure.store.postgres.driver import PostgresConnection
-from perdure.store.postgres.identity import ServerSession, fence, read_identity
+from perdure.store.postgres.session import ServerSession, fence, read_identity
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.postgres.transaction import StatementCache
 from perdure.store.server.identity import ServerIdentity
@@ -69,11 +69,11 @@ async def test_a_pooler_that_leads_to_another_timeline_ends_every_life(
     await other.open()
     await other.register(a_worker("w2"))
     assert changes == []
-    assert await other.heartbeat("w2") is False
+    assert not await other.heartbeat("w2")
     assert Change.REPLACED in changes
     assert await other.commit([Turn(lease=leases[0], records=(a_record(0),))], "w2") == [TurnOutcome.LOST]
     await other.register(a_worker("w3"))
-    assert await other.heartbeat("w3") is True
+    assert await other.heartbeat("w3")
     await other.close()
 
 
@@ -83,7 +83,7 @@ async def test_a_server_that_went_back_ends_every_life(store: PostgresStore) -> 
     changes: list[Change] = []
     store.subscribe(changes.append)
     await store.query("UPDATE perdure_workers SET heartbeat_at = started_at - 1")
-    assert await store.heartbeat("w1") is False
+    assert not await store.heartbeat("w1")
     assert changes == [Change.REPLACED]
     assert await store.commit([Turn(lease=leases[0], records=(a_record(0),))], "w1") == [TurnOutcome.LOST]
     # Its registration ends on whatever server is there, and any worker may claim what it held.
@@ -97,14 +97,14 @@ async def test_a_server_that_does_not_say_who_it_is_is_used_all_the_same(
     store: PostgresStore, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def silent(connection: PostgresConnection) -> ServerSession:
-        monkeypatch.setattr("perdure.store.postgres.identity._WHO", "SELECT no_such_function()")
+        monkeypatch.setattr("perdure.store.postgres.session._WHO", "SELECT no_such_function()")
         return await read_identity(connection)
 
     monkeypatch.setattr(module, "read_identity", silent)
     other = open_store(url, Host())
     await other.open()
     await other.register(a_worker("w2"))
-    assert await other.heartbeat("w2") is True
+    assert await other.heartbeat("w2")
     await other.close()
 
 

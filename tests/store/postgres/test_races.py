@@ -10,7 +10,7 @@ import pytest
 from perdure.errors import StoreUnavailable
 from perdure.store.postgres import driver
 from perdure.store.postgres.store import PostgresStore
-from perdure.store.server.timeouts import Timeouts
+from perdure.store.server.pool import Timeouts
 from perdure.testing.conformance.harness import ACTOR, a_message, a_run
 
 #: Number of lost races; more than the quick repetitions.

@@ -15,7 +15,7 @@ from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.postgres import driver
 from perdure.store.postgres.store import PostgresStore
-from perdure.store.server.timeouts import Timeouts
+from perdure.store.server.pool import Timeouts
 from perdure.testing.conformance.harness import ACTOR, a_run, a_worker, claim_ids
 from tests.servers.schemas import postgres_dsn
 

@@ -28,7 +28,7 @@ async def test_jobs_are_done_in_order_and_urgent_ones_first() -> None:
     blocked = asyncio.ensure_future(lane.run(gate.wait))
     await asyncio.sleep(0)
     # A lambda with a default:
-    later = [asyncio.ensure_future(lane.run(lambda number=number: done.append(number))) for number in (1, 2)]  # type: ignore[misc]
+    later = [asyncio.ensure_future(lane.run(lambda number=number: done.append(number))) for number in (1, 2)]  # type: ignore[misc] # mypy infers no type for the default of a lambda
     await asyncio.sleep(0)
     urgent = asyncio.ensure_future(lane.run(lambda: done.append(0), urgent=True))
     await asyncio.sleep(0)

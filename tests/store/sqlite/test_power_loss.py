@@ -13,7 +13,7 @@ from pathlib import Path
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Reason, Status
 from perdure.core.model.turn import Finish, Lease, Park, Release, RetryLater, Turn
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.store import SqlStore, open_store
 from perdure.testing.conformance.harness import (
     ACTOR,
@@ -46,7 +46,7 @@ async def a_day_of_work(store: SqlStore, system: ManualSystem) -> None:
         leases |= {one.run.id: one.lease for one in (await claim(store, "w1", nonce=f"{day}-children")).runs}
         done = Finish(Status.COMPLETED, "1")
         turns = [
-            Turn(lease=parent, next=Park(FAR, Reason.CHILD, 0)),
+            Turn(lease=parent, next=Park(NEVER, Reason.CHILD, 0)),
             *(Turn(lease=leases[f"{day}-{name}"], records=(a_record(0),), next=done) for name in ("a", "b")),
         ]
         await store.commit(turns, "w1")
@@ -69,7 +69,7 @@ async def work_off(store: SqlStore, leases: dict[str, Lease], day: int) -> None:
     await store.commit([Turn(lease=lease, records=(a_record(0),)) for lease in (plain, retried, stopped)], "w1")
     await store.send([a_message(plain.run_id, "m")], ACTOR)
     read = a_record(1, "news", kind=RecordKind.MESSAGE, inbox_seq=1)
-    await store.commit([Turn(lease=plain, records=(read,), read=1, next=Park(FAR, Reason.MESSAGE, 1))], "w1")
+    await store.commit([Turn(lease=plain, records=(read,), read=1, next=Park(NEVER, Reason.MESSAGE, 1))], "w1")
     await store.send([a_message(plain.run_id, "n")], ACTOR)
     await store.commit([Turn(lease=retried, next=RetryLater(START + 3 * SECOND, '{"type": "x"}'))], "w1")
     await store.cancel(stopped.run_id, "enough", "stop", ACTOR)

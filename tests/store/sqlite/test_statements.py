@@ -12,7 +12,7 @@ import pytest
 from perdure.core.model.run import RunFilter, Status
 from perdure.core.model.turn import Finish, Lease, Turn, TurnOutcome
 from perdure.store import migration_script, open_store
-from perdure.store.sql import reads, schedules, workers
+from perdure.store.sql import listing, reads, schedules, workers
 from perdure.store.sql.dialect import DEFAULT_PREFIX, SQLITE
 from perdure.store.sql.runs import create
 from perdure.store.sqlite import claim as claiming
@@ -128,7 +128,8 @@ HOT = {
     "expire": (workers._PAST_DEADLINE, "USING INDEX perdure_runs_to_expire (deadline<?)"),
     "holder": (workers._NEXT_HOLDER, "USING INDEX perdure_runs_held (worker>?)"),
     "held": (workers._HELD, "USING INDEX perdure_runs_held (worker=?)"),
-    "history": (reads._HISTORY, "USING PRIMARY KEY (run_id=?)"),
+    "history": (reads._HISTORY, "USING PRIMARY KEY (run_id=? AND seq>?)"),
+    "brief history": (reads._BRIEF_HISTORY, "USING PRIMARY KEY (run_id=? AND seq>?)"),
     "events": (reads._EVENTS, "USING INDEX perdure_events_by_run (run_id=?)"),
 }
 
@@ -162,10 +163,16 @@ async def test_a_listing_walks_the_index_of_ages(schema: sqlite3.Connection) -> 
 
 @pytest.mark.parametrize("status", [Status.FAILED, Status.RUNNING])
 def test_a_listing_of_one_status_finds_them_among_a_million_others(schema: sqlite3.Connection, status: Status) -> None:
-    where, params = reads._where(RunFilter(status=(status,)), None)
-    sql = f"SELECT id FROM perdure_runs {where} ORDER BY created_at DESC, id DESC LIMIT 10"
-    plan = "\n".join(row[3] for row in schema.execute(f"EXPLAIN QUERY PLAN {sql}", dict(params)))
+    source = listing.sources_of(RunFilter(status=(status,)), SQLITE)[0]
+    plan = plan_of(schema, source.query(listing.Window(), 10)[0])
     assert "perdure_runs_by_status (status=?)" in plan
+    assert "TEMP B-TREE" not in plan
+
+
+def test_a_listing_of_deleted_runs_walks_their_own_index_of_ages(schema: sqlite3.Connection) -> None:
+    source = listing.sources_of(RunFilter(deleted=True), SQLITE)[0]
+    plan = plan_of(schema, source.query(listing.Window(), 10)[0])
+    assert "perdure_runs_deleted_by_age" in plan
     assert "TEMP B-TREE" not in plan
 
 

@@ -40,7 +40,10 @@ async def somebody_waits(stage: Stage) -> bool:
             WHERE db = DATABASE() AND command = 'Query' AND info LIKE '%perdure_runs%' AND id <> CONNECTION_ID()
         """
         return bool(await execute(stage.url, [sql]))
-    sql = "SELECT COUNT(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%perdure_runs%'"
+    # Other tests use the same server, in other schemas.
+    schema = stage.url.rpartition("schema=")[2]
+    waiting = f"wait_event_type = 'Lock' AND query LIKE '%{schema}%perdure_runs%'"
+    sql = f"SELECT COUNT(*) FROM pg_stat_activity WHERE {waiting}"
     # A transaction keeps the activity that it saw first, so each query uses a new connection.
     looking = await asyncpg.connect(plain(stage.url))
     try:

@@ -10,16 +10,21 @@ from typing import Any
 
 import asyncpg
 import psycopg
+import pymysql.cursors
 import pytest
 import sqlalchemy
 
-from perdure import Engine, UsageError
+from perdure import Context, Engine, Retry, RunFailed, UsageError, workflow
 from perdure.errors import EngineClosed, SchemaMismatch
 from perdure.store.user_connections.adapter import find_adapter
 from tests.servers.schemas import postgres_dsn
 from tests.stage import Stage
 from tests.store.user_connections.libraries import Alchemy, Customer, plain
 from tests.store.user_connections.test_starting import Place, echo, runs
+
+
+def test_a_cursor_is_no_connection() -> None:
+    assert find_adapter(pymysql.cursors.Cursor(None)) is None
 
 
 async def test_a_connection_that_commits_by_itself_is_refused(place: Place) -> None:
@@ -129,6 +134,25 @@ async def test_another_kind_of_database_is_refused(on_disk: Stage) -> None:
             await engine.start(echo("x"), connection=connection)
     finally:
         await connection.close()
+
+
+async def test_a_step_in_another_kind_of_database_is_refused(on_disk: Stage) -> None:
+    def elsewhere() -> Any:
+        connection = pymysql.Connection(defer_connect=True)
+        connection.server_status = 0
+        return connection
+
+    async def act(connection: Any) -> None:
+        raise AssertionError("it was called")
+
+    @workflow("refusing.elsewhere.v1")
+    async def flow(ctx: Context) -> None:
+        await ctx.options(using=elsewhere, retry=Retry.never()).transaction(act)
+
+    engine = on_disk.engine(flow)
+    async with engine.worker():
+        with pytest.raises(RunFailed, match=r"leads to MySQL.*is SQLite"):
+            await (await engine.start(flow())).result("20s")
 
 
 @pytest.mark.parametrize("thing", [object(), "sqlite:///x.db", sqlalchemy.create_engine("sqlite://")])

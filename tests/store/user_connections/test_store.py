@@ -42,9 +42,9 @@ def a_step(stage: Stage, turn: Turn, error: Exception | None = None) -> Transact
 async def test_both_are_there(stage: Stage) -> None:
     store, lease = await taken(stage)
     turn = Turn(lease=lease, records=(a_record(0),))
-    assert await store.recorded(turn, ACTOR) is TurnOutcome.BUSY
+    assert await store.turn_outcome(turn, ACTOR) is TurnOutcome.BUSY
     assert await store.transact(a_step(stage, turn)) is TurnOutcome.APPLIED
-    assert await store.recorded(turn, ACTOR) is TurnOutcome.APPLIED
+    assert await store.turn_outcome(turn, ACTOR) is TurnOutcome.APPLIED
     assert await written(stage) == [1]
     assert await store.history("r1") == list(turn.records)
 
@@ -54,7 +54,7 @@ async def test_neither_is_there_without_the_lease(stage: Stage) -> None:
     turn = Turn(lease=lease, records=(a_record(0),))
     await commit(store, lease, next=Release())
     assert await store.transact(a_step(stage, turn)) is TurnOutcome.LOST
-    assert await store.recorded(turn, ACTOR) is TurnOutcome.LOST
+    assert await store.turn_outcome(turn, ACTOR) is TurnOutcome.LOST
     assert await written(stage) == []
     assert await store.history("r1") == []
 
@@ -72,7 +72,7 @@ async def test_neither_is_there_if_the_function_raises(stage: Stage) -> None:
     with pytest.raises(KeyError, match="no"):
         await store.transact(a_step(stage, turn, KeyError("no")))
     assert await written(stage) == []
-    assert await store.recorded(turn, ACTOR) is TurnOutcome.BUSY
+    assert await store.turn_outcome(turn, ACTOR) is TurnOutcome.BUSY
 
 
 async def test_a_server_ends_the_transaction_of_a_function_that_stands_still(stage: Stage) -> None:
@@ -99,7 +99,7 @@ async def test_it_is_found_after_the_run_has_moved_on(stage: Stage) -> None:
     turn = Turn(lease=lease, records=(a_record(0),))
     await store.transact(a_step(stage, turn))
     await commit(store, lease, next=Release())
-    assert await store.recorded(turn, ACTOR) is TurnOutcome.APPLIED
+    assert await store.turn_outcome(turn, ACTOR) is TurnOutcome.APPLIED
 
 
 @pytest.mark.parametrize(
@@ -110,6 +110,6 @@ async def test_another_record_of_its_number_is_not_taken_for_it(stage: Stage, ot
     mine = Turn(lease=lease, records=(a_record(0),))
     await store.transact(a_step(stage, Turn(lease=lease, records=(msgspec.structs.replace(a_record(0), **other),))))
     with pytest.raises(StoreCorrupt, match="another record"):
-        await store.recorded(mine, ACTOR)
+        await store.turn_outcome(mine, ACTOR)
     await commit(store, lease, next=Release())
-    assert await store.recorded(mine, ACTOR) is TurnOutcome.LOST
+    assert await store.turn_outcome(mine, ACTOR) is TurnOutcome.LOST

@@ -53,7 +53,7 @@ async def only(engine: Engine) -> BreakerInfo:
 
 
 async def waits_for_it(run: Handle[Any]) -> bool:
-    return (await run.run()).reason == "breaker"
+    return (await run.info()).reason == "breaker"
 
 
 async def test_it_opens_when_enough_has_failed_and_what_waits_uses_up_no_attempt(stage: Stage) -> None:
@@ -77,7 +77,7 @@ async def test_it_opens_when_enough_has_failed_and_what_waits_uses_up_no_attempt
         assert [await run.result("20s") for run in later] == [f"later {number}" for number in range(3)]
         ended = {await run.status() for run in first}
         assert ended == {Status.FAILED, Status.COMPLETED}
-        assert [(await run.run()).attempt for run in later] == [1, 1, 1]
+        assert [(await run.info()).attempt for run in later] == [1, 1, 1]
     assert (await only(engine)).circuit is Circuit.CLOSED
     trail = [event.kind for event in (await engine.audit.list(run="gate:breaker:api")).events]
     assert trail[:3] == ["breaker_closed", "breaker_half_open", "breaker_open"]

@@ -32,7 +32,7 @@ ONE = Limit("one", concurrency=1)
 
 
 async def waits_for(run: Handle[Any], reason: str) -> bool:
-    return (await run.run()).reason == reason
+    return (await run.info()).reason == reason
 
 
 async def test_a_limit_of_one_call_holds_for_those_that_were_given_it(stage: Stage) -> None:
@@ -54,7 +54,7 @@ async def test_a_limit_of_one_call_holds_for_those_that_were_given_it(stage: Sta
         expected = [*(f"limited {n}" for n in range(4)), *(f"free {n}" for n in range(3))]
         assert [await run.result("20s") for run in [*limited, *free]] == expected
     assert sum("limited" in name for name in crowd.order) == 4
-    assert [(await run.run()).attempt for run in limited] == [1] * 4
+    assert [(await run.info()).attempt for run in limited] == [1] * 4
     assert await stage.rows("SELECT * FROM perdure_permits") == []
     assert await stage.rows("SELECT * FROM perdure_lines") == []
 
@@ -162,7 +162,9 @@ async def test_calls_take_turns_by_the_key_that_they_were_given(on_disk: Stage) 
         for run in runs:
             await run.result("20s")
     assert order.index("few") < 5
-    assert order.count("many") < 20
+    # The worker goes on until the client has heard of the last of the few.
+    last = max(place for place, name in enumerate(order) if name == "few")
+    assert order[:last].count("many") < 20
 
 
 async def test_what_is_pushed_stands_in_line_for_it(on_disk: Stage) -> None:
@@ -246,7 +248,7 @@ async def test_who_waits_in_line_for_it_is_not_begun_in_time(stage: Stage) -> No
         crowd.let_out()
         # Once it has begun, it has all the time that it may take.
         assert await first.result("20s") == "a"
-        assert (await first.run()).close_by == 0
+        assert (await first.info()).close_by == 0
 
 
 async def test_what_a_schedule_starts_has_it_too(on_disk: Stage) -> None:

@@ -17,7 +17,7 @@ from tests.worker.crowd import Crowd
 
 
 async def waits_for(run: Handle[Any], reason: str) -> bool:
-    return (await run.run()).reason == reason
+    return (await run.info()).reason == reason
 
 
 async def nothing_is_left(stage: Stage) -> bool:
@@ -44,7 +44,7 @@ async def test_no_more_steps_are_executed_at_once_than_allowed_and_who_waits_hol
     async with engine.worker(slots=3):
         runs = [await engine.start(one(str(number))) for number in range(6)]
         await eventually(lambda: len(crowd.inside) == 2)
-        for run in [run for run in runs if (await run.run()).input[-3] not in "".join(crowd.inside)]:
+        for run in [run for run in runs if (await run.info()).input[-3] not in "".join(crowd.inside)]:
             await eventually(partial(waits_for, run, "limit"))
         assert "external" in await runs[-1].why()
         assert await (await engine.start(free())).result("20s") == "at once"
@@ -52,7 +52,7 @@ async def test_no_more_steps_are_executed_at_once_than_allowed_and_who_waits_hol
         assert [await run.result("20s") for run in runs] == [str(number) for number in range(6)]
         await eventually(lambda: nothing_is_left(stage))
     assert crowd.most == 2
-    assert {(await run.run()).attempt for run in runs} == {1}
+    assert {(await run.info()).attempt for run in runs} == {1}
 
 
 async def test_waiting_uses_up_no_attempt_and_no_time_of_the_step(stage: Stage) -> None:
@@ -245,5 +245,5 @@ async def test_a_rate_holds_for_steps(stage: Stage) -> None:
     async with engine.worker():
         run = await engine.start(one())
         assert await run.result("20s") == list(range(8))
-    took = (await run.run()).finished_at - (await run.run()).started_at
+    took = (await run.info()).finished_at - (await run.info()).started_at
     assert took >= 7 * 50_000

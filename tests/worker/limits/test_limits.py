@@ -81,7 +81,7 @@ async def test_waiting_for_a_limit_uses_up_no_attempt_and_a_retry_makes_room_for
     async with engine.worker():
         assert [await run.result("20s") for run in runs] == ["a", "b"]
     assert sorted(tried[:2]) == ["a", "b"], "the second had to wait for the first one's retry"
-    assert [(await run.run()).attempt for run in runs] == [2, 2]
+    assert [(await run.info()).attempt for run in runs] == [2, 2]
 
 
 async def test_a_workflow_counts_until_its_end_however_long_it_waits(stage: Stage) -> None:
@@ -96,7 +96,7 @@ async def test_a_workflow_counts_until_its_end_however_long_it_waits(stage: Stag
         second = await engine.start(patient())
 
         async def stands_in_line() -> bool:
-            return (await second.run()).reason == "limit"
+            return (await second.info()).reason == "limit"
 
         await eventually(stands_in_line)
         assert "slots" in await second.why()
@@ -207,6 +207,12 @@ def test_a_limit_that_limits_nothing_is_refused() -> None:
         Limit("odd", rate="often")
     with pytest.raises(UsageError, match="lets nothing pass"):
         Limit("none", rate="0/s")
+    for rate in ("5/00s", "0.0/s", f"1/{'9' * 30}d", f"0.{'0' * 30}1/s"):
+        with pytest.raises(UsageError, match="lets nothing pass"):
+            Limit("none", rate=rate)
+    for rate in ("9" * 5000 + "/s", f"5/{'9' * 5000}s"):
+        with pytest.raises(UsageError, match="is not a rate"):
+            Limit("odd", rate=rate)
     with pytest.raises(UsageError, match="at least 1"):
         Limit("none", concurrency=0)
     with pytest.raises(UsageError, match="needs a rate"):

@@ -17,9 +17,9 @@ from perdure.core.model.run import Reason
 from perdure.core.model.turn import Block
 from perdure.host import Host
 from perdure.store import open_store
-from perdure.store.postgres.sessions import session_name
+from perdure.store.postgres.session import session_name
 from perdure.store.postgres.store import PostgresStore
-from perdure.store.server.timeouts import Timeouts
+from perdure.store.server.pool import Timeouts
 from perdure.testing.conformance.harness import ACTOR, TYPE, a_run, a_worker, claim_ids, commit, lease_of
 from tests.helpers import eventually
 from tests.servers.schemas import postgres_dsn

@@ -1,0 +1,95 @@
+"""`perdure serve` in a process of its own: it serves, refuses a public bind, and stops in order."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.cli.conftest import URL, Perdure
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+@contextmanager
+def serving(place: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [sys.executable, "-m", "perdure.cli", "serve", "--bind", f"127.0.0.1:{free_port()}", "--json", *options]
+    with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, process.communicate()
+            yield process, json.loads(line)["url"]
+        finally:
+            process.kill()
+
+
+def test_it_serves_a_database_and_stops_at_a_signal(perdure: Perdure, tmp_path: Path) -> None:
+    token = perdure("tokens", "create", URL, "ci", "--role", "operator").out.strip()
+    transport = httpx.HTTPTransport(retries=20, verify=False)
+    with serving(tmp_path, URL) as (process, url), httpx.Client(transport=transport, trust_env=False) as client:
+        assert client.get(f"{url}/runs").status_code == 401
+        headers = {"Authorization": f"Bearer {token}"}
+        started = client.post(f"{url}/runs", json={"type": "checkout", "id": "a"}, headers=headers)
+        assert started.status_code == 201
+        root = url.removesuffix("/api/v1")
+        assert client.get(f"{root}/livez").status_code == 200
+        assert client.get(f"{root}/readyz").status_code == 503
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=60)
+    [run] = perdure("runs", "list", URL, "--json").json["runs"]
+    assert run["id"] == "a"
+    [event] = perdure("audit", "list", URL, "--run", "a", "--json").json["events"]
+    assert event["actor"] == "token:ci"
+
+
+def test_an_engine_checks_arguments_by_its_code(perdure: Perdure, tmp_path: Path) -> None:
+    token = perdure("tokens", "create", URL, "ci", "--role", "operator").out.strip()
+    transport = httpx.HTTPTransport(retries=20, verify=False)
+    with serving(tmp_path, "shop:engine") as (_, url), httpx.Client(transport=transport, trust_env=False) as client:
+        headers = {"Authorization": f"Bearer {token}"}
+        wrong = client.post(f"{url}/runs", json={"type": "checkout", "input": {"order": 7}}, headers=headers)
+        assert (wrong.status_code, wrong.json()["type"]) == (422, "urn:perdure:problem:bad-arguments")
+        unknown = client.post(f"{url}/runs", json={"type": "chekout"}, headers=headers)
+        assert (unknown.status_code, unknown.json()["type"]) == (422, "urn:perdure:problem:unknown-workflow")
+
+
+def test_anonymous_callers_on_loopback_have_the_role_that_is_given(perdure: Perdure, tmp_path: Path) -> None:
+    perdure("migrate", URL)
+    transport = httpx.HTTPTransport(retries=20, verify=False)
+    options = (URL, "--anonymous", "viewer")
+    with serving(tmp_path, *options) as (_, url), httpx.Client(transport=transport, trust_env=False) as client:
+        assert client.get(f"{url}/runs").json()["items"] == []
+        assert client.post(f"{url}/runs", json={"type": "checkout"}).status_code == 403
+        rebound = client.get(f"{url}/runs", headers={"Host": "evil.example"})
+        assert rebound.status_code == 421
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--bind", "0.0.0.0:0", "--host", "ops"), "create a token first"),
+        (("--bind", "0.0.0.0:0", "--anonymous", "viewer"), "anonymous callers would be viewer"),
+        (("--bind", "nonsense:x"), "is not an address to listen on"),
+        (("--user-header", "X-User"), "needs proxies"),
+        (("--redact-text", "("), "not a regular expression"),
+        (("--proxy", "somewhere"), "give addresses or networks"),
+    ],
+)
+def test_what_would_be_unsafe_or_wrong_is_refused(perdure: Perdure, options: tuple[str, ...], reason: str) -> None:
+    perdure("migrate", URL)
+    answer = perdure("serve", URL, *options)
+    assert (answer.code, reason in answer.err) == (1, True), answer.err

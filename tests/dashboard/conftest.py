@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from selenium.webdriver import Chrome
+
+from perdure import Engine, Handle
+from tests.dashboard.chromium import browser, log_of, missing
+from tests.dashboard.shop import WORKFLOWS, browsing, populate
+from tests.stage import Stage
+
+
+@dataclass
+class Shop:
+    """An engine with runs in every state, a worker, and a client of its pages."""
+
+    engine: Engine
+    runs: dict[str, Handle[Any]]
+    client: httpx.AsyncClient
+
+
+@pytest.fixture
+async def shop(on_disk: Stage) -> AsyncIterator[Shop]:
+    async with on_disk.engine(*WORKFLOWS, audit="full") as engine, engine.worker(slots=10, grace=0):
+        runs = await populate(engine)
+        async with browsing(engine) as client:
+            yield Shop(engine, runs, client)
+
+
+@pytest.fixture(scope="module")
+def chrome() -> Iterator[Chrome]:
+    assert not missing(), f"no page is tried in a browser: {missing()}"
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture
+def driver(chrome: Chrome) -> Chrome:
+    """A browser whose logs tell nothing of earlier tests."""
+    for name in ("browser", "performance"):
+        log_of(chrome, name)
+    return chrome
