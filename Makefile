@@ -5,11 +5,17 @@ BIN    := $(VENV)/bin
 # What exists of these is checked; a folder without Python files would be an error to mypy.
 CHECKED := $(sort $(foreach folder,src tests examples benchmarks,$(if $(wildcard $(folder)/*.py $(folder)/*/*.py),$(folder))))
 
+# Without bytecode files, each of the many processes that tests start compiles the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Processes of pytest. Many tests wait for another process or for a timer, so there are more of them than cores.
+JOBS ?= 4
+
 # An example in another language, whose packages the proofs need.
 NODE_WORKER := examples/node-worker
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check lint mypy pyright quick quick-tests test bench bench-check mutants prove clean
+.PHONY: help demo check lint mypy pyright quick quick-tests test all-tests bench bench-check mutants prove screenshots clean
 
 help: ## Say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -33,8 +39,11 @@ quick: lint ## Lint, types and the tests that need no server and start no proces
 quick-tests: $(VENV)/.dev
 	$(BIN)/pytest --quick -q -n 2 --dist worksteal --no-header -r fE
 
-test: check ## Everything that must hold before a commit
-	$(BIN)/python -m tests.servers $(BIN)/pytest -n 4 --dist worksteal
+test: lint ## Everything that must hold before a commit: lint, then types and all tests side by side
+	@$(MAKE) --no-print-directory -j3 all-tests mypy pyright
+
+all-tests: $(VENV)/.dev
+	$(BIN)/python -m tests.servers $(BIN)/pytest -n $(JOBS) --dist worksteal
 
 bench: $(VENV)/.bench ## Measure this machine: make bench ARGS="w2 --json"
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -46,8 +55,11 @@ mutants: $(VENV)/.dev ## Plant faults one at a time and list those that no test 
 	$(BIN)/python -m tests.mutants $(ARGS)
 
 prove: $(VENV)/.dev $(NODE_WORKER)/node_modules ## The long version of every fault test and search; then the usual one through pgbouncer
-	PERDURE_PROVE=1 $(BIN)/python -m tests.servers $(BIN)/pytest -n 4 --dist worksteal --timeout 7200
-	$(BIN)/python -m tests.servers --pgbouncer $(BIN)/pytest -n 4 --dist worksteal
+	PERDURE_PROVE=1 $(BIN)/python -m tests.servers $(BIN)/pytest -n $(JOBS) --dist worksteal --timeout 7200
+	$(BIN)/python -m tests.servers --pgbouncer $(BIN)/pytest -n $(JOBS) --dist worksteal
+
+screenshots: $(VENV)/.dev ## Write pictures of the dashboard's pages to build/screenshots, with Chromium
+	$(BIN)/python -m tests.dashboard.screenshots build/screenshots
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) .mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist $(NODE_WORKER)/node_modules

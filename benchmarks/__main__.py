@@ -22,6 +22,7 @@ from benchmarks.memory import memory
 from benchmarks.resuming import w6
 from benchmarks.sleeping import w5
 from benchmarks.throughput import w1, w2, w4
+from benchmarks.watching import watched
 from perdure.cli.workers import fast_loop, tune_collector
 
 WORKLOADS: dict[str, Callable[[Bench], Awaitable[Result]]] = {
@@ -36,6 +37,7 @@ WORKLOADS: dict[str, Callable[[Bench], Awaitable[Result]]] = {
     "w9": w9,
     "memory": memory,
     "audit": audit,
+    "watched": watched,
 }
 
 DEFAULTS = Sizes()

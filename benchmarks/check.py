@@ -65,11 +65,11 @@ def build() -> str:
     return f"{python}, {platform.python_compiler()}, {libraries}, {platform.system()} {platform.machine()}"
 
 
-def each(short: float, long: float) -> Costs:
+def each(short: float, long: float, runs: int = RUNS) -> Costs:
     """What a run and a step cost, from what the parts do."""
     return {
-        "step": round((long - short) / RUNS / (PARTS["long"] - PARTS["short"]), 2),
-        "run": round(short / RUNS, 2),
+        "step": round((long - short) / runs / (PARTS["long"] - PARTS["short"]), 2),
+        "run": round(short / runs, 2),
     }
 
 
@@ -89,11 +89,11 @@ def counted(source: Path) -> Figures:
     return Figures("instructions", total, libraries, functions)
 
 
-def functions_of(source: Path) -> dict[str, Costs]:
+def functions_of(source: Path, runs: int = RUNS) -> dict[str, Costs]:
     """Executed bytecodes of a source tree by function."""
     with tempfile.TemporaryDirectory(prefix="perdure-count-") as folder:
-        found = json.loads(_run(source, folder, [], "--opcodes"))
-    return _split(found["short"], found["long"])
+        found = json.loads(_run(source, folder, [], "--opcodes", str(runs)))
+    return _split(found["short"], found["long"], runs)
 
 
 def timed(sources: Iterable[Path]) -> list[Figures]:
@@ -120,10 +120,10 @@ def _run(source: Path, folder: str, before: list[str], *arguments: str) -> str:
     return done.stdout
 
 
-def _split(short: Mapping[str, int], long: Mapping[str, int]) -> dict[str, Costs]:
+def _split(short: Mapping[str, int], long: Mapping[str, int], runs: int = RUNS) -> dict[str, Costs]:
     costs: dict[str, Costs] = {"step": {}, "run": {}}
     for name in sorted({*short, *long}):
-        for unit, value in each(short.get(name, 0), long.get(name, 0)).items():
+        for unit, value in each(short.get(name, 0), long.get(name, 0), runs).items():
             if value:
                 costs[unit][name] = value
     return costs

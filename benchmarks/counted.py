@@ -1,6 +1,6 @@
 """The work that `benchmarks.check` counts: workflows on SQLite in one process, without threads, clocks or chance.
 
-    python -m benchmarks.counted FOLDER [--opcodes]
+    python -m benchmarks.counted FOLDER [--opcodes [RUNS]]
 
 The clock moves by a microsecond a look, randomness grows from a seed and the database works on the thread of the
 caller, so that the same code does
@@ -48,7 +48,7 @@ class Ticking(VirtualClock):
         return self._now
 
 
-async def work(folder: Path, part: Callable[[str], Any]) -> None:
+async def work(folder: Path, part: Callable[[str], Any], runs: int = RUNS) -> None:
     """Do the work; `part(name)` is entered around each part."""
     system = Ticking(datetime(2026, 1, 1, tzinfo=UTC))
     store = open_store(f"sqlite:///{folder / 'counted.db'}", system, inline=True)
@@ -61,7 +61,7 @@ async def work(folder: Path, part: Callable[[str], Any]) -> None:
         gc.disable()
         for name, count in PARTS.items():
             with part(name):
-                await work_off(engine, [steps(count)] * RUNS, RUNS * count, slots=500)
+                await work_off(engine, [steps(count)] * runs, runs * count, slots=500)
         await store.close()
 
 
@@ -130,7 +130,7 @@ def _shortened(path: str) -> str:
 def main() -> None:
     """See the module."""
     part = Opcodes() if "--opcodes" in sys.argv else Cpu()
-    asyncio.run(work(Path(sys.argv[1]), part))
+    asyncio.run(work(Path(sys.argv[1]), part, *map(int, sys.argv[3:])))
     print(json.dumps(part.found))
 
 

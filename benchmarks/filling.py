@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice
 
-from perdure.core.time.duration import FAR
+from perdure.core.time.duration import NEVER
 from perdure.store.url import MysqlUrl, PostgresUrl, SqliteUrl
 
 COLUMNS = "id, type, input, status, reason, wake_at, created_at, started_at, finished_at, token, nonce, seed, output"
@@ -60,7 +60,7 @@ def parked(count: int, type: str) -> Iterator[Row]:
     """Runs that wait for a message, with no end in sight."""
     for number in range(count):
         at = BEGINNING + number * 1000
-        yield _id("p", number), type, '{"number":1}', "waiting", "message", FAR, at, at, 0, 1, "n", "s", None
+        yield _id("p", number), type, '{"number":1}', "waiting", "message", NEVER, at, at, 0, 1, "n", "s", None
 
 
 async def fill(where: SqliteUrl | PostgresUrl | MysqlUrl, *rows: Iterator[Row]) -> None:

@@ -73,7 +73,7 @@ async def _park(engine: Engine, count: int) -> None:
             handles += await engine.start_many([waiter(number) for number in range(start, min(start + 1000, count))])
         await probe.reached.wait()
         await until(lambda: none_left(engine, Status.PENDING, Status.RUNNING), every=0.05)
-        run = await handles[-1].run()
+        run = await handles[-1].info()
         if run.reason is not Reason.MESSAGE:
             raise RuntimeError(f"run {run.id} is {run.status}, not parked; the measurement is void")
 
