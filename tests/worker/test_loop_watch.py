@@ -454,6 +454,8 @@ async def test_code_that_is_seen_only_after_the_lock_was_kept_is_a_likely_culpri
     """The sample may find Perdure's own code, which goes on after that of the user; then there is no stack to show."""
     clock = Clock()
     watch = clock.watch()
+    monkeypatch.setattr(loop_watch, "_find_culprit", lambda *_: None)
+    clock.tick(watch, 0.0, 0.0)
     monkeypatch.setattr(loop_watch, "_find_culprit", lambda *_: Culprit("r", "t"))
     monkeypatch.setattr(loop_watch, "_is_of_user", lambda _: False)
     clock.tick(watch, 1.0, 0.9)
@@ -463,6 +465,14 @@ async def test_code_that_is_seen_only_after_the_lock_was_kept_is_a_likely_culpri
     assert "by code that kept the interpreter lock" in one["message"]
     assert "most likely by the workflow of run r (t)" in one["message"]
     assert (one["run_id"], one["exc_text"]) == ("r", None)
+
+
+async def test_a_watch_whose_thread_starts_late_blames_no_code(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    watch = clock.watch()
+    clock.tick(watch, now=5.0, cpu=3.0)  # the CPU time of all imports before it
+    clock.tick(watch, now=5.1, cpu=0.0)
+    assert not reports(caplog)
 
 
 async def test_a_process_that_was_suspended_has_blocked_nothing(

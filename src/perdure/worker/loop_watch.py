@@ -24,6 +24,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import accumulate, chain, repeat, takewhile
+from math import inf
 from threading import Lock, get_ident
 from types import FrameType
 from typing import Any, cast
@@ -134,7 +135,8 @@ class LoopWatch:
         #: CPU seconds of this process and of the loop's thread at the last sample.
         self._cpu = 0.0, 0.0
         self._last = system.monotonic()
-        trace.late_at = self._late_at(self._last)
+        # The first sample is never late: on a busy machine, its thread takes long to start.
+        trace.late_at = inf
         #: By place: time of the last report, and the number of others since then.
         self._places: dict[tuple[str, str], tuple[float, int]] = {}
         self._ticker: Background | None = None
