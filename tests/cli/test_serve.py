@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,13 +14,7 @@ import httpx
 import pytest
 
 from tests.cli.conftest import URL, Perdure
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
+from tests.servers.private import free_port
 
 
 @contextmanager

@@ -46,6 +46,7 @@ async def serving(engine: Engine, access: Access | None = None) -> AsyncIterator
     app = HttpApp(engine, access=access, pages=Dashboard(), rate=1000, burst=1000, live_rate=100)
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
+        one.listen()  # a connection that comes before the server is ready waits for it
         server = make_server(app, "127.0.0.1", one.getsockname()[1])
         task = asyncio.create_task(server.serve(sockets=[one]))
         try:

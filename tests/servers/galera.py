@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
 from pathlib import Path
 
 from tests.servers.mariadb import Mariadb
-from tests.servers.private import Missing, programs
+from tests.servers.private import Missing, free_port, programs
 
 PROVIDER = Path("/usr/lib/galera/libgalera_smm.so")
 SETTINGS = {
@@ -53,7 +52,7 @@ class Node(Mariadb):
     def __init__(self, first: Node | None = None) -> None:
         super().__init__(durable=False)
         self._first = first
-        self.group = _free_ports()
+        self.group = free_port(), free_port()
         self._joins = False
 
     def _starting(self) -> list[str]:
@@ -117,10 +116,3 @@ def cluster() -> list[Node]:
             node.remove()
         raise
     return [first, second]
-
-
-def _free_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], other.getsockname()[1]

@@ -50,7 +50,7 @@ class PrivateServer(ABC):
     def __init__(self) -> None:
         self._as = _other_user(self.name, self.users)
         self._folder = Path(tempfile.mkdtemp(prefix=f"perdure-{self.name.lower()}-", dir=reachable(self._as)))
-        self._port = _free_port()
+        self._port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     def create(self) -> None:
@@ -205,7 +205,7 @@ def _may_enter(folder: Path, user: Mapping[str, Any]) -> bool:
     return bool(state.st_mode & (stat.S_IXGRP if state.st_gid == user["group"] else stat.S_IXOTH))
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port that nothing listens on, and that the kernel lends to no outgoing connection while the server is
     restarted."""
     chance = random.SystemRandom()
