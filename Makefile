@@ -9,7 +9,7 @@ CHECKED := $(sort $(foreach folder,src tests examples benchmarks,$(if $(wildcard
 unexport PYTHONDONTWRITEBYTECODE
 
 # Processes of pytest. Many tests wait for another process or for a timer, so there are more of them than cores.
-JOBS ?= 4
+JOBS ?= 5
 
 # An example in another language, whose packages the proofs need.
 NODE_WORKER := examples/node-worker

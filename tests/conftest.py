@@ -8,6 +8,7 @@ import os
 import re
 import signal
 from collections.abc import AsyncIterator, Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=slow)
         left_out = set(slow)
         items[:] = [item for item in items if item not in left_out]
+    elif processes := getattr(config, "workerinput", {}).get("workercount"):
+        items[:] = _long_first(items, processes)
+
+
+def _long_first(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
+    """Let each process of pytest begin with its share of the modules that start processes.
+
+    These tests wait most of their time. At the end of a run, they would leave the cores idle. `--dist worksteal` gives
+    each process one part of the list, and later moves tests from the end of a part to a process that has none left.
+    """
+    shares: list[list[pytest.Item]] = [[] for _ in range(processes)]
+    rest: list[pytest.Item] = []
+    modules: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        starts = any(hasattr(getattr(item, "module", None), name) for name in _STARTERS)
+        (modules.setdefault(item.path, []) if starts else rest).append(item)
+    for number, tests in enumerate(sorted(modules.values(), key=len)):
+        shares[number % processes].extend(tests)
+    left, start = len(items), 0
+    for number, share in enumerate(shares):
+        size = left // (processes - number)
+        left -= size
+        end = start + max(0, size - len(share))
+        share.extend(rest[start:end])
+        start = end
+    return [*chain.from_iterable(shares), *rest[start:]]
 
 
 def _is_slow(item: pytest.Item) -> bool:
