@@ -23,7 +23,6 @@ from perdure.errors import (
     Expired,
     Fatal,
     Locked,
-    LockLost,
     Overloaded,
     PerdureError,
     RetryAfter,
@@ -40,7 +39,7 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.workflow.activity import Activity, activity
-from perdure.workflow.branches import Branch, RaceResult
+from perdure.workflow.branches import Branch, NamedBranch, RaceResult
 from perdure.workflow.channels import Channel, Question, ReceivedQuestion
 from perdure.workflow.child import Child
 from perdure.workflow.context import Context
@@ -77,8 +76,8 @@ __all__ = [
     "Handle",
     "Limit",
     "Lock",
-    "LockLost",
     "Locked",
+    "NamedBranch",
     "Operation",
     "Overlap",
     "Overloaded",

@@ -20,8 +20,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from perdure import Context, Engine, LockLost, workflow
-from perdure.errors import EngineClosed
+from perdure import Context, Engine, workflow
+from perdure.errors import EngineClosed, LockLost
 
 #: Longer than anything here takes, and shorter than the test waits.
 HANGS = 60

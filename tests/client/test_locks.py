@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Locked, LockLost, UsageError, step, workflow
+from perdure import Context, Locked, UsageError, step, workflow
 from perdure.client import locks
-from perdure.errors import InvalidDuration, InvalidId
+from perdure.errors import InvalidDuration, InvalidId, LockLost
 from tests.helpers import eventually
 from tests.stage import Stage
 

@@ -19,7 +19,6 @@ from perdure import (
     Engine,
     Every,
     Handle,
-    LockLost,
     RunExists,
     RunFinished,
     RunNotFound,
@@ -31,7 +30,7 @@ from perdure import (
 from perdure.admin import Tokens
 from perdure.client.session import session_of
 from perdure.core.model.worker_info import WorkerStatus
-from perdure.errors import ScheduleNotFound, TokenExists
+from perdure.errors import LockLost, ScheduleNotFound, TokenExists
 from perdure.push import ExecutionState, Pusher
 from perdure.store import Retrying, open_store
 from perdure.testing.conformance.documents import a_report

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextvars import copy_context
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypedDict
 
 import pytest
 
-from perdure import Branch, Context, workflow
-from perdure.errors import BadArguments, InvalidName, JoinError, RaceError
+from perdure import Branch, Context, NamedBranch, workflow
+from perdure.errors import BadArguments, InvalidName, JoinError, RaceError, WorkflowError
 from perdure.workflow.definition import Call
 from perdure.workflow.scopes import Scope, current_scope, inside
 from tests.replay.driver import Driver, named, work
@@ -119,6 +121,125 @@ def test_a_race_gives_the_first_that_succeeds_and_cancels_the_others() -> None:
     assert run.open == ["after"]
     run.complete("after", "z")
     assert run.settled().result == ["b", "B+2", "z"]
+
+
+@dataclass
+class Checks:
+    stock: NamedBranch[str]
+    fraud: NamedBranch[str]
+
+
+def test_a_join_of_a_dataclass_gives_each_field_the_result_of_its_branch() -> None:
+    async def flow(ctx: Context) -> Any:
+        given = Checks(ctx.branch(two_steps(ctx, "s")), fraud=ctx.branch(lambda inner: named(inner, "ask")))
+        seen = [given.stock.status]
+        joining = asyncio.ensure_future(ctx.join(given, name="checks"))
+        await named(ctx, "look")
+        seen += [given.stock.status, given.fraud.status]
+        with pytest.raises(WorkflowError, match="a branch that is running has no result; await ctx.join first"):
+            _ = given.stock.result
+        checks = await joining
+        assert checks is given
+        return [*seen, checks.stock.result, checks.fraud.result, checks.fraud.status, checks.fraud.error]
+
+    run = Driver(flow)
+    assert run.open == ["look", "checks/stock/first", "checks/fraud/ask"]
+    run.complete("checks/fraud/ask", "no")
+    run.complete("look")
+    run.complete("checks/stock/first", "S")
+    run.complete("checks/stock/second", "2")
+    assert run.settled().result == ["pending", "running", "completed", "S+2", "no", "completed", None]
+
+
+class Quotes(TypedDict):
+    near: NamedBranch[int]
+    far: NamedBranch[int]
+
+
+def test_a_failed_branch_of_a_typed_join_has_its_error_and_the_others_their_results() -> None:
+    async def fails(ctx: Context) -> int:
+        raise ValueError(await named(ctx, "far"))
+
+    async def flow(ctx: Context) -> Any:
+        quotes = Quotes(near=ctx.branch(lambda inner: named(inner, "near")), far=ctx.branch(fails))
+        with pytest.raises(JoinError) as raised:
+            await ctx.join(quotes)
+        with pytest.raises(ValueError, match="too far"):
+            _ = quotes["far"].result
+        assert raised.value.results == {"near": 3}
+        return [quotes["near"].result, quotes["far"].status, str(quotes["far"].error)]
+
+    run = Driver(flow)
+    run.complete("join/far/far", "too far")
+    run.complete("join/near/near", 3)
+    assert run.settled().result == [3, "failed", "too far"]
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda ctx: {"a": ctx.branch(work), "b": work}, "branch 'b' is not made by ctx.branch; make all or none"),
+        (lambda _: Checks("x", "y"), "branch 'stock' is not made by ctx.branch"),  # type: ignore[arg-type] # the mistake
+        (lambda ctx: ctx.branch(3), "ctx.branch takes an awaitable or a function that takes the context, not 3"),
+        (
+            lambda ctx: dict.fromkeys(("a", "b"), ctx.branch(work)),
+            "was given to a join before; call ctx.branch for each",
+        ),
+        (lambda ctx: [ctx.branch(work)], "join takes branches by name"),
+        (
+            lambda ctx: {"a": [ctx.branch(work)]},
+            "that takes the context: [<branch without a name: pending>]",
+        ),
+    ],
+)
+def test_a_mistaken_typed_join_is_refused(make: Callable[[Context], Any], problem: str) -> None:
+    async def flow(ctx: Context) -> Any:
+        with pytest.raises(BadArguments) as refused:
+            await ctx.join(make(ctx))
+        return str(refused.value)
+
+    assert problem in Driver(flow).settled().result
+
+
+def test_a_race_until_completion_ends_with_the_first_branch_that_ends() -> None:
+    begun: list[str] = []
+
+    async def branch(ctx: Context, key: str) -> str:
+        begun.append(key)
+        found: str = await named(ctx, key)
+        if found == "bad":
+            raise ValueError(key)
+        return found
+
+    async def flow(ctx: Context) -> Any:
+        branches: dict[str, Branch[str]] = {key: partial(branch, key=key) for key in "ab"}
+        try:
+            won = await ctx.race(branches, until="completion")
+        except ValueError as error:
+            return [str(error), await named(ctx, "after")]
+        return [won.winner, won.value, await named(ctx, "after")]
+
+    run = Driver(flow)
+    run.complete("race/b/b", "bad")
+    assert run.open == ["after"]
+    begun.clear()
+    other = run.again()
+    assert (begun, other.open) == (["b"], ["after"])
+    other.complete("after", 1)
+    assert other.result == ["b", 1]
+    run = Driver(flow)
+    run.complete("race/a/a", "good")
+    run.complete("after", 2)
+    assert run.settled().result == ["a", "good", 2]
+
+
+def test_the_end_of_a_race_has_a_known_name() -> None:
+    async def flow(ctx: Context) -> Any:
+        with pytest.raises(BadArguments, match="race: until is 'success' or 'completion', not 'first'"):
+            await ctx.race({"a": work}, until="first")  # type: ignore[arg-type] # the mistake
+        return "refused"
+
+    assert Driver(flow).settled().result == "refused"
 
 
 def test_the_losers_of_a_race_leave_no_history_and_are_not_run_again() -> None:

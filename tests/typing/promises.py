@@ -12,7 +12,7 @@ import datetime
 import sqlite3
 from collections.abc import Awaitable, Generator
 from dataclasses import dataclass
-from typing import Any, assert_type
+from typing import Any, TypedDict, assert_type
 
 from perdure import (
     Call,
@@ -22,6 +22,7 @@ from perdure import (
     Failed,
     FailureKind,
     Handle,
+    NamedBranch,
     Operation,
     Question,
     Retry,
@@ -348,3 +349,33 @@ async def wrong_engine(engine: Engine) -> None:
     await engine.start(bare, Order("a", 1))  # type: ignore[arg-type] # wrong on purpose
     with engine:  # type: ignore[attr-defined] # wrong on purpose
         pass
+
+
+@dataclass
+class Checks:
+    stock: NamedBranch[int]
+    fraud: NamedBranch[str]
+
+
+class Quotes(TypedDict):
+    near: NamedBranch[int]
+    far: NamedBranch[bool]
+
+
+async def count_stock() -> int:
+    return 1
+
+
+async def score(ctx: Context) -> str:
+    return ctx.run_id
+
+
+async def branches(ctx: Context) -> None:
+    checks = await ctx.join(Checks(stock=ctx.branch(count_stock()), fraud=ctx.branch(score)))
+    assert_type(checks.stock.result, int)
+    assert_type(checks.fraud.result, str)
+    Checks(stock=ctx.branch(score), fraud=ctx.branch(score))  # type: ignore[arg-type]
+    quotes = await ctx.join(Quotes(near=ctx.branch(count_stock()), far=ctx.branch(lazy(1))))
+    assert_type(quotes["far"].result, bool)
+    assert_type(await ctx.join({"a": count_stock(), "b": count_stock()}), dict[str, int])
+    assert_type((await ctx.race({"a": count_stock()}, until="completion")).value, int)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from perdure import Context, Engine, LockLost, RunNotFound, Status, workflow
+from perdure import Context, Engine, RunNotFound, Status, workflow
 from perdure.core.model.record import NewMessage, SendOutcome
+from perdure.errors import LockLost
 from perdure.store.contract import Change
 from tests.helpers import eventually
 from tests.stage import Stage, until

@@ -7,10 +7,11 @@ race, and bound the concurrency. A branch is an awaitable, or a function that ta
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, get_args
 
 from msgspec import Struct
 
@@ -33,6 +34,65 @@ R = TypeVar("R")
 
 Branch = Awaitable[T] | Callable[["Context"], Awaitable[T]]
 
+BranchStatus = Literal["pending", "running", "completed", "failed", "cancelled"]
+
+#: What ends a race: the first branch that succeeds, or the first one that ends in any way.
+RaceEnd = Literal["success", "completion"]
+
+
+class NamedBranch(Generic[T]):
+    """A branch in a field of a dataclass or of a `TypedDict`, which names it; made by `ctx.branch`."""
+
+    _name = ""
+    _task: asyncio.Task[T] | None = None
+
+    def __repr__(self) -> str:
+        return f"<branch {self._name or 'without a name'}: {self.status}>"
+
+    @property
+    def status(self) -> BranchStatus:
+        """Its state, also while the other branches run."""
+        if self._task is None:
+            return "pending"
+        if not self._task.done():
+            return "running"
+        if self._task.cancelled():
+            return "cancelled"
+        return "completed" if self._task.exception() is None else "failed"
+
+    @property
+    def error(self) -> Exception | None:
+        """Its error if it failed or was cancelled; otherwise None."""
+        return None if self._task is None or not self._task.done() else error_of(self._task, self._name)
+
+    @property
+    def result(self) -> T:
+        """Its result. Raises its error if it failed, and `WorkflowError` if it has not ended."""
+        if self._task is None or not self._task.done():
+            raise WorkflowError(f"a branch that is {self.status} has no result; await ctx.join first")
+        return _value_of(self._task, self._name)
+
+
+class JoinableBranch(NamedBranch[T]):
+    """A named branch as a join runs it."""
+
+    def __init__(self, body: Branch[T]) -> None:
+        refuse_advised(body)
+        if not callable(body) and not inspect.isawaitable(body):
+            raise BadArguments(f"ctx.branch takes an awaitable or a function that takes the context, not {brief(body)}")
+        self._body = body
+
+    def begin(self, name: str) -> Branch[T]:
+        """Give out what it runs, once, under its name."""
+        if self._name:
+            raise BadArguments(f"branch {name!r} was given to a join before; call ctx.branch for each join")
+        self._name = name
+        return self._body
+
+    def follow(self, task: asyncio.Task[T]) -> None:
+        """Read its state from the task that runs it."""
+        self._task = task
+
 
 class RaceResult(Struct, Generic[T_co], frozen=True):
     """Name and value of the branch that won a race."""
@@ -41,17 +101,49 @@ class RaceResult(Struct, Generic[T_co], frozen=True):
     value: T_co
 
 
-def join(
-    context: Context, runtime: Runtime, branches: Mapping[str, Branch[T]], name: str
-) -> asyncio.Task[dict[str, T]]:
+def join(context: Context, runtime: Runtime, branches: object, name: str) -> asyncio.Task[Any]:
     """Run all branches until each has ended."""
     scope = runtime.open_scope(name)
-    listed = checked(branches, name)
-    return _tidied(begin_in(scope, _join(context, scope, listed)), listed)
+    named = _named(branches, name)
+    listed = checked(
+        cast("Any", branches) if named is None else {key: one.begin(key) for key, one in named.items()}, name
+    )
+    if named is None:
+        return _tidied(begin_in(scope, _join(context, scope, listed, {})), listed)
+    return _tidied(begin_in(scope, _join_named(context, scope, listed, named, branches)), listed)
 
 
-async def _join(context: Context, scope: Scope, branches: Mapping[str, Branch[T]]) -> dict[str, T]:
+def _named(branches: object, what: str) -> dict[str, JoinableBranch[Any]] | None:
+    """Branches by field if they are made by `ctx.branch`; None for a mapping of other branches."""
+    fields: Mapping[Any, Any]
+    is_dataclass = dataclasses.is_dataclass(branches) and not isinstance(branches, type)
+    if is_dataclass:
+        fields = {one.name: getattr(branches, one.name) for one in dataclasses.fields(cast("Any", branches))}
+    elif isinstance(branches, Mapping):
+        fields = branches
+    else:
+        return None
+    others = [key for key, one in fields.items() if not isinstance(one, JoinableBranch)]
+    if others and (is_dataclass or len(others) < len(fields)):
+        raise BadArguments(
+            f"{what}: branch {brief(others[0])} is not made by ctx.branch; make all or none of them by it"
+        )
+    return None if others or not (fields or is_dataclass) else dict(fields)
+
+
+async def _join_named(
+    context: Context, scope: Scope, branches: Mapping[str, Branch[Any]], named: dict[str, JoinableBranch[Any]], given: T
+) -> T:
+    await _join(context, scope, branches, named)
+    return given
+
+
+async def _join(
+    context: Context, scope: Scope, branches: Mapping[str, Branch[T]], named: Mapping[str, JoinableBranch[T]]
+) -> dict[str, T]:
     tasks = {name: _begin(context, scope.branch(name), branch) for name, branch in branches.items()}
+    for name, one in named.items():
+        one.follow(tasks[name])
     if tasks:
         await finish(list(tasks.values()))
     errors = {name: error for name, task in tasks.items() if (error := error_of(task, name)) is not None}
@@ -64,24 +156,28 @@ async def _join(context: Context, scope: Scope, branches: Mapping[str, Branch[T]
 
 
 def race(
-    context: Context, runtime: Runtime, branches: Mapping[str, Branch[T]], name: str
+    context: Context, runtime: Runtime, branches: Mapping[str, Branch[T]], until: RaceEnd, name: str
 ) -> asyncio.Task[RaceResult[T]]:
-    """Run branches until the first one succeeds."""
+    """Run branches until the first one succeeds, or until the first one ends."""
+    if until not in get_args(RaceEnd):
+        raise BadArguments(f"{name}: until is 'success' or 'completion', not {brief(until)}")
     if not branches:
         raise BadArguments(f"{name}: there are no branches; give at least one")
     scope = runtime.open_scope(name)
     listed = checked(branches, name)
-    return _tidied(begin_in(scope, _race(context, runtime, scope, listed)), listed)
+    return _tidied(begin_in(scope, _race(context, runtime, scope, listed, until)), listed)
 
 
-async def _race(context: Context, runtime: Runtime, scope: Scope, branches: Mapping[str, Branch[T]]) -> RaceResult[T]:
+async def _race(
+    context: Context, runtime: Runtime, scope: Scope, branches: Mapping[str, Branch[T]], until: RaceEnd
+) -> RaceResult[T]:
     checkpoint = runtime.checkpoint(scope)
     if checkpoint is not None:
         # The other branches have no history any more, so they are not run again.
         winner = _winner_of(scope, checkpoint, branches)
         return RaceResult(winner, await _only(context, runtime, scope, checkpoint, winner, branches))
     tasks = {name: _begin(context, scope.branch(name), branch) for name, branch in branches.items()}
-    first = await _first(tasks)
+    first = await _first(tasks, until)
     if first is None:
         errors = {name: error for name, task in tasks.items() if (error := error_of(task, name)) is not None}
         raise RaceError.of(repr(scope.location), errors, len(tasks))
@@ -91,7 +187,14 @@ async def _race(context: Context, runtime: Runtime, scope: Scope, branches: Mapp
     not_undone = await undo_losers(runtime, paths)
     value = runtime.encode(first, f"winner of {scope.location!r}")
     await runtime.save_checkpoint(scope, Checkpoint(value, ended=True, errors=not_undone), str, paths)
-    return RaceResult(first, tasks[first].result())
+    return RaceResult(first, _value_of(tasks[first], first))
+
+
+def _value_of(task: asyncio.Task[T], name: str) -> T:
+    """The result of a branch that has ended. Raises its error."""
+    if (error := error_of(task, name)) is not None:
+        raise error
+    return task.result()
 
 
 def _winner_of(scope: Scope, checkpoint: Checkpoint, branches: Mapping[str, Branch[T]]) -> str:
@@ -122,7 +225,7 @@ async def _only(
         future.cancel()
     await runtime.save_checkpoint(scope, checkpoint, str, [])
     restore_undo_errors(runtime, checkpoint.errors)
-    return task.result()
+    return _value_of(task, winner)
 
 
 def _given_to(branch: Branch[Any]) -> list[asyncio.Future[Any]]:
@@ -159,7 +262,8 @@ def _close(branch: Branch[Any]) -> None:
         branch.close()
 
 
-async def _first(tasks: Mapping[str, asyncio.Task[Any]]) -> str | None:
+async def _first(tasks: Mapping[str, asyncio.Task[Any]], until: RaceEnd) -> str | None:
+    """The branch that decides a race; None if all have failed in a race for a success."""
     pending: set[asyncio.Task[Any]] = set(tasks.values())
     while pending:
         try:
@@ -168,7 +272,7 @@ async def _first(tasks: Mapping[str, asyncio.Task[Any]]) -> str | None:
             await end(list(tasks.values()))
             raise
         for name, task in tasks.items():
-            if task.done() and error_of(task, name) is None:
+            if task.done() and (error_of(task, name) is None or until == "completion"):
                 return name
     return None
 

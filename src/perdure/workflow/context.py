@@ -25,7 +25,7 @@ from perdure.core.option_checks import check_priority, check_whole
 from perdure.core.printed_text import brief
 from perdure.core.time.duration import NEVER, Duration, Moment, instant, microseconds, moment_of
 from perdure.errors import BadArguments, InvalidName, UsageError
-from perdure.workflow.branches import Branch, RaceResult, each, join, race
+from perdure.workflow.branches import Branch, JoinableBranch, NamedBranch, RaceEnd, RaceResult, each, join, race
 from perdure.workflow.channels import (
     Channel,
     Envelope,
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from perdure.workflow.definition import Call, Definition
 
 A = TypeVar("A")
+B = TypeVar("B")
 P = ParamSpec("P")
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -362,22 +363,42 @@ class Context:
 
     # Branches and loops
 
-    def join(self, branches: Mapping[str, Branch[T]], *, name: str = "join") -> Operation[dict[str, T]]:
+    def branch(self, body: Branch[T]) -> NamedBranch[T]:
+        """Make a branch for a field of the dataclass or of the `TypedDict` that `join` takes.
+
+        The field names the branch and has the type of its result. The branch begins with the join.
+        """
+        return JoinableBranch(body)
+
+    @overload
+    def join(self, branches: Mapping[str, Branch[T]], *, name: str = "join") -> Operation[dict[str, T]]: ...
+
+    @overload
+    def join(self, branches: B, *, name: str = "join") -> Operation[B]: ...
+
+    def join(self, branches: object, *, name: str = "join") -> Operation[Any]:
         """Run named branches concurrently, each in its own scope, until all have ended; returns their results by name.
 
         A branch is an awaitable, or a function that takes the context. If branches fail, `JoinError` has all of their
         errors; it is raised when every branch has ended. No branches give no results.
+
+        Branches with results of different types stand in the fields of a dataclass or of a `TypedDict`, made by
+        `branch`. The join returns that object, and each field has the status, the result and the error of its branch.
         """
         joined = join(self, self._runtime, branches, check_name(name, "name of a join"))
-        return cast("Operation[dict[str, T]]", joined)
+        return cast("Operation[Any]", joined)
 
-    def race(self, branches: Mapping[str, Branch[T]], *, name: str = "race") -> Operation[RaceResult[T]]:
+    def race(
+        self, branches: Mapping[str, Branch[T]], *, until: RaceEnd = "success", name: str = "race"
+    ) -> Operation[RaceResult[T]]:
         """Run named branches concurrently until the first one succeeds; returns its name and value.
 
         The others are cancelled, may clean up, and leave no history. Raises `RaceError` if every branch fails, and
-        `BadArguments` if there are none.
+        `BadArguments` if there are none. `until="completion"` ends the race with the first branch that ends; if that
+        branch failed, its error is raised.
         """
-        return cast("Operation[RaceResult[T]]", race(self, self._runtime, branches, check_name(name, "name of a race")))
+        raced = race(self, self._runtime, branches, until, check_name(name, "name of a race"))
+        return cast("Operation[RaceResult[T]]", raced)
 
     @overload
     def map(
