@@ -10,7 +10,7 @@ import pytest
 
 from perdure import Context, Engine, Status, activity, workflow
 from perdure.admin import BulkReport
-from perdure.errors import RunExists, RunFailed, RunNotFound, UsageError
+from perdure.errors import BadArguments, RunExists, RunFailed, RunNotFound, UsageError
 from tests.stage import Stage, until
 
 _tries: dict[str, int] = {}
@@ -222,3 +222,16 @@ async def test_a_job_goes_on_after_kill_9_and_no_run_is_acted_on_twice(stage: St
         assert {run.inbox_seq for run in counts} == {1}
         [job] = (await engine.runs.list(id_prefix="job")).runs
         assert job.claims <= 2
+
+
+async def test_options_and_filters_of_any_type_are_refused_by_name(on_disk: Stage) -> None:
+    engine = on_disk.engine(waits)
+    mixed: Any = {1: 1, "1": 2, None: 3, 10**5000: 4, "staus": "failed"}
+    with pytest.raises(BadArguments, match="runs.list has no option 'staus'; did you mean status"):
+        await engine.runs.preview_bulk(where={"staus": "failed"})  # type: ignore[typeddict-unknown-key] # that is the point
+    with pytest.raises(BadArguments, match="runs.list has no option"):
+        await engine.runs.preview_bulk(where=mixed)
+    with pytest.raises(BadArguments, match="runs.list has no option"):
+        await engine.runs.bulk("cancel", where=mixed)
+    with pytest.raises(BadArguments, match="has no option 'aaaa"):
+        await engine.runs.preview_bulk(where={"a" * 1_000_000: 1})  # type: ignore[misc] # that is the point

@@ -23,7 +23,7 @@ from perdure import (
 from perdure.admin import DeadLetterPage, DeadLetterReason, Reason
 from perdure.core.model.dead_letter import DeadLetterFilter
 from perdure.core.system import System
-from perdure.errors import NotStarted
+from perdure.errors import InvalidId, NotStarted
 from perdure.host import Host
 from perdure.store import Retrying, open_store
 from perdure.store.contract import Store
@@ -310,12 +310,38 @@ async def test_nonsense_is_refused_before_anything_is_written(on_disk: Stage) ->
         lambda: engine.dead_letters.list(reason="tired"),
         lambda: engine.dead_letters.list(limit=0),
         lambda: engine.dead_letters.list(kind="x"),  # type: ignore[call-arg] # that is the point
+        lambda: engine.dead_letters.discard(where={1: 1, "1": 2, 10**5000: 3}),  # type: ignore[misc] # that is the point
         lambda: engine.runs.prune("1d", status="running"),
         lambda: engine.runs.prune("1d", status="over"),
         lambda: engine.runs.prune("1d", types=[]),
     ):
         with pytest.raises(UsageError):
             await wrong()
+
+
+async def test_an_id_that_is_given_twice_is_meant_once(on_disk: Stage) -> None:
+    engine = on_disk.engine(deliver)
+    async with engine.worker():
+        run = await engine.start(deliver("bob"))
+        with pytest.raises(RunFailed):
+            await run.result()
+        retried = await engine.dead_letters.retry([run.id, "unknown", run.id])
+        assert (retried.done, list(retried.refused)) == ((run.id,), ["unknown"])
+        with pytest.raises(RunFailed):
+            await run.result()
+    discarded = await engine.dead_letters.discard([run.id] * 1000)
+    assert (discarded.done, discarded.refused) == ((run.id,), {})
+
+
+async def test_a_bad_id_is_refused_before_any_letter_is_changed(on_disk: Stage) -> None:
+    engine = on_disk.engine(deliver)
+    async with engine.worker():
+        run = await engine.start(deliver("bob"))
+        with pytest.raises(RunFailed):
+            await run.result()
+    with pytest.raises(InvalidId):
+        await engine.dead_letters.discard([run.id, ""])
+    assert [letter.run_id for letter in (await engine.dead_letters.list()).letters] == [run.id]
 
 
 def test_the_blocking_engine_does_the_same(on_disk: Stage) -> None:

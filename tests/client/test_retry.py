@@ -528,6 +528,8 @@ async def test_a_fork_from_a_number_that_is_no_step_says_which_are(stage: Stage)
         (1, f"record 1 of run 'numbers' is a message, not a step; .*{known}"),
         (-1, "from_step=-1: give the location of a step, such as 'charge#2', or the number of its record, from 0"),
         (True, "from_step=True: give the location"),
+        (10**5000, "has no record <int>; fork it from a record of a step"),
+        (-(10**5000), "from_step=<int>: give the location"),
         (1.5, "from_step=1.5: give text"),
     ):
         with pytest.raises(UsageError, match=problem):

@@ -23,7 +23,7 @@ from perdure.core.model.dead_letter import (
     dead_letter_reason,
 )
 from perdure.core.model.run import Run, Status
-from perdure.core.option_checks import check_flag, check_list, check_page, check_text
+from perdure.core.option_checks import check_flag, check_list, check_page, check_text, first_name
 from perdure.core.policy.retention import PruneRequest
 from perdure.core.printed_text import brief
 from perdure.core.routing import check_patterns
@@ -163,8 +163,10 @@ class DeadLetters:
         if (run_ids is None) == (where is None):
             raise UsageError("say which dead letters: their ids, or where={...}; where={} means all of them")
         if run_ids is not None:
-            for run_id in (run_ids,) if isinstance(run_ids, str) else check_list("run_ids", run_ids, "['order-17']"):
-                yield check_id(run_id)
+            given = (run_ids,) if isinstance(run_ids, str) else check_list("run_ids", run_ids, "['order-17']")
+            # Checked before the first is changed; an id that is given twice is meant once.
+            for run_id in dict.fromkeys([check_id(run_id) for run_id in given]):
+                yield run_id
             return
         store, filter, cursor = await self._session.connect(), make_letter_filter(where or {}), None
         # Runs that die meanwhile are left out, or this might never end.
@@ -184,7 +186,7 @@ def make_letter_filter(which: DeadOptions) -> DeadLetterFilter:
         raise UsageError(f"where={brief(which)}: give a dict, such as where={{'type': 'billing.%'}}")
     if unknown := which.keys() - DeadOptions.__annotations__.keys():
         known = ", ".join(DeadOptions.__annotations__)
-        raise UsageError(f"dead letters are not chosen by {brief(min(unknown, key=str))}; choose by {known}")
+        raise UsageError(f"dead letters are not chosen by {brief(first_name(unknown))}; choose by {known}")
     type, reason, queue, error = which.get("type"), which.get("reason"), which.get("queue"), which.get("error")
     deleted = which.get("deleted", False)
     after, before = which.get("dead_after"), which.get("dead_before")

@@ -41,7 +41,7 @@ from perdure.core.time.duration import Duration
 from perdure.errors import BadArguments, UsageError
 from perdure.host import Host
 from perdure.store.contract import Store
-from perdure.store.url import shown
+from perdure.store.url import check_url_text, shown
 from perdure.worker import WorkerOptions, WorkerSettings
 from perdure.workflow.channels import Channel
 from perdure.workflow.definition import Call, Definition, misplaced_hint
@@ -107,7 +107,7 @@ class Engine(AsyncOnly):
         for mark in marks:
             if not isinstance(mark, Watermark):
                 raise UsageError(f"watermarks has {brief(mark)}: give a Watermark(queue='mail', high=1000)")
-        self.url = url
+        self.url = check_url_text(url)
         self.workflows = _by_type(workflows)
         if token is not None and not is_server(url):
             raise UsageError(f"a token is for a server, such as https://ops.example.com; {shown(url)!r} is a database")

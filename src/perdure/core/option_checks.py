@@ -27,15 +27,27 @@ _MEANT = {
     "slots": ("concurrency", "max_workers", "workers", "threads", "max_concurrency", "parallelism"),
     "queues": ("task_queue", "queue_name"),
 }
+#: Characters of the longest name that is compared with the names of options.
+_LONGEST_NAME = 100
 _MEANINGS = {"slots": "slots, the number of runs at once"}
 
 
 def no_option(what: str, unknown: Iterable[str], known: Iterable[str]) -> str:
     """Message about options that `what` does not have; it suggests the one that was probably meant."""
-    name, names = min(unknown), list(known)
-    near = [one for one in names if name in _MEANT.get(one, ())] or get_close_matches(name, names, 1)
+    name, names = first_name(unknown), list(known)
+    near = [one for one in names if name in _MEANT.get(one, ())] or _close(name, names)
     meant = f"did you mean {_MEANINGS.get(near[0], near[0])}? " if near else ""
-    return f"{what} has no option {name!r}; {meant}it has {', '.join(names)}"
+    return f"{what} has no option {brief(name)}; {meant}it has {', '.join(names)}"
+
+
+def first_name(names: Iterable[object]) -> object:
+    """The first of several names that a user gave, perhaps as keys of a dict: of any types, which need no order."""
+    return min(names, key=brief)
+
+
+def _close(name: object, names: list[str]) -> list[str]:
+    # The comparison of a long name takes long and finds nothing.
+    return get_close_matches(name, names, 1) if isinstance(name, str) and len(name) <= _LONGEST_NAME else []
 
 
 def check_retry(retry: object, name: str = "retry") -> Retry | None:

@@ -231,18 +231,26 @@ async def connecting(opening: Awaitable[T], where: str, secrets: Callable[[], Co
     raise StoreRefused(f"{where} cannot be reached: {kind}; check the user name and the password of the URL")
 
 
+def check_url_text(url: object) -> str:
+    """Check that a URL is text. Raises `UsageError`, which does not show the value: it may have a password."""
+    if isinstance(url, str):
+        return url
+    kind = "None" if url is None else f"of the type {type(url).__name__}"
+    raise UsageError(
+        f"a database URL is text, not {kind}; check that the setting is there that it comes from, or {_EXAMPLE}"
+    )
+
+
 @hides_password
 def parse(url: str) -> SqliteUrl | PostgresUrl | MysqlUrl:
     """Parse a database URL. Raises `UsageError`."""
-    if not isinstance(url, str):
-        raise UsageError(
-            f"a database URL is text, not {url!r}; check that the setting is there that it comes from, or {_EXAMPLE}"
-        )
-    url = _DRIVER.sub(r"\1", url)
+    url = _DRIVER.sub(r"\1", check_url_text(url))
     # A ValueError of the standard library may repeat a part of the password; `hides_password` replaces it.
     scheme = urlsplit(url).scheme
     if any(character < " " for character in unquote(url)):
         raise UsageError(f"{shown(url)!r} is not a database URL: it contains a control character; {_EXAMPLE}")
+    if not _has_bytes(url, scheme):
+        raise UsageError(f"{shown(url)!r} is not a database URL: it contains a lone surrogate; {_EXAMPLE}")
     match scheme:
         case "postgresql" | "postgres":
             return _postgres(url)
@@ -521,6 +529,15 @@ def _split(rest: str) -> tuple[str, str]:
 def _base(scheme: str) -> str:
     """A scheme without the driver that some libraries add."""
     return scheme.strip().lower().partition("+")[0]
+
+
+def _has_bytes(url: str, scheme: str) -> bool:
+    # Python writes a byte in the name of a file that is not UTF-8 as a lone surrogate.
+    try:
+        url.encode(errors="surrogateescape" if _is_file(scheme) else "strict")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_file(scheme: str) -> bool:

@@ -262,7 +262,7 @@ def _past_by_number(source: Run, history: Sequence[Record], number: int) -> tupl
 def _no_step_of_number(source: Run, history: Sequence[Record], number: int, found: Record | None) -> str:
     if isinstance(number, bool) or number < 0:
         return (
-            f"from_step={number!r}: give the location of a step, such as 'charge#2', or the number of its record, "
+            f"from_step={brief(number)}: give the location of a step, such as 'charge#2', or the number of its record, "
             "from 0"
         )
     steps = [record for record in history if record.kind in _PLACES]
@@ -273,7 +273,7 @@ def _no_step_of_number(source: Run, history: Sequence[Record], number: int, foun
     elif history and number < history[-1].seq:
         problem = f"record {number} of run {source.id!r} was deleted by the checkpoint of a loop or race"
     else:
-        problem = f"the history of run {source.id!r} has no record {number}"
+        problem = f"the history of run {source.id!r} has no record {brief(number)}"
     return f"{problem}; fork it from a record of a step, such as: {shown}"
 
 

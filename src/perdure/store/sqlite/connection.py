@@ -403,7 +403,7 @@ class SqliteConnection:
         self._opened_with: dict[str, object] = {}
         #: True: closed for a fork; the next use opens it again.
         self._suspended = False
-        self.where = "the database in memory" if url.path is None else f"the database {Path(url.path).resolve()}"
+        self.where = "the database in memory" if url.path is None else f"the database {os.path.realpath(url.path)}"
 
     def open(self) -> None:
         """Connect, unless connected already. Raises the same errors as `transact`."""
