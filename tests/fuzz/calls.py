@@ -39,6 +39,8 @@ from perdure import (
     step,
     workflow,
 )
+from perdure.admin import BulkAction, EngineWorker, LockContext, Role, Tokens
+from perdure.client.remote.engine import RemoteEngine
 from perdure.errors import StoreError
 from perdure.push import PushApp, QueueHandler, QueueMessage, RedisQueue, SigningKeys
 from perdure.push.signature import ID, SIGNATURE, TIMESTAMP
@@ -49,10 +51,10 @@ from tests.replay.driver import Driver
 #: Longest CPU time of one call, in seconds.
 BOUND = 0.05
 #: Longest wait for a call that may wait, such as for a lock.
-_PATIENCE = 0.5
+PATIENCE = 0.5
 
 #: Calls after which a new engine, with new runs, takes the place of the old one.
-_FRESH = 1000
+FRESH = 1000
 
 #: Plausible values, by the name of a parameter. Half of all values are drawn from everything instead.
 _PLAUSIBLE: dict[str, list[Any]] = {
@@ -84,10 +86,18 @@ _PLAUSIBLE: dict[str, list[Any]] = {
     "body": [b"{}", "{}"],
     "delay": [0.0, 1.5],
     "url": ["redis://localhost"],
+    "where": [{"status": "failed"}, {"type": "fuzz.%", "queue": "default"}, {"attributes": {"a": (">=", 1)}}, {}],
+    "attributes": [{"a": 1}, {"a": "x", "b": True}, {"a": (">=", 1)}],
+    "action": [*BulkAction],
+    "role": [*Role],
+    "by": ["status", "type", "attribute:a"],
+    "worker_id": ["w1"],
+    "from_step": ["len", 0],
+    "order": ["newest", "oldest"],
 }
 
-#: Methods that need no fuzzing: they take nothing, or end the engine.
-_SKIPPED = {"open", "close", "blocking", "follow", "depth_forever"}
+#: Methods of an engine and of the trail that open or end it, or never end. Those of breakers open and close breakers.
+_SKIPPED = {"Engine.open", "Engine.close", "Engine.blocking", "AuditTrail.follow"}
 
 
 class Found:
@@ -143,6 +153,11 @@ def _options(function: Callable[..., Any], name: str) -> list[str]:
     hints = typing.get_type_hints(function)
     (declared,) = typing.get_args(hints[name]) or (None,)
     return [] if declared is None else list(declared.__annotations__)
+
+
+def plausible(name: str) -> list[Any]:
+    """Plausible values of a parameter; none if it is not known."""
+    return _PLAUSIBLE.get(name, [])
 
 
 def _value(name: str, draw: Draw) -> Any:
@@ -304,16 +319,16 @@ def fuzz_pure(seed: int, count: int) -> Found:
     """Make `count` calls that need no database."""
     found, draw = Found(), Draw(seed)
     names = list(PURE)
-    with _quiet():
+    with quiet():
         for number in range(count):
             name = names[number % len(names)]
-            _timed(found, name, PURE[name](draw))
+            timed(found, name, PURE[name](draw))
             if number % 2000 == 0:
                 gc.collect()
     return found
 
 
-def _timed(found: Found, name: str, call: Callable[[], Any]) -> None:
+def timed(found: Found, name: str, call: Callable[[], Any]) -> None:
     found.calls += 1
     spent: list[float] = []
     error: BaseException | None = None
@@ -335,7 +350,7 @@ def _given(call: Callable[[], Any]) -> object:
     return call.args if isinstance(call, functools.partial) else inspect.getclosurevars(call).nonlocals
 
 
-class _quiet:
+class quiet:
     """No garbage collection, which is not the fault of a call, and no warnings."""
 
     def __enter__(self) -> None:
@@ -350,15 +365,17 @@ class _quiet:
 
 
 def methods(target: object) -> list[tuple[str, Callable[..., Any]]]:
-    """Public methods of an object."""
+    """Public methods of an object, also those of its base classes."""
+    kind = type(target).__name__
+    skipped = {name.rpartition(".")[2] for name in _SKIPPED if name.partition(".")[0] == kind.removeprefix("Remote")}
     return [
-        (f"{type(target).__name__}.{name}", getattr(target, name))
-        for name, method in vars(type(target)).items()
-        if not name.startswith("_") and inspect.isfunction(method) and name not in _SKIPPED
+        (f"{kind}.{name}", getattr(target, name))
+        for name, method in inspect.getmembers(type(target), inspect.isfunction)
+        if not name.startswith("_") and name not in skipped
     ]
 
 
-async def _prepare(engine: Engine) -> None:
+async def prepare(engine: Engine) -> None:
     """Runs that have ended: one that completed, with a history, and a dead letter."""
     async with engine.worker():
         with contextlib.suppress(PerdureError):
@@ -367,41 +384,46 @@ async def _prepare(engine: Engine) -> None:
             await (await engine.start(failing(), id="r3")).result(20)
 
 
-async def _targets(engine: Engine) -> list[tuple[str, Callable[..., Any]]]:
-    """Methods of the engine, its namespaces, a lock and handles of runs in several states."""
+def namespaces(engine: object) -> list[object]:
+    """Namespaces of an engine: all of its properties."""
+    return [getattr(engine, name) for name, _ in inspect.getmembers(type(engine), lambda one: isinstance(one, property))]
+
+
+async def targets(engine: Engine) -> list[tuple[str, Callable[..., Any]]]:
+    """Methods of the engine, its namespaces, its tokens, a lock and handles of runs in several states."""
     await engine.start(anything(1), id="r1", at="1d")
     runs = [await engine.start(anything(1), id="fresh"), *[await engine.get(run_id) for run_id in ("r2", "r3")]]
     await engine.schedules.create("nightly", anything(2), Cron("@daily"))
-    lock = await engine.locks.acquire("lock")
-    spaces = [engine.runs, engine.schedules, engine.limits, engine.breakers, engine.locks, engine.dead_letters]
-    spaces += [engine.audit, engine.workers, engine.queues, engine.watermarks]
-    known = [pair for target in (engine, *spaces, *runs, lock) for pair in methods(target)]
+    parts: list[object] = [engine, *namespaces(engine), *runs]
+    if not isinstance(engine, RemoteEngine):
+        parts += [Tokens(engine), await engine.locks.acquire("lock")]
+    known = [pair for part in parts for pair in methods(part)]
     return known + [pair for pair in known if pair[0] in ("Engine.start", "Engine.send")] * 5
 
 
 async def fuzz_engine(open_engine: Callable[..., Engine], seed: int, count: int) -> Found:
     """Make `count` calls of engines, their namespaces and handles."""
     found, draw = Found(), Draw(seed)
-    with _quiet():
+    with quiet():
         while found.calls < count:
             async with open_engine(flow, anything, act, failing) as engine:
-                await _prepare(engine)
-                known = await _targets(engine)
-                for _ in range(min(_FRESH, count - found.calls)):
+                await prepare(engine)
+                known = await targets(engine)
+                for _ in range(min(FRESH, count - found.calls)):
                     name, method = draw.random.choice(known)
-                    await _timed_async(found, name, method, arguments_for(method, draw))
+                    await timed_async(found, name, method, arguments_for(method, draw))
             gc.collect()
     return found
 
 
-async def _timed_async(found: Found, name: str, method: Callable[..., Any], given: dict[str, Any]) -> None:
+async def timed_async(found: Found, name: str, method: Callable[..., Any], given: dict[str, Any]) -> None:
     found.calls += 1
     spent: list[float] = []
     error: BaseException | None = None
     for _ in range(3):
         began, error = time.process_time(), None
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(PATIENCE):
                 await _finish(method(**given))
         except BaseException as raised:
             error = raised
@@ -423,9 +445,9 @@ def fuzz_context(seed: int, count: int) -> Found:
             name, method = draw.random.choice(known)
             given = arguments_for(method, draw)
             positional = [given.pop(name) for name in ("function", "first", "second") if name in given]
-            _timed(found, name, functools.partial(_call_and_drop, method, positional, given))
+            timed(found, name, functools.partial(_call_and_drop, method, positional, given))
 
-    with _quiet():
+    with quiet():
         while found.calls < count:
             Driver(calls)
             gc.collect()
@@ -448,4 +470,7 @@ async def _finish(answer: Any) -> None:
         await answer
     elif isinstance(answer, AsyncGenerator):
         async for _ in answer:
+            pass
+    elif isinstance(answer, LockContext | EngineWorker):
+        async with answer:
             pass

@@ -83,7 +83,7 @@ def check_exists(url: str) -> None:
         raise UsageError(f"{url} is a database in memory, which is empty and ends with this command; name a file")
     if not Path(path).exists():
         raise StoreUnavailable(
-            f"there is no database {Path(path).resolve()}; check the name, or create it: perdure migrate {url}"
+            f"there is no database {os.path.realpath(path)}; check the name, or create it: perdure migrate {url}"
         )
 
 

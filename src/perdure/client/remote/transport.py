@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -91,13 +91,13 @@ class Transport:
     """Connections to one server, one pool for each event loop."""
 
     def __init__(self, url: str, token: str | None, system: System, bound_seconds: float, errors: ErrorTypes) -> None:
-        self._url = _checked_url(url, token)
+        self._httpx = _library()
+        self._url = _checked_url(url, token, self._httpx)
         self._token = token
         self._system = system
         #: How long a request is repeated, in seconds.
         self.bound = bound_seconds
         self._errors = errors
-        self._httpx = _library()
         self._clients: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
         self._closed = False
 
@@ -242,11 +242,14 @@ def _library() -> ModuleType:
     return httpx
 
 
-def _checked_url(url: str, token: object) -> str:
+def _checked_url(url: str, token: object, library: ModuleType) -> str:
     """The URL without a slash at its end. Raises `UsageError`; no message has the token or a password."""
     if token is not None and not (isinstance(token, str) and token and token.isascii() and token.isprintable()):
         raise UsageError("token: give the text that `perdure tokens create` printed")
-    parts = urlsplit(url)
+    parts = _parts(url, library)
+    if parts is None:
+        # Raised here, so that the error of the library, which repeats the URL, is not its context.
+        raise UsageError(f"{shown(url)!r} is not the URL of a server; write https://host or https://host/prefix")
     if parts.username is not None or parts.password is not None:
         raise UsageError(f"{shown(url)!r} has a user in it; give a token of the server instead: Engine(url, token=...)")
     if not parts.hostname or parts.query or parts.fragment:
@@ -257,6 +260,19 @@ def _checked_url(url: str, token: object) -> str:
             "machine does not need"
         )
     return url.rstrip("/").removesuffix(PREFIX)
+
+
+def _parts(url: str, library: ModuleType) -> SplitResult | None:
+    """Parts of a URL; None if a reader of URLs cannot read it."""
+    try:
+        library.URL(url)
+        parts = urlsplit(url)
+        # Read for their errors: a port that is none, a name that no resolver takes.
+        _ = (parts.port, (parts.hostname or "").encode("idna"))
+    except (ValueError, library.InvalidURL):
+        return None
+    # One reader leaves out spaces and controls that another one sends.
+    return parts if url.isprintable() and " " not in url else None
 
 
 def _encoded(body: object) -> bytes:

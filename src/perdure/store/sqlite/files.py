@@ -46,7 +46,7 @@ def check_access(path: str) -> None:
 
     SQLite's own message would be less clear.
     """
-    file = Path(path).resolve()
+    file = Path(os.path.realpath(path))
     # SQLite opens the file as the effective user, which may differ from the user that started the process.
     effective = os.access in os.supports_effective_ids
     for needed in (file, file.parent):
