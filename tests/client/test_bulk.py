@@ -228,10 +228,10 @@ async def test_options_and_filters_of_any_type_are_refused_by_name(on_disk: Stag
     engine = on_disk.engine(waits)
     mixed: Any = {1: 1, "1": 2, None: 3, 10**5000: 4, "staus": "failed"}
     with pytest.raises(BadArguments, match="runs.list has no option 'staus'; did you mean status"):
-        await engine.runs.preview_bulk(where={"staus": "failed"})  # type: ignore[typeddict-unknown-key] # that is the point
+        await engine.runs.preview_bulk(where={"staus": "failed"})  # type: ignore[arg-type] # that is the point
     with pytest.raises(BadArguments, match="runs.list has no option"):
         await engine.runs.preview_bulk(where=mixed)
     with pytest.raises(BadArguments, match="runs.list has no option"):
         await engine.runs.bulk("cancel", where=mixed)
     with pytest.raises(BadArguments, match="has no option 'aaaa"):
-        await engine.runs.preview_bulk(where={"a" * 1_000_000: 1})  # type: ignore[misc] # that is the point
+        await engine.runs.preview_bulk(where={"a" * 1_000_000: 1})  # type: ignore[arg-type] # that is the point

@@ -166,9 +166,23 @@ def _value(name: str, draw: Draw) -> Any:
         return draw.random.choice(known)
     if name == "follow":
         return False
+    if name == "watermark" and draw.random.random() < 0.5:
+        with contextlib.suppress(PerdureError):
+            return Watermark(queue="q", high=draw.number())
+    if name == "call" and draw.random.random() < 0.5:
+        return _drawn_call(draw)
     if name in ("timeout", "wait") and draw.random.random() < 0.5:
         return 0.001
     return draw.any()
+
+
+def _drawn_call(draw: Draw) -> Any:
+    """A call with drawn options, those of them that it takes."""
+    call: Any = draw.random.choice([anything(draw.any()), act()])
+    for name, value in arguments_for(type(call).options, draw).items():
+        with contextlib.suppress(PerdureError):
+            call = call.options(**{name: value})
+    return call
 
 
 def _named(function: Callable[..., Any], *positional: str) -> Callable[[Draw], Callable[[], Any]]:
@@ -386,7 +400,9 @@ async def prepare(engine: Engine) -> None:
 
 def namespaces(engine: object) -> list[object]:
     """Namespaces of an engine: all of its properties."""
-    return [getattr(engine, name) for name, _ in inspect.getmembers(type(engine), lambda one: isinstance(one, property))]
+    return [
+        getattr(engine, name) for name, _ in inspect.getmembers(type(engine), lambda one: isinstance(one, property))
+    ]
 
 
 async def targets(engine: Engine) -> list[tuple[str, Callable[..., Any]]]:

@@ -1,11 +1,12 @@
 """Whatever the public API is given, only documented errors come out of it, and soon.
 
-The long form (`make prove`) makes 200,000 calls. The CPU time of each call is bounded, which a busy machine does not
+The long form (`make prove`) makes more than 200,000 calls; `PERDURE_FUZZ_SEED` draws others. The CPU time of each call is bounded, which a busy machine does not
 change.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest
 
 from perdure import Engine
 from perdure.workflow.discover import Definable
-from tests.fuzz.calls import PURE, Found, fuzz_context, fuzz_engine, fuzz_pure
+from tests.fuzz.calls import PURE, Found, fuzz_context, fuzz_engine, fuzz_pure, prepare, targets
+from tests.fuzz.hostile import act, anything, failing, flow
+from tests.fuzz.outer import fuzz_blocking, fuzz_commands, fuzz_http, fuzz_remote
 from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
 from tests.stage import Stage, set_up
@@ -26,11 +29,18 @@ PURE_CALLS = 20_000 if PROVE else 40 * len(PURE)
 CONTEXT_CALLS = 10_000 if PROVE else 500
 ENGINE_CALLS = 14_500 if PROVE else 800
 SERVER_CALLS = 1_000 if PROVE else 150
+REMOTE_CALLS = 5_000 if PROVE else 300
+HTTP_CALLS = 10_000 if PROVE else 300
+BLOCKING_CALLS = 10_000 if PROVE else 300
+COMMAND_CALLS = 1_000 if PROVE else 60
+
+#: First of the seeds.
+FIRST = int(os.environ.get("PERDURE_FUZZ_SEED", "0"))
 
 
 def seeds(long: int) -> list[int]:
     """Seeds of the tests of one kind."""
-    return list(range(long if PROVE else 1))
+    return list(range(FIRST, FIRST + (long if PROVE else 1)))
 
 
 def assert_clean(found: Found, calls: int) -> None:
@@ -61,6 +71,40 @@ async def test_an_engine_refuses_what_it_cannot_use(seed: int) -> None:
     assert_clean(await fuzz_engine(open_engine, seed, ENGINE_CALLS), ENGINE_CALLS)
 
 
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", seeds(2))
+async def test_an_engine_on_a_perdure_server_refuses_what_it_cannot_use(seed: int) -> None:
+    assert_clean(await fuzz_remote(seed, REMOTE_CALLS), REMOTE_CALLS)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", seeds(1))
+async def test_the_http_api_refuses_what_it_cannot_use(seed: int) -> None:
+    assert_clean(await fuzz_http(seed, HTTP_CALLS), HTTP_CALLS)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", seeds(1))
+def test_the_blocking_facade_refuses_what_it_cannot_use(seed: int) -> None:
+    assert_clean(fuzz_blocking(seed, BLOCKING_CALLS), BLOCKING_CALLS)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", seeds(1))
+def test_the_command_line_refuses_what_it_cannot_use(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def fill() -> None:
+        async with Engine("sqlite:///shop.db", [flow, anything, act, failing]) as engine:
+            await prepare(engine)
+            await targets(engine)
+
+    asyncio.run(fill())
+    assert_clean(fuzz_commands(seed, COMMAND_CALLS, "sqlite:///shop.db"), COMMAND_CALLS)
+
+
 @pytest.fixture(params=["postgres", "mysql"])
 async def server(
     request: pytest.FixtureRequest, tmp_path: Path, schemas: Schemas, databases: Databases
@@ -71,7 +115,7 @@ async def server(
 
 @pytest.mark.timeout(3600)
 async def test_an_engine_on_a_server_refuses_what_it_cannot_use(server: Stage) -> None:
-    assert_clean(await fuzz_engine(server.engine, 11, SERVER_CALLS), SERVER_CALLS)
+    assert_clean(await fuzz_engine(server.engine, FIRST + 11, SERVER_CALLS), SERVER_CALLS)
 
 
 def test_a_problem_is_noticed() -> None:

@@ -116,7 +116,7 @@ class DeadLetters:
         One that was set aside is cancelled by that.
         """
         self._session.codec.encode(reason, "the reason of a discard")
-        check_text("reason", reason)
+        reason = check_text("reason", reason)
         done: builtins.list[str] = []
         refused: dict[str, str] = {}
         store = await self._session.connect()

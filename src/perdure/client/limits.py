@@ -41,7 +41,7 @@ class Limits:
     async def list(self, *, limit: int = 100, after: str = "") -> builtins.list[LimitInfo]:
         """List limits that runs have met or that were set, by name, beginning after a name."""
         check_page(limit)
-        check_text("after", after)
+        after = check_text("after", after)
         store = await self._session.connect()
         found: builtins.list[LimitInfo] = []
         while len(found) < limit:
@@ -58,10 +58,11 @@ class Limits:
         return await (await self._session.connect()).permits([check_text("name", name)], limit)
 
     async def _write(self, name: str, bounds: LimitBounds | None, reason: str) -> None:
-        base, keyed, _ = check_text("name", name).partition(KEYED)
+        name = check_text("name", name)
+        base, keyed, _ = name.partition(KEYED)
         check_gate(base)
         if keyed:
-            check_id(name, "limit")
+            name = check_id(name, "limit")
         await (await self._session.connect()).set_bounds(
             name, bounds, self._session.actor, check_text("reason", reason)
         )
@@ -88,11 +89,11 @@ class Breakers:
     async def list(self, *, limit: int = 100, after: str = "") -> builtins.list[BreakerInfo]:
         """List breakers that calls have met or that were set by hand, by name, beginning after a name."""
         check_page(limit)
-        check_text("after", after)
+        after = check_text("after", after)
         gates = await (await self._session.connect()).gates(PREFIX + after, limit)
         return [gate.breaker for gate in gates if gate.name.startswith(PREFIX) and gate.breaker is not None]
 
     async def _set(self, name: str, circuit: Circuit | None, reason: str) -> None:
-        check_name(name, "breaker")
-        check_text("reason", reason)
+        name = check_name(name, "breaker")
+        reason = check_text("reason", reason)
         await (await self._session.connect()).set_breaker(PREFIX + name, circuit, self._session.actor, reason)

@@ -208,7 +208,7 @@ class Locks:
     async def list(self, *, limit: int = 100, after: str = "") -> builtins.list[LockInfo]:
         """List locks that are held, by name, beginning after a name."""
         check_page(limit)
-        check_text("after", after)
+        after = check_text("after", after)
         return await (await self._session.connect()).locks(after, limit)
 
     async def get(self, name: str) -> LockInfo | None:

@@ -21,7 +21,15 @@ from perdure.client.session import Session
 from perdure.core.audit import Event, EventFilter
 from perdure.core.ids import check_name
 from perdure.core.model.attributes import AttributeValue, attributes_to_json, make_attributes
-from perdure.core.option_checks import check_flag, check_page, check_text, check_time, check_whole, no_option
+from perdure.core.option_checks import (
+    check_datetime,
+    check_flag,
+    check_page,
+    check_text,
+    check_time,
+    check_whole,
+    no_option,
+)
 from perdure.core.printed_text import brief
 from perdure.core.time.cron import At, Cron, Every, Timing, fire_times, next_fire_time, to_stored, zone_of
 from perdure.core.time.duration import NEVER, Duration, instant, microseconds, moment_of
@@ -89,7 +97,7 @@ class Schedules:
         Raises `ScheduleExists` if the id belongs to another schedule; with `replace`, that one is changed. Raises
         `InvalidSchedule` and the like before anything is written.
         """
-        check_name(id, "schedule id")
+        id = check_name(id, "schedule id")
         now = await self._now()
         wanted = self._with_changes(Schedule(id=id, spec="", type=""), call, timing, options, now)
         if wanted.next_fire_time >= NEVER:
@@ -141,7 +149,7 @@ class Schedules:
         Fire times during the pause are skipped when it is resumed.
         """
         self._session.codec.encode(reason, "the reason of a pause")
-        check_text("reason", reason)
+        reason = check_text("reason", reason)
 
         def paused(one: Schedule) -> Schedule | None:
             return None if one.paused else structs.replace(one, paused=True, reason=reason, due_at=NEVER)
@@ -219,6 +227,7 @@ class Schedules:
         return sorted(found, key=lambda one: one.at, reverse=True)[:limit]
 
     async def _backfilled(self, id: str, start: datetime.datetime, end: datetime.datetime) -> builtins.list[int]:
+        start, end = check_datetime("start", start), check_datetime("end", end)
         schedule, now = await self.get(id), await self._now()
         first, last = _wall_instant(start, schedule.timing), _wall_instant(end, schedule.timing)
         if not first <= last <= now:
@@ -243,7 +252,7 @@ class Schedules:
     async def list(self, *, limit: int = 100, after: str = "") -> builtins.list[Schedule]:
         """List schedules by id, beginning after an id."""
         check_page(limit)
-        check_text("after", after)
+        after = check_text("after", after)
         return await (await self._session.connect()).schedules(after, limit)
 
     async def next(self, id: str, count: int = 5) -> builtins.list[datetime.datetime]:
@@ -327,7 +336,7 @@ class Schedules:
 
 def _wall_instant(when: datetime.datetime, timing: Timing) -> int:
     """A moment in microseconds; a wall clock without a time zone is that of the timing."""
-    if isinstance(when, datetime.datetime) and when.tzinfo is None:
+    if when.tzinfo is None:
         when = when.replace(tzinfo=zone_of(timing))
     return instant(when, 0)
 

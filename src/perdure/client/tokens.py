@@ -36,7 +36,7 @@ class Tokens:
         It is valid until `expires`, a time or a duration from now, or until it is revoked. Raises `TokenExists` if a
         valid token has that name.
         """
-        check_name(name, "token name")
+        name = check_name(name, "token name")
         role = Role.of(role)
         store = await self._session.connect()
         now = await store.now()
@@ -54,7 +54,7 @@ class Tokens:
     async def list(self, *, limit: int = 100, after: str = "") -> builtins.list[TokenInfo]:
         """List tokens by name, beginning after a name; also expired and revoked ones, until their name is reused."""
         check_page(limit)
-        check_text("after", after)
+        after = check_text("after", after)
         return await (await self._session.connect()).tokens(after, limit)
 
     async def get(self, name: str) -> TokenInfo:

@@ -167,7 +167,7 @@ class Queues:
         Workers claim none of its runs any more. Runs that a worker has go on until they wait for something.
         """
         self._session.codec.encode(reason, "the reason of a pause")
-        check_text("reason", reason)
+        reason = check_text("reason", reason)
         kind, name = _place(queue, type)
         store = await self._session.connect()
         if any((one.kind, one.name) == (kind, name) for one in await store.pauses()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -77,10 +78,19 @@ def check_duration(name: str, value: Duration) -> float:
         raise InvalidDuration(f"{name}={brief(value)}: {error}") from None
 
 
-def check_whole(name: str, value: object, least: int, *, error: type[UsageError] = UsageError) -> int:
-    """Check a whole number of at least `least`. Raises `error`."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+def check_datetime(name: str, value: object) -> datetime.datetime:
+    """Check a point in time. Raises `UsageError`."""
+    if isinstance(value, datetime.datetime):
         return value
+    raise UsageError(f"{name}={brief(value)}: give a datetime, such as datetime(2026, 1, 1, tzinfo=UTC)")
+
+
+def check_whole(name: str, value: object, least: int, *, error: type[UsageError] = UsageError) -> int:
+    """Check a whole number of at least `least` that a database can hold. Raises `error`."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+        if value < 2**63:
+            return value if type(value) is int else int.__int__(value)
+        raise error(f"{name}={brief(value)}: give a smaller number, of at most 64 bits")
     raise error(f"{name}={brief(value)}: give a whole number from {least}")
 
 

@@ -14,6 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from perdure.core.codec.decoders import decoder_for
+from perdure.core.codec.plain_json import plain_json
 from perdure.core.ids import check_name
 from perdure.core.limits.breaker import Breaker
 from perdure.core.limits.call_limits import CallBreaker, CallFair, CallLimit
@@ -97,7 +98,7 @@ class RunSettings(Struct, frozen=True, kw_only=True):
         stored = _StoredSettings(
             retry, self.start_to_close, self.heartbeat, self.single, self.limits, self.breaker, self.fair, start_within
         )
-        return msgspec.json.encode(stored).decode()
+        return plain_json(stored)
 
     @classmethod
     def from_json(cls, text: str) -> RunSettings:

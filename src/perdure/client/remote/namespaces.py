@@ -24,7 +24,7 @@ from perdure.client.remote.session import RemoteSession
 from perdure.client.remote.store import filter_fields, refused
 from perdure.client.remote.values import decoded, members, restore_all, value_of
 from perdure.client.runs.bulk import BulkJob
-from perdure.client.runs.namespace import PruneReport, RunFilters, Runs
+from perdure.client.runs.namespace import PruneReport, RunFilters, Runs, check_runs
 from perdure.client.runs.reopen import RetryOptions
 from perdure.client.runs.start import Moment
 from perdure.client.schedules import ScheduleOptions, Schedules
@@ -37,7 +37,7 @@ from perdure.core.model.documents import StoredDeployReport, WorkflowSource
 from perdure.core.model.lock import LockInfo
 from perdure.core.model.reports import BulkPreview, BulkReport
 from perdure.core.model.run import Run, RunFilter, RunGroup
-from perdure.core.option_checks import check_flag, check_list, check_page, check_text
+from perdure.core.option_checks import check_datetime, check_flag, check_list, check_page, check_text
 from perdure.core.time.cron import Timing
 from perdure.core.time.duration import Duration
 from perdure.core.time.schedule import BackfillPreview, Fire, Schedule
@@ -57,7 +57,7 @@ class RemoteRuns(Runs):
         return str(decoded(await self._session.call("GET", "/runs/{run_id}/why", run_id=check_id(run_id)), "why"))
 
     async def unserved(self, runs: Sequence[Run]) -> set[str]:
-        ids = [run.id for run in check_list("runs", runs, "page.runs")]
+        ids = [run.id for run in check_runs(runs)]
         found: set[str] = set()
         await self._session.connect()
         for at in range(0, len(ids), _CHUNK):
@@ -79,7 +79,7 @@ class RemoteRuns(Runs):
         return int(decoded(answer, "generation"))
 
     async def delete(self, run_id: str, reason: str = "", *, purge: bool = False) -> bool:
-        check_text("reason", reason)
+        reason = check_text("reason", reason)
         check_flag("purge", purge)
         run = await self._session.find(run_id)
         # A repetition of each request finds nothing to do, so the answer follows from the run as it was before.
@@ -149,7 +149,7 @@ class RemoteSchedules(Schedules):
     async def create(
         self, id: str, call: Call[Any], timing: Timing, *, replace: bool = False, **options: Unpack[ScheduleOptions]
     ) -> Schedule:
-        check_name(id, "schedule id")
+        id = check_name(id, "schedule id")
         body = schedule_body(self._session, call, timing, options) | {"replace": check_flag("replace", replace)}
         return value_of(Schedule, await self._session.call("PUT", "/schedules/{id}", body, id=id))
 
@@ -178,12 +178,11 @@ class RemoteSchedules(Schedules):
         return RemoteHandle(self._session, run.id, Any if known is None else known.signature.returns)
 
     async def backfill(self, id: str, start: datetime.datetime, end: datetime.datetime) -> builtins.list[str]:
-        # A wall clock is that of the schedule, whose zone the server knows.
-        body = {"start": start.isoformat(), "end": end.isoformat()}
+        body = _range_body(start, end)
         return [*decoded(await self._call("POST", "/schedules/{id}/backfill", id, body, slow=True), "ids", list[str])]
 
     async def preview_backfill(self, id: str, start: datetime.datetime, end: datetime.datetime) -> BackfillPreview:
-        body = {"start": start.isoformat(), "end": end.isoformat()}
+        body = _range_body(start, end)
         return value_of(BackfillPreview, await self._call("POST", "/schedules/{id}/backfill/preview", id, body))
 
     async def fires(self, id: str, limit: int = 30) -> builtins.list[Fire]:
@@ -269,7 +268,7 @@ class RemoteDeadLetters(DeadLetters):
     async def discard(
         self, run_ids: str | Sequence[str] | None = None, *, where: DeadOptions | None = None, reason: str = ""
     ) -> BulkResult:
-        check_text("reason", reason)
+        reason = check_text("reason", reason)
         await self._session.connect()
         ids = [one async for one in self._chosen(run_ids, where)]
         done: builtins.list[str] = []
@@ -342,6 +341,11 @@ def lock_refused() -> UsageError:
 async def _named(session: RemoteSession, kind: Any, path: str, limit: int, after: str) -> builtins.list[Any]:
     query = {"limit": check_page(limit), "cursor": check_text("after", after)}
     return restore_all(kind, members(await session.call("GET", path, query=query))["items"])
+
+
+def _range_body(start: object, end: object) -> dict[str, str]:
+    # A wall clock is that of the schedule, whose zone the server knows.
+    return {name: check_datetime(name, value).isoformat() for name, value in (("start", start), ("end", end))}
 
 
 def _listed(name: str, given: str | Sequence[str] | None) -> list[str] | None:

@@ -18,7 +18,9 @@ from msgspec import Struct
 
 from perdure.core.codec.decoders import decoder_for
 from perdure.core.codec.failure import ErrorTypes, Failure
+from perdure.core.codec.plain_json import plain_bytes
 from perdure.core.option_checks import check_text
+from perdure.core.printed_text import brief
 from perdure.core.process_fork import never_finalize
 from perdure.core.system import System
 from perdure.errors import (
@@ -147,6 +149,8 @@ class Transport:
             response = await self._client().request(**made, timeout=None)
         except self._httpx.TransportError as error:
             raise self._unreachable(error) from error
+        except self._httpx.InvalidURL as error:
+            raise UsageError(f"the request cannot be sent to {self._url}: {error}; give shorter values") from None
         if response.is_success:
             return bytes(response.content)
         raise await self._error(response)
@@ -165,6 +169,8 @@ class Transport:
                 yield _events(_lines(response.aiter_bytes()))
         except self._httpx.TransportError as error:
             raise self._unreachable(error) from error
+        except self._httpx.InvalidURL as error:
+            raise UsageError(f"the request cannot be sent to {self._url}: {error}; give shorter values") from None
 
     def rebuilt(self, status: int, content: bytes) -> Exception:
         """Make the exception that the body of an error describes."""
@@ -276,19 +282,31 @@ def _parts(url: str, library: ModuleType) -> SplitResult | None:
 
 
 def _encoded(body: object) -> bytes:
-    """The body of a request. Raises `EncodeError`."""
+    """The body of a request. Raises `EncodeError`, which names the option that cannot be sent."""
     try:
-        return msgspec.json.encode(body)
+        return plain_bytes(body)
+    except (TypeError, ValueError, RecursionError):
+        for name, value in body.items() if isinstance(body, Mapping) else ():
+            _json_of(name, value)
+        return _json_of("body", body)
+
+
+def _json_of(name: str, value: object) -> bytes:
+    try:
+        return plain_bytes(value)
     except UnicodeEncodeError as error:
-        raise EncodeError(f"a text has {error.object[error.start]!r}, which UTF-8 cannot hold; remove it") from None
+        character = error.object[error.start]
+        raise EncodeError(f"{name} has a text with {character!r}, which UTF-8 cannot hold; remove it") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EncodeError(f"{name}={brief(value)} cannot be sent to the server: {error}") from None
 
 
 def _parameters(query: Query | None) -> list[tuple[str, str]]:
-    """Parameters of a query; None and empty lists are left out."""
+    """Parameters of a query; None and empty lists are left out. Raises `EncodeError`."""
     found: list[tuple[str, str]] = []
     for name, value in (query or {}).items():
         values: Iterable[Any] = value if isinstance(value, list | tuple) else () if value is None else (value,)
-        found += [(name, one if isinstance(one, str) else msgspec.json.encode(one).decode()) for one in values]
+        found += [(name, one if isinstance(one, str) else _json_of(name, one).decode()) for one in values]
     return found
 
 

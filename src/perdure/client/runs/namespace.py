@@ -132,6 +132,15 @@ def _text_of(filters: RunFilters, name: str) -> str | None:
     return None if value is None else check_text(name, value)
 
 
+def check_runs(runs: object) -> tuple[Run, ...]:
+    """Check a list of runs. Raises `UsageError`."""
+    found = check_list("runs", runs, "page.runs")
+    for run in found:
+        if not isinstance(run, Run):
+            raise UsageError(f"runs has {brief(run)}: give runs, such as those of `runs.list`")
+    return found
+
+
 class Runs:
     """Runs of an engine's database: `engine.runs`."""
 
@@ -183,7 +192,7 @@ class Runs:
 
         The counts are exact while the filters leave at most 10,000 runs; by status, at most 10,000 of that status.
         """
-        check_text("by", by)
+        by = check_text("by", by)
         if by.startswith("attribute:"):
             wanted = CountBy(attribute=make_attribute(by.removeprefix("attribute:"), "").name)
         elif by in ("status", "type", "queue"):
@@ -199,9 +208,7 @@ class Runs:
 
     async def unserved(self, runs: Sequence[Run]) -> set[str]:
         """Return the ids of runs that are ready, but whose type or queue no live worker serves."""
-        for run in check_list("runs", runs, "page.runs"):
-            if not isinstance(run, Run):
-                raise UsageError(f"runs has {brief(run)}: give runs, such as those of `runs.list`")
+        runs = check_runs(runs)
         store = await self._session.connect()
         workers, now = await store.workers(), await store.now()
         elsewhere = served_elsewhere(await store.types())
@@ -217,7 +224,7 @@ class Runs:
         """
         session = self._session
         session.codec.encode(reason, "the reason of a termination")
-        check_text("reason", reason)
+        reason = check_text("reason", reason)
         check_flag("undo", undo)
         store, key = await session.connect(), session.system.entropy(16).hex()
         outcome = await store.terminate(check_id(run_id), reason, key, session.actor, undo=undo)
@@ -238,7 +245,7 @@ class Runs:
         Messages and timers are kept for later. A cancellation, and its deadline, still end the run.
         """
         self._session.codec.encode(reason, "the reason of a pause")
-        check_text("reason", reason)
+        reason = check_text("reason", reason)
         return await self._order(RecordKind.PAUSE, run_id, reason) is OrderOutcome.DONE
 
     async def resume(self, run_id: str) -> bool:
@@ -253,7 +260,7 @@ class Runs:
         """
         session = self._session
         session.codec.encode(reason, "the reason of a priority")
-        check_text("reason", reason)
+        reason = check_text("reason", reason)
         wanted = check_priority(priority)
         if wanted is None:
             raise UsageError("priority=None: give a whole number; lower numbers go first")
@@ -307,7 +314,7 @@ class Runs:
         """
         session = self._session
         session.codec.encode(reason, "the reason of a deletion")
-        check_text("reason", reason)
+        reason = check_text("reason", reason)
         check_flag("purge", purge)
         store = await session.connect()
         answer = await store.delete(check_id(run_id), reason, session.actor)

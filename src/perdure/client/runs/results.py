@@ -460,7 +460,7 @@ async def states(session: Session, run_id: str) -> dict[str, Any]:
 
 def check_stream(name: object, after: object) -> int:
     """Check the name of a stream and a position; the position after which to begin. Raises `UsageError`."""
-    check_name(name, "name of a stream")
+    name = check_name(name, "name of a stream")
     last = -1 if after is None else after
     if not isinstance(last, int) or isinstance(last, bool) or not -1 <= last < 2**63:
         raise UsageError(

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 
-import msgspec
 from msgspec import Struct
 
 from perdure.core.codec.decoders import decoder_for
+from perdure.core.codec.plain_json import plain_json
 from perdure.core.ids import check_name
 from perdure.core.policy.retry import Retry
 from perdure.core.printed_text import brief
@@ -153,7 +153,7 @@ class BreakerState(Struct):
 
     def to_json(self) -> str:
         """Encode for the gate's row."""
-        return msgspec.json.encode(self).decode()
+        return plain_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> BreakerState:

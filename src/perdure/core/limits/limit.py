@@ -16,10 +16,10 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from perdure.core.codec.decoders import decoder_for
+from perdure.core.codec.plain_json import plain_json
 from perdure.core.ids import ID_BYTES, check_id, check_name
 from perdure.core.limits.breaker import Breaker, BreakerInfo, BreakerRule
 from perdure.core.printed_text import brief
@@ -144,7 +144,7 @@ class RequiredGates(Struct, frozen=True):
 
     def to_json(self) -> str:
         """Encode for the waitlist's row."""
-        return msgspec.json.encode(self).decode()
+        return plain_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> RequiredGates:

@@ -49,7 +49,7 @@ class Retry(Struct, frozen=True):
     jitter_only_adds: bool = False
 
     def __post_init__(self) -> None:
-        if self.attempts is not None and (not _is_whole(self.attempts) or self.attempts < 1):
+        if self.attempts is not None and (not _is_whole(self.attempts) or not 1 <= self.attempts < 2**63):
             raise UsageError(
                 f"Retry(attempts={brief(self.attempts)}): give a whole number from 1 (the first attempt counts), "
                 "or None for no limit"

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from perdure.core.codec.decoders import decoder_for
+from perdure.core.codec.plain_json import plain_json
 from perdure.core.ids import check_key
 from perdure.core.limits.limit import key_from
 from perdure.core.printed_text import brief
@@ -122,7 +123,7 @@ def with_stored_singleton(options: str, single: StoredSingleton | None) -> str:
     plain.pop("single", None)
     if single is not None:
         plain["single"] = msgspec.to_builtins(single)
-    return msgspec.json.encode(plain).decode()
+    return plain_json(plain)
 
 
 def _name(type: str, key: str, shared: bool) -> str:

@@ -22,6 +22,7 @@ from cronsim import CronSim, CronSimError
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
+from perdure.core.codec.plain_json import plain_json
 from perdure.core.printed_text import brief
 from perdure.core.time.duration import NEVER, Duration, instant, microseconds, moment_of
 from perdure.errors import InvalidDuration, InvalidSchedule
@@ -116,7 +117,7 @@ _EXAMPLE = "write one such as '30 2 * * MON-FRI' (minute, hour, day, month, week
 
 def to_stored(timing: Timing) -> str:
     """Encode a timing for the database."""
-    return msgspec.json.encode(_stored(timing)).decode()
+    return plain_json(_stored(timing))
 
 
 def _stored(timing: Timing) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import msgspec
 
 from perdure.core.audit import Event
 from perdure.core.codec.failure import Failure
+from perdure.core.codec.plain_json import plain_json
 from perdure.core.model.outputs import Output, OutputKind, source_of
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.run import Reason, Run, Status
@@ -144,7 +145,7 @@ def values(convert: Callable[[Row], T], rows: Iterable[Row]) -> list[T]:
 
 def to_json(value: Any) -> str:
     """Strict JSON text of a plain value."""
-    return msgspec.json.encode(value).decode()
+    return plain_json(value)
 
 
 def failure(kind: type[Exception], message: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from perdure.core.codec.plain_json import plain_json
 from perdure.core.limits.breaker import PREFIX, BreakerInfo, Circuit, breaker_info
 from perdure.core.limits.limit import KEYED, LimitBounds, LimitInfo, PermitInfo, limit_of_gate, queue_gate, type_gate
 from perdure.core.time.duration import NEVER
@@ -242,10 +243,10 @@ async def mend_gates(tx: Transaction, limit: int) -> None:
 async def set_bounds(tx: Transaction, name: str, bounds: LimitBounds | None, reason: str = "") -> None:
     """Override the declared bounds of a gate; None removes the override."""
     gate = (await lock_gates(tx, {name: LimitBounds()}))[name]
-    override = "" if bounds is None else msgspec.json.encode(bounds).decode()
+    override = "" if bounds is None else plain_json(bounds)
     if gate.override != bounds or "override" in gate.problems:
         await tx.execute(_SET, {"name": name, "override": override, "now": tx.now, "actor": tx.actor, "never": NEVER})
-        said = {} if bounds is None else msgspec.to_builtins(bounds)
+        said = {} if bounds is None else msgspec.json.decode(override)
         kind = "limit_set" if bounds else "limit_cleared"
         tx.note(f"gate:{name}", kind, to_json({**said, **({"reason": reason} if reason else {})}))
     row = _limited_row(name)

@@ -1,0 +1,29 @@
+"""JSON of our own values: settings, bounds and data of events, whose members were checked where they were given."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+def _base_value(value: object) -> object:
+    """A text or number of a subclass, which a user may have given, as its base class."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    raise TypeError(f"a {type(value).__name__} has no JSON")
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_base_value)
+
+
+def plain_bytes(value: object) -> bytes:
+    """Encode a value. Raises `TypeError` and `ValueError`."""
+    return _encoder.encode(value)
+
+
+def plain_json(value: object) -> str:
+    """Encode a value as text. Raises `TypeError` and `ValueError`."""
+    return _encoder.encode(value).decode()
