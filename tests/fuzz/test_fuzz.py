@@ -1,7 +1,7 @@
 """Whatever the public API is given, only documented errors come out of it, and soon.
 
-The long form (`make prove`) makes more than 200,000 calls; `PERDURE_FUZZ_SEED` draws others. The CPU time of each call is bounded, which a busy machine does not
-change.
+The long form (`make prove`) makes more than 200,000 calls; `PERDURE_FUZZ_SEED` draws others. The CPU time of each call
+is bounded, which a busy machine does not change.
 """
 
 from __future__ import annotations

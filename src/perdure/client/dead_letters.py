@@ -115,8 +115,8 @@ class DeadLetters:
 
         One that was set aside is cancelled by that.
         """
-        self._session.codec.encode(reason, "the reason of a discard")
         reason = check_text("reason", reason)
+        self._session.codec.encode(reason, "the reason of a discard")
         done: builtins.list[str] = []
         refused: dict[str, str] = {}
         store = await self._session.connect()

@@ -148,8 +148,8 @@ class Schedules:
 
         Fire times during the pause are skipped when it is resumed.
         """
-        self._session.codec.encode(reason, "the reason of a pause")
         reason = check_text("reason", reason)
+        self._session.codec.encode(reason, "the reason of a pause")
 
         def paused(one: Schedule) -> Schedule | None:
             return None if one.paused else structs.replace(one, paused=True, reason=reason, due_at=NEVER)

@@ -166,8 +166,8 @@ class Queues:
 
         Workers claim none of its runs any more. Runs that a worker has go on until they wait for something.
         """
-        self._session.codec.encode(reason, "the reason of a pause")
         reason = check_text("reason", reason)
+        self._session.codec.encode(reason, "the reason of a pause")
         kind, name = _place(queue, type)
         store = await self._session.connect()
         if any((one.kind, one.name) == (kind, name) for one in await store.pauses()):

@@ -110,8 +110,8 @@ async def broadcast(
 
 async def cancel(session: Session, run_id: str, reason: str) -> bool:
     """Ask a run to stop; False if it had finished."""
-    session.codec.encode(reason, "the reason of a cancellation")
     reason = check_text("reason", reason)
+    session.codec.encode(reason, "the reason of a cancellation")
     key = session.system.entropy(16).hex()
     outcome = await (await session.connect()).cancel(check_id(run_id), reason, key, session.actor)
     if outcome is SendOutcome.UNKNOWN:

@@ -223,8 +223,8 @@ class Runs:
         is to undo its steps.
         """
         session = self._session
-        session.codec.encode(reason, "the reason of a termination")
         reason = check_text("reason", reason)
+        session.codec.encode(reason, "the reason of a termination")
         check_flag("undo", undo)
         store, key = await session.connect(), session.system.entropy(16).hex()
         outcome = await store.terminate(check_id(run_id), reason, key, session.actor, undo=undo)
@@ -244,8 +244,8 @@ class Runs:
 
         Messages and timers are kept for later. A cancellation, and its deadline, still end the run.
         """
-        self._session.codec.encode(reason, "the reason of a pause")
         reason = check_text("reason", reason)
+        self._session.codec.encode(reason, "the reason of a pause")
         return await self._order(RecordKind.PAUSE, run_id, reason) is OrderOutcome.DONE
 
     async def resume(self, run_id: str) -> bool:
@@ -259,8 +259,8 @@ class Runs:
         `RunNotFound`.
         """
         session = self._session
-        session.codec.encode(reason, "the reason of a priority")
         reason = check_text("reason", reason)
+        session.codec.encode(reason, "the reason of a priority")
         wanted = check_priority(priority)
         if wanted is None:
             raise UsageError("priority=None: give a whole number; lower numbers go first")
@@ -313,8 +313,8 @@ class Runs:
         cancel it first.
         """
         session = self._session
-        session.codec.encode(reason, "the reason of a deletion")
         reason = check_text("reason", reason)
+        session.codec.encode(reason, "the reason of a deletion")
         check_flag("purge", purge)
         store = await session.connect()
         answer = await store.delete(check_id(run_id), reason, session.actor)
