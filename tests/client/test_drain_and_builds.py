@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -164,6 +167,29 @@ async def test_the_build_is_that_of_the_checkout_by_default_and_a_bad_one_is_ref
     for build in ("", "  ", "x" * 201, 7, "a\0"):
         with pytest.raises(UsageError, match="build="):
             Engine("sqlite://", [quick], build=build)  # type: ignore[arg-type] # that is the test
+
+
+@pytest.mark.parametrize("installed", ["msgspec", "attr", "_pytest", "yaml", "six", "typing_extensions", "nowhere"])
+def test_the_version_of_a_package_is_that_of_its_distribution_whose_name_may_differ(installed: str) -> None:
+    names = metadata.packages_distributions().get(installed, [])
+    expected = metadata.version(names[0]) if names else ""
+
+    async def imported(ctx: Context) -> None: ...
+
+    imported.__module__ = f"{installed}.flows"
+    assert build_of({"a": workflow("imported.v1")(imported)}) == expected
+
+
+def test_a_script_has_no_version_and_no_metadata_is_searched_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def searched() -> NoReturn:
+        raise AssertionError
+
+    async def typed_in(ctx: Context) -> None: ...
+
+    monkeypatch.setattr(metadata, "distributions", searched)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", None, raising=False)
+    typed_in.__module__ = "__main__"
+    assert build_of({"a": workflow("typed.v1")(typed_in)}) == ""
 
 
 def test_a_commit_is_found_in_every_kind_of_repository_and_a_missing_one_is_no_error(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from perdure.core.limits.breaker import Circuit
 from perdure.core.limits.limit import LimitBounds
 from perdure.core.model.attributes import attribute_outputs, make_attributes
 from perdure.core.model.claim import ClaimRequest
-from perdure.core.model.documents import REPORTS_KEPT
+from perdure.core.model.documents import REPORTS_KEPT, SOURCES_KEPT
 from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Reason, RetryRequest, Status
@@ -351,13 +351,21 @@ async def resume_a_queue(store: Store, system: ManualSystem) -> Ask:
 
 @operation
 async def register(store: Store, system: ManualSystem) -> Ask:
-    return lambda store: store.register(a_worker(), [MAIL, SHOP], [a_source()])
+    return lambda store: store.register(a_worker(), [MAIL, SHOP])
 
 
 @operation
-async def register_changed_sources(store: Store, system: ManualSystem) -> Ask:
-    await store.register(a_worker("w2"), (), [a_source()])
-    return lambda store: store.register(a_worker(), (), [a_source(body="{}"), a_source(type="other")])
+async def save_sources(store: Store, system: ManualSystem) -> Ask:
+    for number in range(SOURCES_KEPT):
+        await store.save_sources([a_source(f"0.{number}")], "w2")
+        system.advance(1)
+    return lambda store: store.save_sources([a_source(), a_source(type="other")], "w1")
+
+
+@operation
+async def save_changed_sources(store: Store, system: ManualSystem) -> Ask:
+    await store.save_sources([a_source()], "w2")
+    return lambda store: store.save_sources([a_source(body="{}"), a_source(type="other")], "w1")
 
 
 @operation

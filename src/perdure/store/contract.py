@@ -99,6 +99,7 @@ MUTATING_VERBS = (
     "undelete",
     "prune",
     "register",
+    "save_sources",
     "save_report",
     "heartbeat",
     "drain",
@@ -494,10 +495,8 @@ class Store(Protocol):
 
     # workers
 
-    async def register(
-        self, worker: WorkerInfo, serves: Sequence[TypeInfo] = (), sources: Sequence[Document] = ()
-    ) -> None:
-        """Register a worker, and record the types that it serves, with their sources."""
+    async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
+        """Register a worker, and record the types that it serves."""
 
     async def heartbeat(self, worker_id: str, running: str | None = None) -> HeartbeatResult:
         """Renew the worker's row. LOST: it was declared dead and holds no runs any more. DRAIN: it is to drain.
@@ -523,6 +522,9 @@ class Store(Protocol):
 
     async def workers(self) -> builtins.list[WorkerInfo]:
         """Every worker that is alive or was recently."""
+
+    async def save_sources(self, sources: Sequence[Document], actor: str) -> None:
+        """Store the sources of one build that are new or have changed; those of the latest few builds are kept."""
 
     async def save_report(self, report: Document, actor: str) -> None:
         """Store the report of a deploy check under its id; only the latest few are kept."""

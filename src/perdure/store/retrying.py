@@ -204,6 +204,7 @@ class Retrying(Repeating):
     retire = _repeated(Store.retire)
     sweep = _repeated(Store.sweep)
     workers = _repeated(Store.workers)
+    save_sources = _repeated(Store.save_sources)
     save_report = _repeated(Store.save_report)
     documents = _repeated(Store.documents)
     types = _repeated(Store.types)

@@ -48,7 +48,7 @@ from perdure.worker.run.workflow_run import WorkflowRun
 from perdure.worker.scheduler import Scheduler
 from perdure.worker.services import Services
 from perdure.worker.signals import work_until_signalled
-from perdure.worker.sources import source_documents
+from perdure.worker.sources import SourceRegistration
 from perdure.worker.steps.emit import EmitBuffer
 from perdure.worker.steps.threads import StepThreads
 from perdure.worker.sweeper import Sweeper, singleton_freed_by, start_successors
@@ -90,7 +90,7 @@ class Worker:
     ) -> None:
         """`where`: the database in the log, without a password. `build`: version of the code."""
         self.id = ""
-        self.build, self._registers_sources, self._where = build, registers_sources, where
+        self.build, self._where = build, where
         self.settings = settings
         #: Whether the worker lets go of its runs and begins nothing: it was stopped, or it drains.
         self.stopping = False
@@ -132,6 +132,9 @@ class Worker:
         self._replaced = False
         self._unsubscribe: Callable[[], None] | None = None
         self._loop_watch: LoopWatch | None = None
+        self._sources = SourceRegistration(
+            store, system, self.health, workflows.values() if registers_sources else (), build
+        )
         self._emptied: asyncio.Future[None] | None = None
 
     def _make_services(self, codec: Codec, errors: ErrorTypes) -> Services:
@@ -184,7 +187,7 @@ class Worker:
         if self._hook_caller is not None:
             self._hook_caller.start(self)
         self.scheduler.start()
-        self._claimer.start()
+        self._begin_to_claim()
         if self.settings.warn_blocked:
             self._loop_watch = LoopWatch(
                 *(self._system, self.settings.warn_blocked, lambda: self.id),
@@ -193,6 +196,10 @@ class Worker:
             )
             self._loop_watch.start()
         self._log_start()
+
+    def _begin_to_claim(self) -> None:
+        self._claimer.start()
+        self._sources.start(self.id)
 
     def _log_start(self) -> None:
         settings = self.settings
@@ -220,7 +227,6 @@ class Worker:
                 build=self.build,
             ),
             [type_info(workflow) for workflow in self._workflows.values()],
-            source_documents(self._workflows.values(), self.build) if self._registers_sources else (),
         )
         self._heartbeat = Heartbeat(
             self._store,
@@ -289,7 +295,7 @@ class Worker:
         if await self._is_ordered_to_drain(guard):
             return
         await guard.keep_going(self._begin_life)
-        self._claimer.start()
+        self._begin_to_claim()
 
     async def ensure_alive(self) -> None:
         """Make sure that the lease allows new work: the process may have been suspended.
@@ -339,7 +345,7 @@ class Worker:
             return
         await guard.keep_going(self._begin_life)
         self.stopping, self._draining = False, None
-        self._claimer.start()
+        self._begin_to_claim()
 
     def drain_ordered(self) -> None:
         """Stop in order, because an operator ordered this worker to drain. The process may then end."""
@@ -420,6 +426,8 @@ class Worker:
             logger.warning(
                 "worker %s could not sign off; its runs go to others when its lease ends: %s", self.id, error
             )
+        else:
+            await self._sources.finish(self.id)
         if self._hook_caller is not None:
             await self._hook_caller.stop(self)
         logger.info("worker %s has stopped", self.id, extra={"worker": self.id})

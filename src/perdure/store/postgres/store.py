@@ -16,7 +16,6 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, TypeVar
 
 from perdure.core.model.claim import ClaimRequest, ClaimResult, LoadedRun
-from perdure.core.model.documents import Document
 from perdure.core.model.record import NewMessage, SendOutcome
 from perdure.core.model.run import CreatedRun, NewRun, Run
 from perdure.core.model.turn import Turn, TurnOutcome
@@ -160,9 +159,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
         made = None if alone else await self._at_once("create", actor, quickly)
         return await super().create(runs, actor, all_or_none=all_or_none) if made is None else made
 
-    async def register(
-        self, worker: WorkerInfo, serves: Sequence[TypeInfo] = (), sources: Sequence[Document] = ()
-    ) -> None:
+    async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
         """Register a worker; warn once if the server need not prove its identity."""
         if self._url.is_unverified and not self._warned:
             self._warned = True
@@ -172,7 +169,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
                 "was issued by an authority of your own",
                 self.where,
             )
-        await super().register(worker, serves, sources)
+        await super().register(worker, serves)
 
     async def _beat(
         self, tx: PostgresTransaction, worker_id: str, last: int, running: str | None

@@ -16,7 +16,6 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, Protocol, TypeVar
 
 from perdure.core.audit import Audit
-from perdure.core.model.documents import Document
 from perdure.core.model.outputs import BroadcastResult
 from perdure.core.model.record import NewMessage, RecordKind, SendOutcome
 from perdure.core.model.run_orders import OrderOutcome
@@ -34,7 +33,6 @@ from perdure.store.server.identity import ServerReplaced, ServerTracker
 from perdure.store.server.pool import DEFAULT_TIMEOUTS, LoopPools, Pool, PooledConnection
 from perdure.store.sql import schedules, workers
 from perdure.store.sql.dialect import Dialect, Transaction, TransactionNotices, counted
-from perdure.store.sql.documents import save_sources
 from perdure.store.sql.rows import known
 from perdure.store.sql.runs.inbox import broadcast, cancel, send
 from perdure.store.sql.runs.terminate import terminate
@@ -162,9 +160,7 @@ class ServerStore(SqlStore, Generic[C, X]):
         self._trace = callback
         self._pools.here().flush()
 
-    async def register(
-        self, worker: WorkerInfo, serves: Sequence[TypeInfo] = (), sources: Sequence[Document] = ()
-    ) -> None:
+    async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
         """Register a worker; from now on wait for the server no longer than its lease allows."""
         patience = self._timeouts.within(worker.lease / 1e6)
         if patience != self._timeouts:
@@ -173,7 +169,6 @@ class ServerStore(SqlStore, Generic[C, X]):
 
         async def body(tx: X) -> None:
             await workers.enlist(tx, serves)
-            await save_sources(tx, sources)
             await self._register(tx, worker)
             self._tracker.register(worker.id, tx.epoch)
 

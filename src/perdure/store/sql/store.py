@@ -536,17 +536,18 @@ class SqlStore(ABC):
         """Up to `limit` runs that could be worked on now, longest waiting first, without paused ones."""
         return await self._read("ready_run_ids", partial(ready_run_ids, types=types, queues=queues, limit=limit))
 
-    async def register(
-        self, worker: WorkerInfo, serves: Sequence[TypeInfo] = (), sources: Sequence[Document] = ()
-    ) -> None:
-        """Register a worker, and record the types that it serves, with their sources."""
+    async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
+        """Register a worker, and record the types that it serves."""
 
         async def body(tx: Transaction) -> None:
             await workers.enlist(tx, serves)
-            await documents.save_sources(tx, sources)
             await workers.register(tx, worker)
 
         await self._write("register", worker.id, body)
+
+    async def save_sources(self, sources: Sequence[Document], actor: str) -> None:
+        """Store the sources of one build that are new or have changed; those of the latest few builds are kept."""
+        return await self._write("save_sources", actor, partial(documents.save_sources, sources=sources))
 
     async def save_report(self, report: Document, actor: str) -> None:
         """Store the report of a deploy check under its id; only the latest few are kept."""

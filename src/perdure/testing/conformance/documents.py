@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perdure.core.model.documents import REPORTS_KEPT, SOURCES_KEPT, Document, DocumentKind
 from perdure.store import Store
-from perdure.testing.conformance.harness import ACTOR, SECOND, START, TYPE, Harness, a_worker
+from perdure.testing.conformance.harness import ACTOR, SECOND, START, TYPE, Harness
 
 
 def a_source(build: str = "1.0", body: str = '{"source":"async def f(): ..."}', type: str = TYPE) -> Document:
@@ -20,8 +20,8 @@ def a_report(id: str = "c1", body: str = '{"checked":1}') -> Document:
 class Documents:
     """The latest few are kept, and unchanged ones are not written again."""
 
-    async def test_a_source_is_stored_with_its_worker(self, store: Store) -> None:
-        await store.register(a_worker("w1"), (), [a_source(), a_source(type="other", body='{"doc":"O\'é\\\\n"}')])
+    async def test_a_source_is_stored_with_the_name_of_its_worker(self, store: Store) -> None:
+        await store.save_sources([a_source(), a_source(type="other", body='{"doc":"O\'é\\\\n"}')], "w1")
         [one] = await store.documents(DocumentKind.SOURCE, TYPE, 10)
         assert (one.name, one.build, one.body, one.at, one.actor) == (TYPE, "1.0", a_source().body, START, "w1")
         [other] = await store.documents(DocumentKind.SOURCE, "other", 10)
@@ -29,21 +29,21 @@ class Documents:
 
     async def test_an_unchanged_source_is_left_alone(self, store: Store, harness: Harness) -> None:
         for name in ("w1", "w2"):
-            await store.register(a_worker(name), (), [a_source()])
+            await store.save_sources([a_source()], name)
             harness.system.advance(1)
         [one] = await store.documents(DocumentKind.SOURCE, TYPE, 10)
         assert (one.at, one.actor) == (START, "w1")
 
     async def test_a_changed_source_of_the_same_build_replaces_it(self, store: Store, harness: Harness) -> None:
-        await store.register(a_worker("w1"), (), [a_source()])
+        await store.save_sources([a_source()], "w1")
         harness.system.advance(1)
-        await store.register(a_worker("w2"), (), [a_source(body="{}")])
+        await store.save_sources([a_source(body="{}")], "w2")
         [one] = await store.documents(DocumentKind.SOURCE, TYPE, 10)
         assert (one.body, one.at) == ("{}", START + SECOND)
 
     async def test_the_sources_of_the_latest_builds_are_kept(self, store: Store, harness: Harness) -> None:
         for number in range(SOURCES_KEPT + 3):
-            await store.register(a_worker(f"w{number}"), (), [a_source(f"1.{number}")])
+            await store.save_sources([a_source(f"1.{number}")], f"w{number}")
             harness.system.advance(1)
         builds = [one.build for one in await store.documents(DocumentKind.SOURCE, TYPE, 100)]
         assert builds == [f"1.{number}" for number in range(SOURCES_KEPT + 2, 2, -1)]

@@ -183,7 +183,11 @@ async def _prepare_prune(store: Store) -> Verb:
 
 
 async def _prepare_register(store: Store) -> Verb:
-    return lambda store: store.register(a_worker(), [MAIL, SHOP], [a_source()])
+    return lambda store: store.register(a_worker(), [MAIL, SHOP])
+
+
+async def _prepare_save_sources(store: Store) -> Verb:
+    return lambda store: store.save_sources([a_source()], ACTOR)
 
 
 async def _prepare_save_report(store: Store) -> Verb:
@@ -279,6 +283,7 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "undelete": _prepare_undelete,
     "prune": _prepare_prune,
     "register": _prepare_register,
+    "save_sources": _prepare_save_sources,
     "save_report": _prepare_save_report,
     "drain": _prepare_drain,
     "heartbeat": _prepare_heartbeat,
