@@ -736,6 +736,7 @@ async def test_a_run_shows_the_source_of_its_code_and_the_line_where_it_is(shop:
     async def of(run: str) -> list[tuple[str, str]]:
         return marked((await shop.client.get(f"/runs/{run}?tab=source")).text)
 
+    await eventually(lambda: shop.engine.queues.sources("shop.checkout.v1"))
     assert await of("order-41") == [('if not await ctx.receive("approval", bool):', "◔ waits for message approval")]
     assert await of("order-42") == [("receipt = await ctx.step(charge, order)", "✕ failed here: CardDeclined")]
     assert await of("reminder-7") == [("await ctx.sleep(days * 86_400)", "◔ waits for timer sleep")]
@@ -747,6 +748,7 @@ async def test_a_run_shows_the_source_of_its_code_and_the_line_where_it_is(shop:
 
 
 async def test_the_past_of_a_run_marks_the_steps_that_ran_then(shop: Shop) -> None:
+    await eventually(lambda: shop.engine.queues.sources("shop.checkout.v1"))
     text = (await shop.client.get("/runs/order-40?tab=source&at=0")).text
     assert [mark.partition(" runs for ")[0] for _, mark in marked(text)] == ["◐ label"]
 
@@ -761,6 +763,7 @@ async def test_a_line_that_cannot_be_told_is_one_of_several(on_disk: Stage) -> N
     async with on_disk.engine(twice) as engine, engine.worker(grace=0), browsing(engine) as client:
         run = await engine.start(twice(), id="a")
         await eventually(lambda: _waits(run))
+        await eventually(lambda: engine.queues.sources("test.twice.v1"))
         found = marked((await client.get("/runs/a?tab=source")).text)
         assert [mark for _, mark in found] == ["◔ waits for message go (one of 2 lines)"] * 2
 
@@ -782,6 +785,7 @@ async def test_the_page_of_a_type_shows_docstring_and_source_of_each_build(on_di
 
 
 async def test_a_secret_in_a_source_is_redacted(shop: Shop) -> None:
+    await eventually(lambda: shop.engine.queues.sources("shop.checkout.v1"))
     async with browsing(shop.engine, redaction=Redaction(texts=["appro[a-z]+"])) as client:
         for path in ("/workflows/shop.checkout.v1", "/runs/order-41?tab=source"):
             source = (await client.get(path)).text.partition('class="scroll source"')[2]

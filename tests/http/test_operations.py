@@ -289,6 +289,7 @@ async def test_deploy_checks_are_stored_and_sources_are_read(site: Served) -> No
     [report] = (await site.viewer.get("/deploy-checks"))["items"]
     assert (report["ok"], report["checked"]) == (True, 1)
     assert [(one["type"], one["goes_on"], one["diverged"]) for one in report["types"]] == [("http.approval.v1", 1, 0)]
+    await eventually(lambda: site.engine.queues.sources("http.approval.v1"))
     [source] = (await site.viewer.get("/types/http.approval.v1/sources"))["items"]
     assert (source["file"], "async def approval" in source["source"]) == ("serving.py", True)
     assert (await site.viewer.get("/types/http.approval.v1/sources", build="none"))["items"] == []

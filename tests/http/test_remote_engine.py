@@ -537,7 +537,7 @@ async def test_the_fleet_is_steered_over_http(engine: Engine, site: Served) -> N
     assert (await run.info()).priority == 7
     [worker] = await engine.workers.list()
     assert (worker.build, worker.drain) == ((await run.info()).build, None)
-    [source] = await engine.queues.sources("http.approval.v1")
+    [source] = await eventually(lambda: engine.queues.sources("http.approval.v1"))
     assert source == (await site.engine.queues.sources("http.approval.v1"))[0]
     await site.engine.check()
     assert await engine.audit.deploy_checks() == await site.engine.audit.deploy_checks()
