@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from perdure.store.sql.invariants import FINISHED, RULES, TRAIL, TRIMMED, Rule
+from perdure.store.sql.invariants import FINISHED, INVARIANTS, TRAIL, TRIMMED, Invariant
 
 Query = Callable[[str], Iterable[tuple[Any, ...]]]
 AsyncQuery = Callable[[str], Awaitable[Iterable[tuple[Any, ...]]]]
@@ -43,7 +43,7 @@ class Known(Struct, frozen=True, kw_only=True):
 
 
 #: Which promises are broken, all in one question: mostly none is, and asking takes longer than the answer.
-_BROKEN = "SELECT " + ", ".join(f"EXISTS ({rule.broken_by}) AS rule_{place}" for place, rule in enumerate(RULES))
+_BROKEN = "SELECT " + ", ".join(f"EXISTS ({rule.broken_by}) AS rule_{place}" for place, rule in enumerate(INVARIANTS))
 _RUNS = "SELECT id, status, started_at FROM perdure_runs"
 _STEPS = "SELECT run_id, location, payload, failed FROM perdure_history WHERE kind = 'step'"
 _MESSAGES = "SELECT run_id, message_key FROM perdure_messages"
@@ -71,9 +71,9 @@ def scan(query: Query, known: Known | None = None, *, prefix: str = "perdure_") 
     return broken
 
 
-def _broken(answer: Iterable[tuple[Any, ...]]) -> list[Rule]:
+def _broken(answer: Iterable[tuple[Any, ...]]) -> list[Invariant]:
     [row] = answer
-    return [rule for rule, is_broken in zip(RULES, row, strict=True) if is_broken]
+    return [rule for rule, is_broken in zip(INVARIANTS, row, strict=True) if is_broken]
 
 
 async def scan_store(query: AsyncQuery, known: Known | None = None) -> list[str]:

@@ -16,14 +16,14 @@ import pytest
 from msgspec.structs import replace
 
 from perdure import Context, Engine, step, workflow
-from perdure.cli.doctor.checks import Examination, Finding, Level, judge_clock, judge_settings, judge_workers
+from perdure.cli.doctor.checks import CheckResult, Examination, Level, judge_clock, judge_settings, judge_workers
 from perdure.core.model.worker_info import DrainOrder, WorkerInfo
 from perdure.host import Host
 from perdure.store import migration_script
 from perdure.store.migrations import indexes
-from perdure.store.sql.diagnosis import activity_statement
+from perdure.store.sql.diagnosis import workload_statement
 from perdure.store.sql.dialect import MYSQL, POSTGRES, SQLITE
-from perdure.store.sql.invariants import BOUNDED_RULES, LIVE_RULES
+from perdure.store.sql.invariants import BOUNDED_INVARIANTS, LIVE_INVARIANTS
 from perdure.store.url import MysqlUrl, PostgresUrl, parse
 from tests.cli.conftest import URL, Perdure
 from tests.servers import schemas as postgres_server
@@ -281,8 +281,8 @@ async def busy(ctx: Context, number: int) -> int:
 def test_a_busy_database_has_nothing_to_report(perdure: Perdure, place: Place) -> None:
     """Rules, waitlists and leases hold at every moment of work in flight."""
 
-    async def main() -> list[Finding]:
-        found: list[Finding] = []
+    async def main() -> list[CheckResult]:
+        found: list[CheckResult] = []
         async with Engine(place.url, [busy, child]) as engine, engine.worker():
             handles = await engine.start_many([busy(n) for n in range(30)])
 
@@ -404,7 +404,7 @@ def test_a_clock_that_differs_from_the_servers_is_reported(
     url = request.getfixturevalue(kind)
     perdure("migrate", url)
 
-    async def main() -> list[Finding]:
+    async def main() -> list[CheckResult]:
         return [one async for many in Examination(url, WrongClock(), timeout=60.0).database() for one in many]
 
     [finding] = [one for one in asyncio.run(main()) if one.check == "clock"]
@@ -429,10 +429,12 @@ def test_workers_that_are_late_or_cannot_claim_are_reported() -> None:
 
 
 def test_usual_checks_leave_out_rules_that_read_finished_runs() -> None:
-    assert {rule.promise for rule in BOUNDED_RULES} < {rule.promise for rule in LIVE_RULES}
+    assert {rule.promise for rule in BOUNDED_INVARIANTS} < {rule.promise for rule in LIVE_INVARIANTS}
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(migration_script("sqlite://"))
-        for statement in [activity_statement(5), *(rule.broken_by for rule in BOUNDED_RULES)]:
+        for statement in [workload_statement(5), *(rule.broken_by for rule in BOUNDED_INVARIANTS)]:
             plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}")]
             assert not {"SCAN perdure_runs", "SCAN r", "SCAN perdure_history"} & set(plan), plan
-    assert not any("perdure_history" in rule.broken_by or "perdure_events" in rule.broken_by for rule in BOUNDED_RULES)
+    assert not any(
+        "perdure_history" in rule.broken_by or "perdure_events" in rule.broken_by for rule in BOUNDED_INVARIANTS
+    )

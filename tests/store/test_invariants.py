@@ -15,7 +15,7 @@ import pytest
 from perdure.core.time.duration import NEVER
 from perdure.host import Host
 from perdure.store import migration_script, open_store
-from perdure.store.sql.invariants import RULES
+from perdure.store.sql.invariants import INVARIANTS
 from perdure.store.url import MysqlUrl, PostgresUrl, parse
 from tests.invariants import Known, scan
 from tests.servers.databases import Databases
@@ -211,7 +211,7 @@ async def test_damage_is_found_on_servers(server: str, schemas: Schemas, databas
 
 
 def test_every_rule_is_broken_by_some_damage() -> None:
-    assert [rule.promise for rule in RULES if not any(word in rule.promise for word in DAMAGE.values())] == []
+    assert [rule.promise for rule in INVARIANTS if not any(word in rule.promise for word in DAMAGE.values())] == []
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from perdure.client import (
     watermarks,
     workers,
 )
-from perdure.client.facade import Facade, Portal, alias, mirror, parts_of
+from perdure.client.facade import Facade, Portal, alias, mirror, parts_of, view_of
 from perdure.client.remote import engine as remote_engine
 from perdure.client.remote import handle as remote_handle
 from perdure.client.remote import namespaces as remote_namespaces
@@ -34,8 +34,8 @@ class EngineView(Facade):
     _hidden = frozenset({"blocking"})
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self._target = engine.Engine(*args, **options)
-        self._portal = Portal(repr(self._target))
+        target = engine.Engine(*args, **options)
+        super().__init__(Portal(repr(target)), target)
 
     def __enter__(self) -> EngineView:
         return self
@@ -94,16 +94,16 @@ class PusherView(Facade):
     """A worker that executes only the runs that it is told to, for functions that are not async."""
 
     def __init__(self, engine: EngineView, **options: Any) -> None:
-        self._portal, target = parts_of(engine)
-        self._target = pusher.Pusher(target, **options)
+        portal, target = parts_of(engine)
+        super().__init__(portal, pusher.Pusher(target, **options))
 
 
 class TokensView(Facade):
     """Tokens of an engine's database, for functions that are not async."""
 
     def __init__(self, engine: EngineView) -> None:
-        self._portal, target = parts_of(engine)
-        self._target = tokens.Tokens(target)
+        portal, target = parts_of(engine)
+        super().__init__(portal, tokens.Tokens(target))
 
 
 Engine = mirror(engine.Engine, EngineView)
@@ -141,4 +141,4 @@ for _remote, _local in (
 
 def engine_over(target: engine.Engine) -> Any:
     """Make a blocking view of an engine that exists, with a background loop of its own."""
-    return Engine._over(Portal(repr(target)), target)
+    return view_of(Engine, Portal(repr(target)), target)

@@ -82,7 +82,7 @@ class Portal:
         if type(value) is list and value and type(value[0]) in _views:
             return [self.view(one) for one in value]
         kind = _views.get(type(value))
-        return value if kind is None else kind._over(self, value)
+        return value if kind is None else view_of(kind, self, value)
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the background loop and wait for its result."""
@@ -178,18 +178,11 @@ class Facade:
     #: Public members of the async class that the view leaves out.
     _hidden: ClassVar[frozenset[str]] = frozenset()
 
-    _portal: Portal
-    _target: Any
-
     __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
 
-    @classmethod
-    def _over(cls, portal: Portal, target: object) -> Facade:
-        """Make the view of an object."""
-        view = object.__new__(cls)
-        view._portal = portal
-        view._target = target
-        return view
+    def __init__(self, portal: Portal, target: Any) -> None:
+        self._portal = portal
+        self._target = target
 
     def __repr__(self) -> str:
         return repr(self._target)
@@ -253,6 +246,13 @@ def _property(name: str, member: property) -> property:
         setattr(self._target, name, value)
 
     return property(get, None if member.fset is None else set_, doc=member.__doc__)
+
+
+def view_of(kind: type[Facade], portal: Portal, target: object) -> Any:
+    """Make the view of an object that exists. The constructors of some views are those of users, who have no object."""
+    view = object.__new__(kind)
+    Facade.__init__(view, portal, target)
+    return view
 
 
 def parts_of(facade: Facade) -> tuple[Portal, Any]:

@@ -30,15 +30,15 @@ from perdure.errors import PerdureError, SchemaMismatch, UsageError
 from perdure.store import MigrationStatus, SqlStore, open_store, tables_of
 from perdure.store.migrations import Index
 from perdure.store.sql import diagnosis
-from perdure.store.sql.diagnosis import BrokenRule, ForgottenWaitlist, ReadyRuns
-from perdure.store.sql.invariants import BOUNDED_RULES, LIVE_RULES
+from perdure.store.sql.diagnosis import BrokenInvariant, ForgottenWaitlist, ReadyRuns
+from perdure.store.sql.invariants import BOUNDED_INVARIANTS, LIVE_INVARIANTS
 from perdure.store.url import SqliteUrl, parse, shown
 
 SECOND = 1_000_000
 #: Difference of two clocks that is reported, and age of a waitlist or a lease that no worker has looked at.
 _SKEW = 2 * SECOND
 _FORGOTTEN = 60 * SECOND
-#: Findings of one kind that are printed one by one; the others are counted.
+#: CheckResults of one kind that are printed one by one; the others are counted.
 _NAMED = 10
 #: Limits, breakers and schedules that are read.
 _PAGE = 1000
@@ -55,7 +55,7 @@ class Level(StrEnum):
     PROBLEM = "problem"
 
 
-class Finding(Struct, frozen=True):
+class CheckResult(Struct, frozen=True):
     """A verdict, the sentence that explains it, and what to do."""
 
     check: str
@@ -65,23 +65,23 @@ class Finding(Struct, frozen=True):
 
 
 T = TypeVar("T")
-Findings = list[Finding]
-Check = Callable[[], Awaitable[Findings]]
+CheckResults = list[CheckResult]
+Check = Callable[[], Awaitable[CheckResults]]
 
 
-def ok(check: str, text: str) -> Findings:
+def ok(check: str, text: str) -> CheckResults:
     """Make the finding of a check that found nothing wrong."""
-    return [Finding(check, Level.OK, text)]
+    return [CheckResult(check, Level.OK, text)]
 
 
-def warning(check: str, text: str, remedy: str) -> Finding:
+def warning(check: str, text: str, remedy: str) -> CheckResult:
     """Make a finding that does no harm yet."""
-    return Finding(check, Level.WARNING, text, remedy)
+    return CheckResult(check, Level.WARNING, text, remedy)
 
 
-def problem(check: str, text: str, remedy: str) -> Finding:
+def problem(check: str, text: str, remedy: str) -> CheckResult:
     """Make a finding that loses work or stops it."""
-    return Finding(check, Level.PROBLEM, text, remedy)
+    return CheckResult(check, Level.PROBLEM, text, remedy)
 
 
 class Examination:
@@ -96,7 +96,7 @@ class Examination:
         #: True once `database` has found a schema that an engine can use.
         self.usable = False
 
-    async def database(self) -> AsyncIterator[Findings]:
+    async def database(self) -> AsyncIterator[CheckResults]:
         """Check URL, driver, connection and schema, and then the database itself; ends early if one of them fails."""
         try:
             store = open_store(self._url, self._system, migrate=False)
@@ -122,20 +122,20 @@ class Examination:
             async for findings in self._open(store):
                 yield findings
 
-    async def _open(self, store: SqlStore) -> AsyncIterator[Findings]:
+    async def _open(self, store: SqlStore) -> AsyncIterator[CheckResults]:
         dialect, tables = tables_of(self._url)
         await store.open()
         try:
 
-            async def settings() -> Findings:
+            async def settings() -> CheckResults:
                 return judge_settings(dialect.name, await diagnosis.read_settings(store, dialect))
 
-            async def indexes() -> Findings:
+            async def indexes() -> CheckResults:
                 return judge_indexes(await diagnosis.missing_indexes(store, dialect, tables))
 
-            async def rules() -> Findings:
-                rules = LIVE_RULES if self._thorough else BOUNDED_RULES
-                return judge_rules(await diagnosis.broken_rules(store, rules), len(rules), self._shown)
+            async def rules() -> CheckResults:
+                rules = LIVE_INVARIANTS if self._thorough else BOUNDED_INVARIANTS
+                return judge_invariants(await diagnosis.broken_invariants(store, rules), len(rules), self._shown)
 
             yield await guarded("clock", lambda: self._clock(store))
             yield await guarded("durability", settings)
@@ -146,13 +146,13 @@ class Examination:
         finally:
             await store.close()
 
-    async def _clock(self, store: SqlStore) -> Findings:
+    async def _clock(self, store: SqlStore) -> CheckResults:
         before = self._system.now()
         server = await store.now()
         after = self._system.now()
         return judge_clock(server, (before, after), await diagnosis.newest_time(store))
 
-    async def _work(self, store: SqlStore) -> Findings:
+    async def _work(self, store: SqlStore) -> CheckResults:
         """Check that live workers serve the ready runs, and hold the running ones."""
         workers, now = await store.workers(), await store.now()
         elsewhere = served_elsewhere(await store.types())
@@ -166,29 +166,29 @@ class Examination:
         count = sum(one.count for one in ready)
         return found or ok("work", f"live workers serve all ready runs ({count:,}) and hold all running ones")
 
-    async def _waitlists(self, store: SqlStore) -> Findings:
+    async def _waitlists(self, store: SqlStore) -> CheckResults:
         now = await store.now()
         return judge_waitlists(await diagnosis.forgotten_waitlists(store, now - _FORGOTTEN), now)
 
-    async def fleet(self, engine: Engine) -> AsyncIterator[Findings]:
+    async def fleet(self, engine: Engine) -> AsyncIterator[CheckResults]:
         """Check workers, limits, pauses, schedules and blocked runs, through the engine."""
         target = self._shown
 
-        async def workers() -> Findings:
+        async def workers() -> CheckResults:
             return judge_workers(await engine.workers.list(), await engine.queues.paused())
 
-        async def limits() -> Findings:
+        async def limits() -> CheckResults:
             limits, breakers = await engine.limits.list(limit=_PAGE), await engine.breakers.list(limit=_PAGE)
             found = judge_limits(limits, target) + judge_breakers(breakers, target)
             return found or ok("limits", "every limit and breaker can be read, and none was opened by hand")
 
-        async def pauses() -> Findings:
+        async def pauses() -> CheckResults:
             return judge_pauses(await engine.queues.paused(), target)
 
-        async def schedules() -> Findings:
+        async def schedules() -> CheckResults:
             return judge_schedules(await engine.schedules.list(limit=_PAGE))
 
-        async def blocked() -> Findings:
+        async def blocked() -> CheckResults:
             return judge_blocked(await engine.runs.count(status=[Status.BLOCKED]), target)
 
         yield await guarded("workers", workers)
@@ -198,7 +198,7 @@ class Examination:
         yield await guarded("blocked", blocked)
 
 
-async def guarded(check: str, read: Check) -> Findings:
+async def guarded(check: str, read: Check) -> CheckResults:
     """Run a check; an error of the database becomes its finding, so that the next check runs."""
     try:
         return await read()
@@ -206,13 +206,13 @@ async def guarded(check: str, read: Check) -> Findings:
         return [problem(check, f"this cannot be checked: {halves(error)[0]}", halves(error)[1])]
 
 
-def skipped() -> Findings:
+def skipped() -> CheckResults:
     """List the checks that need the database itself, for a target that is a server."""
     checks = ("schema", "clock", "durability", "indexes", "work", "waitlists", "invariants")
-    return [Finding(check, Level.SKIPPED, "needs the URL of the database itself") for check in checks]
+    return [CheckResult(check, Level.SKIPPED, "needs the URL of the database itself") for check in checks]
 
 
-def judge_schema(migrations: Sequence[MigrationStatus], target: str) -> Findings:
+def judge_schema(migrations: Sequence[MigrationStatus], target: str) -> CheckResults:
     """Judge which migrations were applied."""
     missing = [one.name for one in migrations if not one.applied_at]
     if not missing:
@@ -223,7 +223,7 @@ def judge_schema(migrations: Sequence[MigrationStatus], target: str) -> Findings
     return [problem("schema", f"{_some(len(missing), 'migration')} pending: {names}", command("migrate", target))]
 
 
-def judge_clock(server: int, here: tuple[int, int], newest: int) -> Findings:
+def judge_clock(server: int, here: tuple[int, int], newest: int) -> CheckResults:
     """Compare the clock of the database with the one of this machine, and with the newest time in the tables."""
     found = []
     skew = server - here[1] if server > here[1] else min(0, server - here[0])
@@ -287,13 +287,13 @@ _CARELESS: Mapping[tuple[str, str], tuple[Level, str, str]] = {
 }
 
 
-def judge_settings(dialect: str, settings: Mapping[str, str]) -> Findings:
+def judge_settings(dialect: str, settings: Mapping[str, str]) -> CheckResults:
     """Judge whether a commit survives a crash of the server and of its machine."""
     found = []
     for name, value in settings.items():
         if (name, value) in _CARELESS:
             level, text, remedy = _CARELESS[name, value]
-            found.append(Finding("durability", level, text, remedy))
+            found.append(CheckResult("durability", level, text, remedy))
     if dialect == "sqlite" and settings.get("journal_mode") not in ("wal", "memory"):
         mode = settings.get("journal_mode")
         found.append(problem("durability", f"journal_mode is {mode}, not wal", "PRAGMA journal_mode = WAL"))
@@ -317,7 +317,7 @@ def judge_settings(dialect: str, settings: Mapping[str, str]) -> Findings:
     return found or ok("durability", f"commits survive a crash: {named}")
 
 
-def judge_indexes(missing: Sequence[Index]) -> Findings:
+def judge_indexes(missing: Sequence[Index]) -> CheckResults:
     """Judge which indexes are there."""
     return _each(
         "indexes",
@@ -328,11 +328,11 @@ def judge_indexes(missing: Sequence[Index]) -> Findings:
     ) or ok("indexes", "every index of the schema is there")
 
 
-def judge_rules(broken: Sequence[BrokenRule], checked: int, target: str) -> Findings:
+def judge_invariants(broken: Sequence[BrokenInvariant], checked: int, target: str) -> CheckResults:
     """Judge which rules of a sound database rows break."""
 
-    def describe(one: BrokenRule) -> Finding:
-        promise = one.rule.promise.rpartition(" (I")[0] or one.rule.promise
+    def describe(one: BrokenInvariant) -> CheckResult:
+        promise = one.invariant.promise.rpartition(" (I")[0] or one.invariant.promise
         ids = ", ".join(map(brief, one.run_ids)) or "a row that has changed since"
         more = f" and {one.count - len(one.run_ids)} more" if one.count > len(one.run_ids) > 0 else ""
         first = command("show", target, one.run_ids[0]) if one.run_ids else "run this command again"
@@ -345,7 +345,9 @@ def judge_rules(broken: Sequence[BrokenRule], checked: int, target: str) -> Find
     return _each("invariants", broken, describe) or ok("invariants", f"no row breaks one of {checked} rules")
 
 
-def judge_ready(ready: Sequence[ReadyRuns], alive: Sequence[WorkerInfo], pauses: Sequence[Pause], now: int) -> Findings:
+def judge_ready(
+    ready: Sequence[ReadyRuns], alive: Sequence[WorkerInfo], pauses: Sequence[Pause], now: int
+) -> CheckResults:
     """Find the ready runs that no live worker can claim."""
     paused = {(one.kind, one.name) for one in pauses}
 
@@ -366,7 +368,7 @@ def judge_ready(ready: Sequence[ReadyRuns], alive: Sequence[WorkerInfo], pauses:
     )
 
 
-def judge_held(held: Mapping[str, int], workers: Sequence[WorkerInfo]) -> Findings:
+def judge_held(held: Mapping[str, int], workers: Sequence[WorkerInfo]) -> CheckResults:
     """Find runs of workers that have ended, and workers without a free slot."""
     by_id = {one.id: one for one in workers}
     found = []
@@ -391,7 +393,7 @@ def judge_held(held: Mapping[str, int], workers: Sequence[WorkerInfo]) -> Findin
     return found
 
 
-def judge_abandoned(run_ids: Sequence[str]) -> Findings:
+def judge_abandoned(run_ids: Sequence[str]) -> CheckResults:
     """Find runs whose own lease has ended, with no worker to release them."""
     if not run_ids:
         return []
@@ -404,7 +406,7 @@ def judge_abandoned(run_ids: Sequence[str]) -> Findings:
     ]
 
 
-def judge_waitlists(forgotten: Sequence[ForgottenWaitlist], now: int) -> Findings:
+def judge_waitlists(forgotten: Sequence[ForgottenWaitlist], now: int) -> CheckResults:
     """Find waitlists that no worker looks at."""
     return _each(
         "waitlists",
@@ -418,7 +420,7 @@ def judge_waitlists(forgotten: Sequence[ForgottenWaitlist], now: int) -> Finding
     ) or ok("waitlists", "workers look at every waitlist")
 
 
-def judge_workers(workers: Sequence[WorkerInfo], pauses: Sequence[Pause]) -> Findings:
+def judge_workers(workers: Sequence[WorkerInfo], pauses: Sequence[Pause]) -> CheckResults:
     """Find workers that are overdue, and workers that cannot claim."""
     alive = [one for one in workers if one.status is WorkerStatus.ALIVE]
     found = [finding for one in alive for finding in _judge_worker(one, pauses)]
@@ -429,7 +431,7 @@ def judge_workers(workers: Sequence[WorkerInfo], pauses: Sequence[Pause]) -> Fin
     return found[:_NAMED] or ok("workers", text)
 
 
-def _judge_worker(worker: WorkerInfo, pauses: Sequence[Pause]) -> Iterable[Finding]:
+def _judge_worker(worker: WorkerInfo, pauses: Sequence[Pause]) -> Iterable[CheckResult]:
     named = f"worker {worker.id} ({worker.host}, process {worker.pid})"
     paused = {(one.kind, one.name) for one in pauses}
     late = worker.read_at - worker.heartbeat_at
@@ -463,7 +465,7 @@ def _judge_worker(worker: WorkerInfo, pauses: Sequence[Pause]) -> Iterable[Findi
         )
 
 
-def judge_limits(limits: Sequence[LimitInfo], target: str) -> Findings:
+def judge_limits(limits: Sequence[LimitInfo], target: str) -> CheckResults:
     """Find limits that cannot be read."""
     damaged = [one for one in limits if one.problem]
     return _each(
@@ -477,7 +479,7 @@ def judge_limits(limits: Sequence[LimitInfo], target: str) -> Findings:
     )
 
 
-def judge_breakers(breakers: Sequence[BreakerInfo], target: str) -> Findings:
+def judge_breakers(breakers: Sequence[BreakerInfo], target: str) -> CheckResults:
     """Find breakers that cannot be read, and those that were opened by hand."""
     damaged = _each(
         "limits",
@@ -500,7 +502,7 @@ def judge_breakers(breakers: Sequence[BreakerInfo], target: str) -> Findings:
     return damaged + opened
 
 
-def judge_schedules(schedules: Sequence[Schedule]) -> Findings:
+def judge_schedules(schedules: Sequence[Schedule]) -> CheckResults:
     """Find schedules that start no runs because of an error."""
     return _each(
         "schedules",
@@ -509,7 +511,7 @@ def judge_schedules(schedules: Sequence[Schedule]) -> Findings:
     ) or ok("schedules", "no schedule has an error")
 
 
-def judge_blocked(blocked: RunGroup, target: str) -> Findings:
+def judge_blocked(blocked: RunGroup, target: str) -> CheckResults:
     """Count the runs that only a person or a deploy can help."""
     if not blocked.count:
         return ok("blocked", "no run is blocked")
@@ -518,10 +520,10 @@ def judge_blocked(blocked: RunGroup, target: str) -> Findings:
     return [warning("blocked", f"{blocked} {are} blocked and will not continue without help", remedy)]
 
 
-def judge_pauses(pauses: Sequence[Pause], target: str) -> Findings:
+def judge_pauses(pauses: Sequence[Pause], target: str) -> CheckResults:
     """List what is paused."""
 
-    def describe(one: Pause) -> Finding:
+    def describe(one: Pause) -> CheckResult:
         named = ["--type", one.name] if one.kind is PauseKind.TYPE else [one.name]
         why = f": {one.reason}" if one.reason else ""
         by = f" by {one.actor}" if one.actor else ""
@@ -539,12 +541,12 @@ def command(*words: str) -> str:
     return shlex.join(["perdure", *words])
 
 
-def _each(check: str, items: Sequence[T], describe: Callable[[T], Finding]) -> Findings:
+def _each(check: str, items: Sequence[T], describe: Callable[[T], CheckResult]) -> CheckResults:
     """Describe the first items one by one, and count the others."""
     found = [describe(one) for one in items[:_NAMED]]
     if len(items) > _NAMED:
         more = max(found, key=lambda one: list(Level).index(one.level)).level
-        found.append(Finding(check, more, f"there are {len(items) - _NAMED} more of this kind"))
+        found.append(CheckResult(check, more, f"there are {len(items) - _NAMED} more of this kind"))
     return found
 
 

@@ -14,7 +14,7 @@ from perdure.cli.console.command_groups import Command
 from perdure.cli.console.output import Printer
 from perdure.cli.console.params import DATABASE_TIMEOUT, with_output, with_target
 from perdure.cli.console.target import check_exists, find_engine, is_url, load_engine
-from perdure.cli.doctor.checks import Examination, Finding, Findings, Level, halves, ok, problem, skipped
+from perdure.cli.doctor.checks import CheckResult, CheckResults, Examination, Level, halves, ok, problem, skipped
 from perdure.client.remote.transport import is_server
 from perdure.client.session import DATABASE_TIMEOUT as DEFAULT_TIMEOUT
 from perdure.core.time.duration import microseconds
@@ -60,8 +60,8 @@ def doctor(target: str, thorough: bool, output: Printer) -> None:
     click.get_current_context().exit(EXIT_CODES[worst])
 
 
-async def _examine(target: str, url: str, output: Printer, *, thorough: bool) -> Findings:
-    found: Findings = []
+async def _examine(target: str, url: str, output: Printer, *, thorough: bool) -> CheckResults:
+    found: CheckResults = []
     async for findings in _findings(target, url, thorough=thorough):
         found += findings
         if not output.json:
@@ -70,7 +70,7 @@ async def _examine(target: str, url: str, output: Printer, *, thorough: bool) ->
     return found
 
 
-async def _findings(target: str, url: str, *, thorough: bool) -> AsyncIterator[Findings]:
+async def _findings(target: str, url: str, *, thorough: bool) -> AsyncIterator[CheckResults]:
     timeout = click.get_current_context().meta.get(DATABASE_TIMEOUT)
     seconds = DEFAULT_TIMEOUT if timeout is None else microseconds(timeout) / 1e6
     examination = Examination(url, Host(), timeout=seconds, thorough=thorough)
@@ -103,7 +103,7 @@ async def _findings(target: str, url: str, *, thorough: bool) -> AsyncIterator[F
         await engine.close()
 
 
-def _print_finding(output: Printer, finding: Finding) -> None:
+def _print_finding(output: Printer, finding: CheckResult) -> None:
     level, check = finding.level.value, finding.check
     for place, line in enumerate(_wrapped(finding.text)):
         head = f"{level:<7}  {check:<10}" if place == 0 else ""
@@ -120,7 +120,7 @@ def _wrapped(text: str, less: int = 0) -> list[str]:
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
-def _summary(found: Findings) -> str:
+def _summary(found: CheckResults) -> str:
     problems = sum(one.level is Level.PROBLEM for one in found)
     warnings = sum(one.level is Level.WARNING for one in found)
     if not problems and not warnings:

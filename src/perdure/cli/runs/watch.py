@@ -29,7 +29,7 @@ Kind = Literal["listed", "new", "changed", "left"]
 _MARKED = 5
 
 
-class Change(Struct, frozen=True):
+class RowChange(Struct, frozen=True):
     """A difference between two refreshes. `before` is the earlier status of a row that was there."""
 
     kind: Kind
@@ -45,23 +45,25 @@ class Changes:
         self._newest_first = newest_first
         self._seen: dict[str, Run] | None = None
 
-    def update(self, runs: Sequence[Run]) -> list[Change]:
+    def update(self, runs: Sequence[Run]) -> list[RowChange]:
         """Compare a page with the last one, oldest run first."""
         before, self._seen = self._seen, {run.id: run for run in runs}
         ordered = sorted(runs, key=_age)
         if before is None:
-            return [Change("listed", run) for run in ordered]
+            return [RowChange("listed", run) for run in ordered]
         found = [
-            Change("left", run, status(run)) for run in before.values() if run.id not in self._seen and self._left(run)
+            RowChange("left", run, status(run))
+            for run in before.values()
+            if run.id not in self._seen and self._left(run)
         ]
         for run in ordered:
             old = before.get(run.id)
             if old is None:
                 # An older run that fills up the page again was there before.
                 is_new = not self._newest_first or not before or _age(run) > min(map(_age, before.values()))
-                found.append(Change("new" if is_new else "listed", run))
+                found.append(RowChange("new" if is_new else "listed", run))
             elif _state(old) != _state(run):
-                found.append(Change("changed", run, status(old)))
+                found.append(RowChange("changed", run, status(old)))
         return found
 
     def _left(self, run: Run) -> bool:
@@ -134,7 +136,7 @@ async def _print_changes(engine: Engine, read: ReadPage, changes: Changes, outpu
         await asyncio.sleep(INTERVAL)
 
 
-def _print_change(output: Printer, change: Change) -> None:
+def _print_change(output: Printer, change: RowChange) -> None:
     now, run = Host().now(), change.run
     if output.json:
         document = {"at": moment(now), "change": change.kind, "before": change.before or None}

@@ -1,4 +1,4 @@
-"""Reads for the diagnosis of a live database: its settings, its indexes, its waiting work and its broken rules.
+"""Reads for the diagnosis of a live database: its settings, its indexes, its waiting work and its broken invariants.
 
 Each function is a few statements through `SqlStore.query`, and writes nothing.
 """
@@ -13,7 +13,7 @@ from perdure.core.model.run import Status
 from perdure.core.time.duration import NEVER
 from perdure.store.migrations import Index, indexes
 from perdure.store.sql.dialect import Dialect, Row
-from perdure.store.sql.invariants import Rule
+from perdure.store.sql.invariants import Invariant
 from perdure.store.sql.store import SqlStore
 
 #: Settings that decide whether a commit survives a crash, by name.
@@ -110,7 +110,7 @@ SELECT r.id, r.worker, r.lease_until FROM perdure_runs r
 WHERE r.status = 'running' AND r.lease_until > 0 AND r.lease_until < ? ORDER BY r.id
 """
 
-#: Rows of one broken rule that are named.
+#: Rows of one broken invariant that are named.
 _NAMED = 5
 
 
@@ -123,7 +123,7 @@ class ReadyRuns(Struct, frozen=True):
     oldest: int
 
 
-class Activity(Struct, frozen=True, kw_only=True):
+class Workload(Struct, frozen=True, kw_only=True):
     """Work in a database at one moment.
 
     Counts end just above `MOST_COUNTED`, those of recent and ready runs at `MOST_RECENT`.
@@ -149,10 +149,10 @@ class ForgottenWaitlist(Struct, frozen=True):
     waiting: int
 
 
-class BrokenRule(Struct, frozen=True):
-    """A rule that rows break: how many of them, and the ids of the first few."""
+class BrokenInvariant(Struct, frozen=True):
+    """An invariant that rows break: how many of them, and the ids of the first few."""
 
-    rule: Rule
+    invariant: Invariant
     count: int
     run_ids: tuple[str, ...]
 
@@ -187,17 +187,17 @@ async def held_runs(store: SqlStore) -> dict[str, int]:
     return {worker: count for worker, count in await store.query(_HELD) if worker is not None}
 
 
-def activity_statement(since: int) -> str:
-    """Make the statement of `read_activity`."""
+def workload_statement(since: int) -> str:
+    """Make the statement of `read_workload`."""
     return "\nUNION ALL\n".join(_ACTIVITY).format(since=int(since), most=MOST_COUNTED + 1, recent=MOST_RECENT)
 
 
-async def read_activity(store: SqlStore, since: int) -> Activity:
+async def read_workload(store: SqlStore, since: int) -> Workload:
     """Read the work in a database, in one statement whose cost is bounded."""
     found: dict[str, list[Row]] = {}
-    for what, *row in await store.query(activity_statement(since)):
+    for what, *row in await store.query(workload_statement(since)):
         found.setdefault(what, []).append(tuple(row))
-    return Activity(
+    return Workload(
         ready=tuple(sorted((ReadyRuns(*row) for row in found.get("ready", ())), key=lambda one: (one.queue, one.type))),
         held={worker: count for worker, _, count, _ in found.get("held", ()) if worker is not None},
         blocked={(type, reason or ""): count for type, reason, count, _ in found.get("blocked", ())},
@@ -217,13 +217,13 @@ async def abandoned_runs(store: SqlStore, before: int) -> list[str]:
     return [row[0] for row in await store.query(_ABANDONED, [before])]
 
 
-async def broken_rules(store: SqlStore, rules: Sequence[Rule]) -> list[BrokenRule]:
-    """List the rules that rows break; one statement if there are none."""
-    asked = ", ".join(f"EXISTS ({rule.broken_by}) AS rule_{place}" for place, rule in enumerate(rules))
+async def broken_invariants(store: SqlStore, invariants: Sequence[Invariant]) -> list[BrokenInvariant]:
+    """List the invariants that rows break; one statement if there are none."""
+    asked = ", ".join(f"EXISTS ({one.broken_by}) AS broken_{place}" for place, one in enumerate(invariants))
     [answers] = await store.query(f"SELECT {asked}")
     found = []
-    for rule, is_broken in zip(rules, answers, strict=True):
+    for one, is_broken in zip(invariants, answers, strict=True):
         if is_broken:
-            rows = await store.query(rule.broken_by)
-            found.append(BrokenRule(rule, max(1, len(rows)), tuple(str(row[0]) for row in rows[:_NAMED])))
+            rows = await store.query(one.broken_by)
+            found.append(BrokenInvariant(one, max(1, len(rows)), tuple(str(row[0]) for row in rows[:_NAMED])))
     return found

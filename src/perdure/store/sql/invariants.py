@@ -24,7 +24,7 @@ TRIMMED = "(r.generation > 1 OR EXISTS (SELECT 1 FROM perdure_history s WHERE s.
 _ACTIVITIES = "(SELECT a.type FROM perdure_registry a WHERE a.kind = 'activity')"
 
 
-class Rule(Struct, frozen=True):
+class Invariant(Struct, frozen=True):
     """A promise, as a query for the rows that break it; the first column names the run."""
 
     promise: str
@@ -41,7 +41,7 @@ _ENDS = f"""(
   FROM perdure_runs r LEFT JOIN perdure_events e ON e.run_id = r.id GROUP BY r.id, r.status, r.generation
 ) AS counted"""
 
-TRAIL = Rule(
+TRAIL = Invariant(
     "each generation has its final event, unless the audit trail was trimmed, and the last one has it (I3)",
     f"""
     SELECT id, status, generation, ends, beginnings FROM {_ENDS}
@@ -50,7 +50,7 @@ TRAIL = Rule(
 )
 
 HISTORY = (
-    Rule(
+    Invariant(
         "the history has no holes but below the last mark of a scope, where it was trimmed (I1)",
         """
         SELECT h.run_id, COUNT(*), MIN(h.seq), MAX(h.seq), MAX(s.mark) FROM perdure_history h
@@ -60,7 +60,7 @@ HISTORY = (
         GROUP BY h.run_id HAVING MIN(h.seq) <> COALESCE(MAX(s.mark), 0) OR COUNT(*) <> MAX(h.seq) - MIN(h.seq) + 1
         """,
     ),
-    Rule(
+    Invariant(
         "an operation has one result per attempt at the run (I1)",
         """
         SELECT run_id, run_attempt, kind, location, COUNT(*) FROM perdure_history
@@ -68,7 +68,7 @@ HISTORY = (
         GROUP BY run_id, run_attempt, kind, location HAVING COUNT(*) > 1
         """,
     ),
-    Rule(
+    Invariant(
         "a child has one result for each time that it ended (I1)",
         """
         SELECT h.run_id, h.run_attempt, h.location, COUNT(*) FROM perdure_history h WHERE h.kind = 'child'
@@ -78,7 +78,7 @@ HISTORY = (
           WHERE c.parent_id = h.run_id AND c.parent_location = h.location)
         """,
     ),
-    Rule(
+    Invariant(
         "no record was written by a former owner of the run (I4)",
         """
         SELECT run_id, seq, token, earlier FROM (
@@ -86,14 +86,14 @@ HISTORY = (
         ) AS steps WHERE token < earlier
         """,
     ),
-    Rule(
+    Invariant(
         "no record has a token that the run never had (I4)",
         """
         SELECT h.run_id, h.seq, h.token, r.token FROM perdure_history h
         JOIN perdure_runs r ON r.id = h.run_id WHERE h.token > r.token
         """,
     ),
-    Rule(
+    Invariant(
         "time and attempts in the history never go back, but for an activity that was requeued (I9)",
         """
         SELECT run_id, seq, at, earlier, run_attempt, attempt_before FROM (
@@ -104,14 +104,14 @@ HISTORY = (
         ) AS steps WHERE (run_attempt < attempt_before AND anew = 0) OR at < earlier
         """,
     ),
-    Rule(
+    Invariant(
         "each slot of a schedule becomes a run once (I12)",
         """
         SELECT run_id, data, COUNT(*) FROM perdure_events WHERE kind = 'schedule_fired'
         GROUP BY run_id, data HAVING COUNT(*) > 1
         """,
     ),
-    Rule(
+    Invariant(
         "records, messages, events, outputs, attributes, topics, lines and permits belong to a run",
         """
         SELECT t.run_id, t.what FROM (
@@ -133,7 +133,7 @@ HISTORY = (
 )
 
 STATES = (
-    Rule(
+    Invariant(
         "a finished run has exactly one outcome, the time of it, and no worker (I3)",
         f"""
         SELECT id, status, output, error, finished_at, worker FROM perdure_runs WHERE status IN {_FINISHED} AND (
@@ -142,7 +142,7 @@ STATES = (
           OR (status <> 'completed' AND (error IS NULL OR output IS NOT NULL)))
         """,
     ),
-    Rule(
+    Invariant(
         "an unfinished run has no outcome (I3)",
         # One part for each status: partial indexes of one status serve no condition on several.
         "UNION ALL".join(
@@ -154,15 +154,15 @@ STATES = (
         ),
         bounded=True,
     ),
-    Rule(
+    Invariant(
         "each generation has one final event at the most (I3)",
         f"SELECT id, status, generation, ends, beginnings FROM {_ENDS} WHERE ends > generation - 1 + ended",
     ),
-    Rule(
+    Invariant(
         "only a finished run is deleted",
         f"SELECT id, status, deleted_at FROM perdure_runs WHERE deleted_at <> 0 AND status NOT IN {_FINISHED}",
     ),
-    Rule(
+    Invariant(
         "a running run has a known worker or a lease of its own, a nonce and a token (I8)",
         """
         SELECT r.id, r.status, r.worker, r.lease_until, r.nonce, r.token FROM perdure_runs r
@@ -172,14 +172,14 @@ STATES = (
         """,
         bounded=True,
     ),
-    Rule(
+    Invariant(
         "only a running run has a worker, a mark or a lease (I8)",
         """
         SELECT id, status, worker, marked, lease_until FROM perdure_runs
         WHERE status <> 'running' AND (worker IS NOT NULL OR marked <> 0 OR lease_until <> 0)
         """,
     ),
-    Rule(
+    Invariant(
         "a running run with something unread is marked, and no other (I8)",
         """
         SELECT id, inbox_seq, inbox_read, marked FROM perdure_runs
@@ -187,7 +187,7 @@ STATES = (
         """,
         bounded=True,
     ),
-    Rule(
+    Invariant(
         "a waiting run says what for, and something can end its waiting (I8)",
         f"""
         SELECT id, reason, wake_at FROM perdure_runs WHERE status = 'waiting' AND (
@@ -196,7 +196,7 @@ STATES = (
         """,
         bounded=True,
     ),
-    Rule(
+    Invariant(
         "no run waits with something unread (I8)",
         """
         SELECT id, reason, inbox_seq, inbox_read FROM perdure_runs
@@ -204,7 +204,7 @@ STATES = (
         """,
         bounded=True,
     ),
-    Rule(
+    Invariant(
         "a pending run waits for nothing, and a blocked one says why it is blocked (I8, I13)",
         f"""
         SELECT id, status, reason, error FROM perdure_runs WHERE status = 'pending' AND reason IS NOT NULL
@@ -213,14 +213,14 @@ STATES = (
         """,
         bounded=True,
     ),
-    Rule(
+    Invariant(
         "an idempotency key has one run (I6)",
         """
         SELECT MIN(id), idempotency_key, COUNT(*) FROM perdure_runs
         WHERE idempotency_key IS NOT NULL GROUP BY idempotency_key HAVING COUNT(*) > 1
         """,
     ),
-    Rule(
+    Invariant(
         "a run is created once",
         """
         SELECT run_id, COUNT(*) FROM perdure_events WHERE kind = 'created' GROUP BY run_id HAVING COUNT(*) > 1
@@ -229,7 +229,7 @@ STATES = (
 )
 
 INBOXES = (
-    Rule(
+    Invariant(
         "an inbox has no holes, all that its counter says but what was trimmed, and all that is unread (I5)",
         f"""
         SELECT r.id, r.inbox_seq, r.inbox_read, COUNT(m.seq), MIN(m.seq), MAX(m.seq) FROM perdure_runs r
@@ -240,14 +240,14 @@ INBOXES = (
           OR (COUNT(m.seq) <> r.inbox_seq AND NOT {TRIMMED})
         """,
     ),
-    Rule(
+    Invariant(
         "what was read is consumed, and nothing else (I5)",
         """
         SELECT m.run_id, m.seq, m.consumed, r.inbox_read FROM perdure_messages m JOIN perdure_runs r ON r.id = m.run_id
         WHERE m.consumed <> CASE WHEN m.seq <= r.inbox_read THEN 1 ELSE 0 END
         """,
     ),
-    Rule(
+    Invariant(
         "what was consumed is in the history once, as what it was, unless that was trimmed or it is an activity's (I5)",
         f"""
         SELECT m.run_id, m.seq, m.kind, COUNT(h.seq), MIN(h.kind) FROM perdure_messages m
@@ -261,7 +261,7 @@ INBOXES = (
     ),
     # A later attempt takes in again what an earlier one did, a call that cannot be written fails where it was made, and
     # a run that is opened again finds out how its children ended.
-    Rule(
+    Invariant(
         "what the history took in had been sent and is consumed (I5)",
         f"""
         SELECT h.run_id, h.seq, h.inbox_seq FROM perdure_history h JOIN perdure_runs r ON r.id = h.run_id
@@ -271,7 +271,7 @@ INBOXES = (
           AND NOT (h.inbox_seq BETWEEN 1 AND r.inbox_read AND {TRIMMED})
         """,
     ),
-    Rule(
+    Invariant(
         "messages are taken in in the order in which they were sent (I5)",
         """
         SELECT run_id, seq, inbox_seq, earlier FROM (
@@ -280,7 +280,7 @@ INBOXES = (
         ) AS taken WHERE inbox_seq <= earlier
         """,
     ),
-    Rule(
+    Invariant(
         "a child has a parent, and knows its place there, unless its parent let go of it to be opened again (I11)",
         """
         SELECT c.id, c.parent_id, c.parent_location FROM perdure_runs c
@@ -288,7 +288,7 @@ INBOXES = (
         WHERE c.parent_id IS NOT NULL AND (p.id IS NULL OR (c.parent_location IS NULL AND p.generation = 1))
         """,
     ),
-    Rule(
+    Invariant(
         "an unfinished parent has been told of every child that is finished (I8)",
         f"""
         SELECT p.id, p.status, c.id, c.parent_location FROM perdure_runs c JOIN perdure_runs p ON p.id = c.parent_id
@@ -300,7 +300,7 @@ INBOXES = (
 )
 
 OUTPUTS = (
-    Rule(
+    Invariant(
         "the positions of a stream have no holes, and whatever else a run shows is there once (I5)",
         """
         SELECT run_id, kind, name, COUNT(*), MIN(position), MAX(position) FROM perdure_outputs
@@ -309,7 +309,7 @@ OUTPUTS = (
         OR (kind NOT IN ('stream', 'requeue', 'takeover', 'aside') AND COUNT(*) <> 1)
         """,
     ),
-    Rule(
+    Invariant(
         "an output that is not replaced by the next one has a key of its own (I5)",
         """
         SELECT MIN(run_id), output_key, COUNT(*) FROM perdure_outputs WHERE kind NOT IN ('state', 'beat')
@@ -319,7 +319,7 @@ OUTPUTS = (
 )
 
 GATES = (
-    Rule(
+    Invariant(
         "a run that waits for a limit or a breaker stands in a line (I8)",
         """
         SELECT r.id, r.reason FROM perdure_runs r WHERE r.status = 'waiting' AND r.reason IN ('limit', 'breaker')
@@ -330,7 +330,7 @@ GATES = (
     ),
     # One that has ended meanwhile is found out when it is its turn, and others' workers know nothing of lines. Gates of
     # one call are seen by the worker that has claimed its run, which gives it back.
-    Rule(
+    Invariant(
         "no run waits in line for what is being worked on (I8)",
         """
         SELECT r.id, l.gate, r.status FROM perdure_lines l JOIN perdure_runs r ON r.id = l.run_id
@@ -339,7 +339,7 @@ GATES = (
         """,
         bounded=True,
     ),
-    Rule(
+    Invariant(
         "a gate with a waitlist is looked at some day (I8)",
         f"""
         SELECT l.run_id, l.gate, g.due_at FROM perdure_lines l LEFT JOIN perdure_gates g ON g.name = l.gate
@@ -347,7 +347,7 @@ GATES = (
         """,
         bounded=True,
     ),
-    Rule(
+    Invariant(
         "no permit has a token that its run never had (I4)",
         """
         SELECT p.run_id, p.gate, p.token, r.token FROM perdure_permits p
@@ -357,9 +357,9 @@ GATES = (
     ),
 )
 
-RULES = (*HISTORY, *STATES, TRAIL, *INBOXES, *OUTPUTS, *GATES)
+INVARIANTS = (*HISTORY, *STATES, TRAIL, *INBOXES, *OUTPUTS, *GATES)
 
 #: Rules that hold on every live database. Of those the audit trail is left out: its level may have changed.
-LIVE_RULES = tuple(rule for rule in RULES if rule is not TRAIL)
+LIVE_INVARIANTS = tuple(one for one in INVARIANTS if one is not TRAIL)
 #: Of these the ones whose cost does not grow with the number of finished runs.
-BOUNDED_RULES = tuple(rule for rule in LIVE_RULES if rule.bounded)
+BOUNDED_INVARIANTS = tuple(one for one in LIVE_INVARIANTS if one.bounded)
