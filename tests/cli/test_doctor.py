@@ -21,7 +21,7 @@ from perdure.core.model.worker_info import DrainOrder, WorkerInfo
 from perdure.host import Host
 from perdure.store import migration_script
 from perdure.store.migrations import indexes
-from perdure.store.sql.diagnosis import workload_statement
+from perdure.store.sql.diagnosis import work_counts_statement
 from perdure.store.sql.dialect import MYSQL, POSTGRES, SQLITE
 from perdure.store.sql.invariants import BOUNDED_INVARIANTS, LIVE_INVARIANTS
 from perdure.store.url import MysqlUrl, PostgresUrl, parse
@@ -432,7 +432,7 @@ def test_usual_checks_leave_out_rules_that_read_finished_runs() -> None:
     assert {rule.promise for rule in BOUNDED_INVARIANTS} < {rule.promise for rule in LIVE_INVARIANTS}
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(migration_script("sqlite://"))
-        for statement in [workload_statement(5), *(rule.broken_by for rule in BOUNDED_INVARIANTS)]:
+        for statement in [work_counts_statement(5), *(rule.broken_by for rule in BOUNDED_INVARIANTS)]:
             plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}")]
             assert not {"SCAN perdure_runs", "SCAN r", "SCAN perdure_history"} & set(plan), plan
     assert not any(

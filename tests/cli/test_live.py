@@ -27,7 +27,7 @@ from perdure.cli.runs.watch import Changes
 from perdure.core.model.run import Run, Status
 from perdure.host import Host
 from perdure.store import open_store
-from perdure.store.sql.diagnosis import read_workload
+from perdure.store.sql.diagnosis import read_work_counts
 from tests.cli.conftest import URL, Perdure, work
 from tests.helpers import eventually
 from tests.stage import Stage
@@ -230,7 +230,7 @@ async def test_the_top_shows_workers_steps_queues_counts_and_what_needs_a_person
             await eventually(seen)
             assert stage.store is not None
             snapshot = await StoreReader(stage.store).read()
-            activity = await read_workload(stage.store, 0)
+            activity = await read_work_counts(stage.store, 0)
         finally:
             RELEASED.set()
         await running.result(timeout=120)

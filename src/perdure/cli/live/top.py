@@ -32,7 +32,7 @@ from perdure.core.routing import served_elsewhere
 from perdure.core.status_signs import STATUS_SIGNS
 from perdure.host import Host
 from perdure.store import SqlStore, open_store
-from perdure.store.sql.diagnosis import MOST_COUNTED, MOST_RECENT, ReadyRuns, Workload, read_workload
+from perdure.store.sql.diagnosis import MOST_COUNTED, MOST_RECENT, ReadyRuns, WorkCounts, read_work_counts
 from perdure.store.url import shown
 
 _MINUTE = 60_000_000
@@ -82,18 +82,18 @@ class StoreReader:
             self._elsewhere = served_elsewhere(await store.types())
         self._refreshes += 1
         workers, now = await store.workers(), store.clock()
-        workload: Workload = await read_workload(store, now - _MINUTE)
+        counts: WorkCounts = await read_work_counts(store, now - _MINUTE)
         return Snapshot(
             at=now,
             workers=workers,
             pauses=await store.pauses(),
             elsewhere=self._elsewhere,
-            ready=workload.ready,
-            held=workload.held,
-            blocked=workload.blocked,
-            counts=workload.counts,
-            started=workload.started,
-            finished=workload.finished,
+            ready=counts.ready,
+            held=counts.held,
+            blocked=counts.blocked,
+            counts=counts.counts,
+            started=counts.started,
+            finished=counts.finished,
         )
 
 

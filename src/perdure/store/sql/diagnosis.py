@@ -123,7 +123,7 @@ class ReadyRuns(Struct, frozen=True):
     oldest: int
 
 
-class Workload(Struct, frozen=True, kw_only=True):
+class WorkCounts(Struct, frozen=True, kw_only=True):
     """Work in a database at one moment.
 
     Counts end just above `MOST_COUNTED`, those of recent and ready runs at `MOST_RECENT`.
@@ -187,17 +187,17 @@ async def held_runs(store: SqlStore) -> dict[str, int]:
     return {worker: count for worker, count in await store.query(_HELD) if worker is not None}
 
 
-def workload_statement(since: int) -> str:
-    """Make the statement of `read_workload`."""
+def work_counts_statement(since: int) -> str:
+    """Make the statement of `read_work_counts`."""
     return "\nUNION ALL\n".join(_ACTIVITY).format(since=int(since), most=MOST_COUNTED + 1, recent=MOST_RECENT)
 
 
-async def read_workload(store: SqlStore, since: int) -> Workload:
+async def read_work_counts(store: SqlStore, since: int) -> WorkCounts:
     """Read the work in a database, in one statement whose cost is bounded."""
     found: dict[str, list[Row]] = {}
-    for what, *row in await store.query(workload_statement(since)):
+    for what, *row in await store.query(work_counts_statement(since)):
         found.setdefault(what, []).append(tuple(row))
-    return Workload(
+    return WorkCounts(
         ready=tuple(sorted((ReadyRuns(*row) for row in found.get("ready", ())), key=lambda one: (one.queue, one.type))),
         held={worker: count for worker, _, count, _ in found.get("held", ()) if worker is not None},
         blocked={(type, reason or ""): count for type, reason, count, _ in found.get("blocked", ())},
