@@ -84,4 +84,4 @@ def test_the_counted_work_repeats_itself_and_shows_the_function_that_does_more(t
     text = compare(total(before), total(after), "before").text
     assert "A step costs more than 3% more" in text
     grown = text.splitlines()[text.splitlines().index("A step costs more than 3% more. What grew:") + 1]
-    assert "perdure/worker/callbacks.py:_slower" in grown
+    assert "perdure/worker/batched_calls.py:_slower" in grown

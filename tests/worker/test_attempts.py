@@ -13,7 +13,7 @@ from perdure.core.system import Cancellable
 from perdure.host import Host
 from perdure.replay.operations import StepOperation
 from perdure.replay.run_loop import RunLoop, new_operation_future
-from perdure.worker.callbacks import ClockReading, StepResults
+from perdure.worker.batched_calls import ClockReading, StepResults
 from perdure.worker.steps.attempt import Attempt
 from perdure.worker.steps.threads import StepThreads
 from perdure.workflow.runtime import StepRequest

@@ -13,7 +13,7 @@ from perdure.core.codec.failure import ErrorTypes
 from perdure.core.model.turn import NextState, Park
 from perdure.core.system import System
 from perdure.store.contract import Store
-from perdure.worker.callbacks import ClockReading, StepResults
+from perdure.worker.batched_calls import ClockReading, StepResults
 from perdure.worker.commit.journal import Journal
 from perdure.worker.limits.gatekeeper import Gatekeeper
 from perdure.worker.options import WorkerSettings

@@ -29,7 +29,7 @@ from perdure.core.system import LoopTrace, System
 from perdure.errors import EngineClosed
 from perdure.replay.run_loop import DrainContext
 from perdure.store.contract import Change, Store
-from perdure.worker.callbacks import ClockReading, RunStarts, StepResults
+from perdure.worker.batched_calls import ClockReading, RunStarts, StepResults
 from perdure.worker.claiming.claimer import Claimer
 from perdure.worker.claiming.inbox_reader import InboxReader
 from perdure.worker.claiming.pushed_runs import PushExecutor

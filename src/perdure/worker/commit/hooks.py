@@ -19,7 +19,7 @@ from perdure.core.background_loops import LoopGuard, LoopHealth
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice, Hook, Hooks
 from perdure.core.system import System
 from perdure.store.contract import NewEvent, Store
-from perdure.worker.callbacks import is_end_of
+from perdure.worker.batched_calls import is_end_of
 from perdure.worker.commit.attempt_log import AttemptEnd
 
 logger = logging.getLogger("perdure.hooks")

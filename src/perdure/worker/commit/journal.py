@@ -21,7 +21,7 @@ from perdure.core.model.turn import Block, Turn, TurnOutcome
 from perdure.core.system import System
 from perdure.errors import EngineClosed, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 from perdure.store.contract import Store
-from perdure.worker.callbacks import Blockable, ClockReading
+from perdure.worker.batched_calls import Blockable, ClockReading
 from perdure.worker.commit.attempt_log import AttemptLog, LoggedRun
 
 logger = logging.getLogger("perdure.worker")

@@ -19,7 +19,7 @@ from perdure.core.limits.limit import Limit, PermitScope, RequiredGates, require
 from perdure.core.model.record import Message, RecordKind
 from perdure.core.model.waits import Wait, WaitKind
 from perdure.replay.operations import StepOperation
-from perdure.worker.callbacks import guarded
+from perdure.worker.batched_calls import guarded
 from perdure.worker.limits.gatekeeper import breaker_open_error
 from perdure.worker.run.held_run import Stage
 from perdure.worker.run.policy import policy_of

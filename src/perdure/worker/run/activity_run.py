@@ -29,7 +29,7 @@ from perdure.errors import ActivityTimeout, PerdureError, RunTerminated, StoreEr
 from perdure.replay.outcome import cancelled
 from perdure.store.contract import Store
 from perdure.store.sql.reads import interruptions_since_requeue
-from perdure.worker.callbacks import ClockReading, guarded
+from perdure.worker.batched_calls import ClockReading, guarded
 from perdure.worker.commit.attempt_log import ACTIVITY
 from perdure.worker.run.held_run import HeldRun, Stage
 from perdure.worker.run.interrupted_steps import EARLIEST_TOKEN, count_interrupted_activity_attempts

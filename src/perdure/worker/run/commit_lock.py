@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.replay.operations import StepOperation
 from perdure.store.user_connections.errors import Interrupted
-from perdure.worker.callbacks import ClockReading
+from perdure.worker.batched_calls import ClockReading
 from perdure.worker.run.held_run import Stage
 from perdure.worker.steps.attempt import Attempt
 from perdure.worker.steps.transaction_attempt import Committed, LeaseLost, TransactionAttempt

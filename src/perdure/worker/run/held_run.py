@@ -15,7 +15,7 @@ from perdure.core.model.record import Message
 from perdure.core.model.run import Status
 from perdure.core.model.turn import Block, Finish, Lease, NextState, Release, RetryLater, Turn, TurnOutcome
 from perdure.errors import PerdureError
-from perdure.worker.callbacks import ClockReading
+from perdure.worker.batched_calls import ClockReading
 from perdure.worker.commit.attempt_log import RUN
 from perdure.worker.run.pause_and_evict import RunOrders
 from perdure.worker.run.policy import block_for

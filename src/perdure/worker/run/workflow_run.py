@@ -38,7 +38,7 @@ from perdure.core.time.duration import NEVER
 from perdure.errors import ChildLimit, PerdureError
 from perdure.replay.execution import Execution
 from perdure.replay.operations import ChildOperation, OpenOperation, RunOrigin, ScopeOperation, StepOperation
-from perdure.worker.callbacks import ClockReading, guarded
+from perdure.worker.batched_calls import ClockReading, guarded
 from perdure.worker.limits.step_limits import StepLimits, is_limited
 from perdure.worker.run.commit_lock import CommitLock
 from perdure.worker.run.held_run import HeldRun, Stage

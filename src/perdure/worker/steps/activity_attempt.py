@@ -12,7 +12,7 @@ from perdure.core.model.run import Run
 from perdure.core.system import System
 from perdure.errors import ActivityTimeout
 from perdure.replay.operations import StepOperation
-from perdure.worker.callbacks import ResultRecipient, StepResults
+from perdure.worker.batched_calls import ResultRecipient, StepResults
 from perdure.worker.steps.attempt import Attempt
 from perdure.workflow.activity import Activity
 from perdure.workflow.run_settings import RunSettings

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from perdure.core.system import DUE, Cancellable, System
 from perdure.errors import StepTimeout, UsageError, WorkflowError
 from perdure.replay.operations import StepOperation
-from perdure.worker.callbacks import ResultRecipient, StepResults, is_executed_by
+from perdure.worker.batched_calls import ResultRecipient, StepResults, is_executed_by
 from perdure.worker.steps.emit import EmitUsage
 from perdure.worker.steps.processes import ProcessCall
 from perdure.worker.steps.threads import Job, StepThreads

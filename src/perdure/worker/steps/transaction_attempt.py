@@ -23,7 +23,7 @@ from perdure.replay.operations import StepOperation
 from perdure.store.sql.dialect import drive
 from perdure.store.user_connections.errors import CommitUnknown, Interrupted, is_transient
 from perdure.store.user_connections.transaction_step import TransactionStep
-from perdure.worker.callbacks import ResultRecipient
+from perdure.worker.batched_calls import ResultRecipient
 from perdure.worker.services import Services
 from perdure.worker.steps.attempt import Attempt
 from perdure.worker.steps.emit import EmittingRun

@@ -1,4 +1,4 @@
-"""Callbacks into the runs that a worker holds: batched, with one clock reading for many, and errors contained.
+"""Batched calls into the runs that a worker holds: one clock reading for many, and errors contained.
 
 Runs are called from plain callbacks of the loop, never inside a task. Steps that began together tend to end together,
 so all results that have come by then share one clock reading and one entered drain context (both cost as much as a
