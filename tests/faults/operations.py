@@ -225,7 +225,7 @@ async def trigger_slots(store: Store, system: ManualSystem) -> Ask:
 
 async def _firing(store: Store) -> None:
     # Who started which of them is not known any more where the answer was lost.
-    assert (await store.fire(10, ACTOR)).next_due > START
+    assert (await store.fire_schedules(10, ACTOR)).next_due > START
 
 
 @operation
@@ -307,26 +307,26 @@ async def drop_a_message(store: Store, system: ManualSystem) -> Ask:
 @operation
 async def pause_one_that_waits(store: Store, system: ManualSystem) -> Ask:
     await commit(store, await held(store), next=a_park())
-    return lambda store: store.control(RunOrder(run_id="r1", kind=RecordKind.PAUSE, key="p1"), ACTOR)
+    return lambda store: store.order_run(RunOrder(run_id="r1", kind=RecordKind.PAUSE, key="p1"), ACTOR)
 
 
 @operation
 async def resume_one_that_was_paused(store: Store, system: ManualSystem) -> Ask:
     await store.create([a_run("r1", wake_at=START + SECOND)], ACTOR)
-    await store.control(RunOrder(run_id="r1", kind=RecordKind.PAUSE, key="p1"), ACTOR)
-    return lambda store: store.control(RunOrder(run_id="r1", kind=RecordKind.RESUME, key="p2"), ACTOR)
+    await store.order_run(RunOrder(run_id="r1", kind=RecordKind.PAUSE, key="p1"), ACTOR)
+    return lambda store: store.order_run(RunOrder(run_id="r1", kind=RecordKind.RESUME, key="p2"), ACTOR)
 
 
 @operation
 async def evict_one_that_runs(store: Store, system: ManualSystem) -> Ask:
     await held(store)
-    return lambda store: store.control(RunOrder(run_id="r1", kind=RecordKind.EVICT, key="e1"), ACTOR)
+    return lambda store: store.order_run(RunOrder(run_id="r1", kind=RecordKind.EVICT, key="e1"), ACTOR)
 
 
 @operation
 async def wake_one_that_sleeps(store: Store, system: ManualSystem) -> Ask:
     await commit(store, await held(store), next=a_park(wake_at=START + SECOND, reason=Reason.TIMER))
-    return lambda store: store.control(RunOrder(run_id="r1", kind=RecordKind.WAKE, key="w1", at=START), ACTOR)
+    return lambda store: store.order_run(RunOrder(run_id="r1", kind=RecordKind.WAKE, key="w1", at=START), ACTOR)
 
 
 @operation

@@ -49,7 +49,7 @@ LOOKING = {
     "pauses",
     "schedule",
     "schedules",
-    "fires",
+    "list_fires",
     "locks",
     "watermarks",
     "documents",

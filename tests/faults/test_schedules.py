@@ -46,7 +46,7 @@ async def test_a_slot_becomes_one_run_although_its_scheduler_dies(
         timing = Every(INTERVAL / 1e6)
         first = await engine.schedules.create("clock", call, timing, overlap="allow", misfire="all")
         for place in rounds(homes):
-            traps = [{"point": f"fire.{place}", "hit": random.randint(1, 3)} for _ in range(2)]
+            traps = [{"point": f"fire_schedules.{place}", "hit": random.randint(1, 3)} for _ in range(2)]
             workers = [await processes.fork("work", home.directory, trap=trap) for trap in traps]
             assert [await worker.ended() for worker in workers] == [KILLED, KILLED], workers[0].noise()
         slots = len((await engine.runs.list(limit=1000)).runs)

@@ -89,7 +89,7 @@ async def test_whatever_a_loop_meets_it_goes_on(stage: Stage, verb: str, caplog:
 
 async def test_schedules_fire_after_an_error(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     engine = stage.engine(well)
-    calls = sabotage(engine, "fire", 2)
+    calls = sabotage(engine, "fire_schedules", 2)
     await engine.schedules.create("often", well(), Every("100ms"))
     async with engine.worker(lease=1.5) as worker:
 
@@ -99,7 +99,7 @@ async def test_schedules_fire_after_an_error(stage: Stage, caplog: pytest.LogCap
         await eventually(fired, saying="a slot becoming a run")
         assert worker.errors["scheduler"] == 2
     assert calls() > 2
-    assert "sabotage of fire" in caplog.text
+    assert "sabotage of fire_schedules" in caplog.text
 
 
 async def test_retention_goes_on_after_an_error(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ class Failing:
     def clock(self) -> int:
         return 1
 
-    async def fire(self, limit: int, actor: str) -> Any:
+    async def fire_schedules(self, limit: int, actor: str) -> Any:
         self.calls += 1
         if self.calls <= 3:
             raise StoreUnavailable("the server is away")

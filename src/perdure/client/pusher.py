@@ -126,7 +126,7 @@ class Pusher:
         store = await self._session.connect()
         while (await store.sweep(_SWEPT)).more:
             pass
-        while (await store.fire(_FIRED, self._session.actor)).next_due <= store.clock():
+        while (await store.fire_schedules(_FIRED, self._session.actor)).next_due <= store.clock():
             pass
         return await store.ready_run_ids(sorted(self._session.workflows), names, limit)
 

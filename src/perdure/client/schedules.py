@@ -218,7 +218,7 @@ class Schedules:
         store = await self._session.connect()
         found = [
             Fire(at=instant(moment, 0), run_id=run.id, status=run.status, finished_at=run.finished_at)
-            for run in await store.fires(id, limit)
+            for run in await store.list_fires(id, limit)
             if (moment := fire_time_of(run.id)) is not None
         ]
         passed = EventFilter(run_id=trail_of(id), kinds=("schedule_passed",))

@@ -69,7 +69,7 @@ MUTATING_VERBS = (
     "cancel",
     "terminate",
     "decide_message",
-    "control",
+    "order_run",
     "set_priority",
     "pause",
     "resume",
@@ -80,7 +80,7 @@ MUTATING_VERBS = (
     "save_schedule",
     "delete_schedule",
     "trigger",
-    "fire",
+    "fire_schedules",
     "acquire_lock",
     "extend_lock",
     "release_lock",
@@ -318,7 +318,7 @@ class Store(Protocol):
         ALREADY if that was decided before, under another key.
         """
 
-    async def control(self, order: RunOrder, actor: str) -> OrderOutcome:
+    async def order_run(self, order: RunOrder, actor: str) -> OrderOutcome:
         """Order a run to pause, to resume, to move to another worker, or to wake up at a time."""
 
     async def set_priority(self, run_id: str, priority: int, reason: str, actor: str) -> OrderOutcome:
@@ -372,10 +372,10 @@ class Store(Protocol):
         None if there is no such schedule.
         """
 
-    async def fires(self, schedule_id: str, limit: int) -> builtins.list[Run]:
+    async def list_fires(self, schedule_id: str, limit: int) -> builtins.list[Run]:
         """The runs of the latest fire times of a schedule, latest first; without those that were started by hand."""
 
-    async def fire(self, limit: int, actor: str) -> FiringResult:
+    async def fire_schedules(self, limit: int, actor: str) -> FiringResult:
         """Start one run for each fire time that is due, of up to `limit` schedules."""
 
     # gates

@@ -87,7 +87,7 @@ class Scheduler:
                 continue
             # A fire time that is noted during the call may be newer than its answer.
             self._waiting, self._due = False, NEVER
-            fired = await self._store.fire(BATCH, self._actor())
+            fired = await self._store.fire_schedules(BATCH, self._actor())
             self._due = min(self._due, fired.next_due)
             self._guard.succeeded()
 

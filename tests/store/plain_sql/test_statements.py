@@ -291,10 +291,10 @@ async def test_nobody_is_given_what_is_paused_or_a_workflow_of_pythons(plain: Pl
 async def test_a_run_that_was_paused_while_somebody_had_it_waits_after_its_attempt(plain: Plain) -> None:
     run_id = await plain.insert()
     lease = await claimed(plain, run_id)
-    await plain.store.control(RunOrder(run_id=run_id, kind=RecordKind.PAUSE, key="p"), ACTOR)
+    await plain.store.order_run(RunOrder(run_id=run_id, kind=RecordKind.PAUSE, key="p"), ACTOR)
     assert (await plain.one("fail", **lease, delay=0))["status"] == "pending"
     assert await plain.do("claim") == []
-    await plain.store.control(RunOrder(run_id=run_id, kind=RecordKind.RESUME, key="r"), ACTOR)
+    await plain.store.order_run(RunOrder(run_id=run_id, kind=RecordKind.RESUME, key="r"), ACTOR)
     assert [row["id"] for row in await plain.do("claim")] == [run_id]
 
 

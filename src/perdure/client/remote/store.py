@@ -209,7 +209,7 @@ class RemoteStore:
         done = await self._write("/runs/{id}/cancel", {"reason": reason}, id=run_id)
         return SendOutcome.ACCEPTED if done else SendOutcome.FINISHED
 
-    async def control(self, order: RunOrder, actor: str) -> OrderOutcome:
+    async def order_run(self, order: RunOrder, actor: str) -> OrderOutcome:
         """Order a run to pause, to resume or to move to another worker."""
         body = {"reason": order.reason} if order.kind is RecordKind.PAUSE else None
         done = await self._write(f"/runs/{{id}}/{order.kind.value}", body, id=order.run_id)

@@ -302,7 +302,7 @@ class _Performer:
     async def _order(self, run_id: str, key: str) -> Answer:
         kind = RecordKind.PAUSE if self._job.action is BulkAction.PAUSE else RecordKind.RESUME
         order = RunOrder(run_id=run_id, kind=kind, key=key, reason=self._job.reason)
-        outcome = await (await self._session.connect()).control(order, self._session.actor)
+        outcome = await (await self._session.connect()).order_run(order, self._session.actor)
         match outcome:
             case OrderOutcome.DONE:
                 return True

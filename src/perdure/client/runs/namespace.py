@@ -437,7 +437,7 @@ class Runs:
     async def _order(self, kind: RecordKind, run_id: str, reason: str = "", at: int = 0) -> OrderOutcome:
         key = self._session.system.entropy(16).hex()
         order = RunOrder(run_id=check_id(run_id), kind=kind, key=key, reason=reason, at=at)
-        obeyed = await (await self._session.connect()).control(order, self._session.actor)
+        obeyed = await (await self._session.connect()).order_run(order, self._session.actor)
         if obeyed is OrderOutcome.UNKNOWN:
             raise RunNotFound(f"there is no run {run_id!r} to {kind}")
         return obeyed

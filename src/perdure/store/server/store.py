@@ -145,14 +145,16 @@ class ServerStore(SqlStore, Generic[C, X]):
 
         return await self._transact("broadcast", actor, body)
 
-    async def fire(self, limit: int, actor: str) -> FiringResult:
+    async def fire_schedules(self, limit: int, actor: str) -> FiringResult:
         """Start one run for each fire time that is due; one statement as long as none is."""
         self._check_open()
-        self._pass_crash_point("fire.enter")
-        due = await self._read("fire", schedules.next_due)
+        self._pass_crash_point("fire_schedules.enter")
+        due = await self._read("fire_schedules", schedules.next_due)
         if due <= self.clock():
-            return await self._transact("fire", actor, lambda tx: schedules.fire(tx, limit), entered=True)
-        self._pass_by("fire")
+            return await self._transact(
+                "fire_schedules", actor, lambda tx: schedules.fire(tx, limit), entered=True
+            )
+        self._pass_by("fire_schedules")
         return FiringResult(runs=(), next_due=due)
 
     async def trace(self, callback: Trace | None) -> None:

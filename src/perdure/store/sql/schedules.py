@@ -131,7 +131,7 @@ async def schedules(tx: Transaction, after: str, limit: int) -> list[Schedule]:
     return [_shown(row) for row in await tx.fetch(_PAGE, {"after": after, "limit": limit})]
 
 
-async def fires(tx: Transaction, schedule_id: str, limit: int) -> list[Run]:
+async def list_fires(tx: Transaction, schedule_id: str, limit: int) -> list[Run]:
     """The runs of the latest fire times, latest first."""
     # The id of another schedule may begin with that of this one and an @.
     params = {"first": f"{schedule_id}@0", "past": f"{schedule_id}@:", "start": len(schedule_id) + 2, "limit": limit}

@@ -74,7 +74,7 @@ from perdure.store.sql.runs.claim import claim_by_id, ready_run_ids
 from perdure.store.sql.runs.create import create
 from perdure.store.sql.runs.inbox import broadcast, cancel, send
 from perdure.store.sql.runs.outputs import outputs
-from perdure.store.sql.runs.pause_and_evict import control, set_priority
+from perdure.store.sql.runs.pause_and_evict import order_run, set_priority
 from perdure.store.sql.runs.pruning import prune
 from perdure.store.sql.runs.reopen import fork as fork_run
 from perdure.store.sql.runs.reopen import retry, unblock
@@ -305,9 +305,9 @@ class SqlStore(ABC):
         """The transaction that the caller has open on their own connection, for `create` and `send`."""
         return join_transaction(connection, self._home, actor, locking=locking)
 
-    async def control(self, order: RunOrder, actor: str) -> OrderOutcome:
+    async def order_run(self, order: RunOrder, actor: str) -> OrderOutcome:
         """Order a run to pause, to resume, to move to another worker, or to wake up at a time."""
-        return await self._write("control", actor, partial(control, order=order))
+        return await self._write("order_run", actor, partial(order_run, order=order))
 
     async def set_priority(self, run_id: str, priority: int, reason: str, actor: str) -> OrderOutcome:
         """Change the priority of a run that has not finished; DONE also if it has that priority."""
@@ -373,13 +373,13 @@ class SqlStore(ABC):
             "trigger", actor, partial(schedules.trigger, schedule_id=schedule_id, fire_times=fire_times, key=key)
         )
 
-    async def fires(self, schedule_id: str, limit: int) -> builtins.list[Run]:
+    async def list_fires(self, schedule_id: str, limit: int) -> builtins.list[Run]:
         """The runs of the latest fire times of a schedule, latest first; without those that were started by hand."""
-        return await self._read("fires", partial(schedules.fires, schedule_id=schedule_id, limit=limit))
+        return await self._read("list_fires", partial(schedules.list_fires, schedule_id=schedule_id, limit=limit))
 
-    async def fire(self, limit: int, actor: str) -> FiringResult:
+    async def fire_schedules(self, limit: int, actor: str) -> FiringResult:
         """Start one run for each fire time that is due, of up to `limit` schedules."""
-        return await self._write("fire", actor, partial(schedules.fire, limit=limit))
+        return await self._write("fire_schedules", actor, partial(schedules.fire, limit=limit))
 
     async def preview_admission(
         self, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool = False

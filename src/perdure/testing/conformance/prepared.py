@@ -81,10 +81,10 @@ async def _prepare_decide_message(store: Store) -> Verb:
     return lambda store: store.decide_message("r1", 0, "d1", "7", ACTOR, deliver=True)
 
 
-async def _prepare_control(store: Store) -> Verb:
+async def _prepare_order_run(store: Store) -> Verb:
     await commit(store, await held(store), next=a_park())
     order = RunOrder(run_id="r1", kind=RecordKind.PAUSE, key="p1", reason="lunch")
-    return lambda store: store.control(order, ACTOR)
+    return lambda store: store.order_run(order, ACTOR)
 
 
 async def _prepare_set_priority(store: Store) -> Verb:
@@ -135,9 +135,9 @@ async def _prepare_trigger(store: Store) -> Verb:
     return lambda store: store.trigger("s1", (), "now", ACTOR)
 
 
-async def _prepare_fire(store: Store) -> Verb:
+async def _prepare_fire_schedules(store: Store) -> Verb:
     await store.save_schedule(a_schedule(next_fire_time=START, due_at=START), 0, "w", "schedule_created", ACTOR)
-    return lambda store: store.fire(10, ACTOR)
+    return lambda store: store.fire_schedules(10, ACTOR)
 
 
 async def _prepare_admit(store: Store) -> Verb:
@@ -262,7 +262,7 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "cancel": _prepare_cancel,
     "terminate": _prepare_terminate,
     "decide_message": _prepare_decide_message,
-    "control": _prepare_control,
+    "order_run": _prepare_order_run,
     "set_priority": _prepare_set_priority,
     "pause": _prepare_pause,
     "resume": _prepare_resume,
@@ -273,7 +273,7 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "save_schedule": _prepare_save_schedule,
     "delete_schedule": _prepare_delete_schedule,
     "trigger": _prepare_trigger,
-    "fire": _prepare_fire,
+    "fire_schedules": _prepare_fire_schedules,
     "admit": _prepare_admit,
     "recheck_gates": _prepare_stir_gates,
     "delete_idle_gates": _prepare_forget_gates,

@@ -58,7 +58,7 @@ async def saved(store: Store, id: str = "s1", **changes: Any) -> Schedule:
 
 async def fired(store: Store) -> tuple[str, ...]:
     """The runs that firing starts."""
-    return (await store.fire(10, ACTOR)).runs
+    return (await store.fire_schedules(10, ACTOR)).runs
 
 
 async def finish(store: Store, run_id: str) -> None:
@@ -130,7 +130,7 @@ class Scheduling:
         await fired(store)
         await store.delete_schedule("s1", ACTOR)
         assert await store.schedule("s1") is None
-        assert (await store.fire(10, ACTOR)).next_due == NEVER
+        assert (await store.fire_schedules(10, ACTOR)).next_due == NEVER
         assert [one.run.id for one in (await claim(store)).runs] == [FIRST]
         assert await trail(store) == ["schedule_created", "schedule_fired", "schedule_deleted"]
 
@@ -153,26 +153,26 @@ class Firing:
             await saved(store, id=name, overlap=Overlap.ALLOW)
         for _ in range(3):
             harness.system.advance(60)
-            await store.fire(10, ACTOR)
+            await store.fire_schedules(10, ACTOR)
         await store.trigger("s1", (), "now", ACTOR)
-        runs = await store.fires("s1", 10)
+        runs = await store.list_fires("s1", 10)
         assert [run.id for run in runs] == sorted((run.id for run in runs), reverse=True)
         assert (len(runs), runs[-1].id) == (3, FIRST)
-        assert [run.id for run in await store.fires("s1", 1)] == [runs[0].id]
-        assert await store.fires("unknown", 10) == []
+        assert [run.id for run in await store.list_fires("s1", 1)] == [runs[0].id]
+        assert await store.list_fires("unknown", 10) == []
 
     async def test_nothing_is_fired_before_its_time(self, store: Store, harness: Harness) -> None:
         await saved(store)
         before = await snapshot(harness)
         harness.system.advance(59.999999)
-        answer = await store.fire(10, ACTOR)
+        answer = await store.fire_schedules(10, ACTOR)
         assert (answer.runs, answer.next_due) == ((), START + MINUTE)
         assert await snapshot(harness) == before
 
     async def test_a_slot_becomes_a_run_that_knows_it(self, store: Store, harness: Harness) -> None:
         await saved(store, input="[1]", queue="q", priority=7, deadline=9 * SECOND)
         harness.system.advance(60.5)
-        answer = await store.fire(10, ACTOR)
+        answer = await store.fire_schedules(10, ACTOR)
         assert (answer.runs, answer.next_due) == ((FIRST,), START + 2 * MINUTE)
         run = await store.get(FIRST)
         assert run is not None
@@ -197,7 +197,7 @@ class Firing:
         for number in range(5):
             await saved(store, f"s{number}", overlap=Overlap.ALLOW)
         harness.system.advance(60)
-        answers = await asyncio.gather(*(one.fire(10, ACTOR) for one in (store, other) * 3))
+        answers = await asyncio.gather(*(one.fire_schedules(10, ACTOR) for one in (store, other) * 3))
         runs = [run for answer in answers for run in answer.runs]
         assert sorted(runs) == [f"s{number}@2023-11-14T22:14:20Z" for number in range(5)]
 
@@ -206,7 +206,7 @@ class Firing:
         await store.create([a_run(FIRST)], ACTOR)
         harness.system.advance(60)
         assert await fired(store) == ()
-        assert (await store.fire(10, ACTOR)).next_due == START + 2 * MINUTE
+        assert (await store.fire_schedules(10, ACTOR)).next_due == START + 2 * MINUTE
 
     async def test_one_that_cannot_be_computed_holds_up_nobody(self, store: Store, harness: Harness) -> None:
         await saved(store, "s0", spec='{"cron":"* * * * *","zone":"Nowhere/Land"}')
@@ -223,19 +223,19 @@ class Firing:
         for number in range(3):
             await saved(store, f"s{number}", due_at=START + number)
         harness.system.advance(60)
-        assert len((await store.fire(2, ACTOR)).runs) == 2
-        assert (await store.fire(2, ACTOR)).runs == ("s2@2023-11-14T22:14:20Z",)
+        assert len((await store.fire_schedules(2, ACTOR)).runs) == 2
+        assert (await store.fire_schedules(2, ACTOR)).runs == ("s2@2023-11-14T22:14:20Z",)
 
     async def test_slots_wait_in_line_until_the_run_before_has_ended(self, store: Store, harness: Harness) -> None:
         await saved(store, overlap=Overlap.QUEUE)
         harness.system.advance(60)
         assert await fired(store) == (FIRST,)
         harness.system.advance(60)
-        answer = await store.fire(10, ACTOR)
+        answer = await store.fire_schedules(10, ACTOR)
         assert (answer.runs, answer.next_due) == ((), START + 2 * MINUTE + SECOND)
         await finish(store, FIRST)
         harness.system.advance(1)
-        answer = await store.fire(10, ACTOR)
+        answer = await store.fire_schedules(10, ACTOR)
         assert (answer.runs, answer.next_due) == ((SECOND_ONE,), START + 3 * MINUTE)
 
     async def test_a_run_that_is_in_the_way_is_stopped(self, store: Store, harness: Harness) -> None:

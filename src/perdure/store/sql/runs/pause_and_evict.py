@@ -106,7 +106,7 @@ class _Row:
         self.status, self.reason, self.wake_at = status.value, reason, wake_at
 
 
-async def control(tx: Transaction, order: RunOrder) -> OrderOutcome:
+async def order_run(tx: Transaction, order: RunOrder) -> OrderOutcome:
     """Carry out an order, or leave it in the inbox of a run that is held."""
     rows = await tx.fetch(_TARGET, {"run_id": order.run_id})
     if not rows:

@@ -426,11 +426,11 @@ class TakingTurns:
     async def test_one_that_is_paused_in_line_may_pass_when_it_is_resumed(self, store: Store) -> None:
         await ready(store, "r1", "r2", "r3")
         [first] = (await admit(store)).runs
-        await store.control(RunOrder(run_id="r2", kind=RecordKind.PAUSE, key="p"), ACTOR)
+        await store.order_run(RunOrder(run_id="r2", kind=RecordKind.PAUSE, key="p"), ACTOR)
         await commit(store, first.lease, next=DONE)
         [third] = (await admit(store, nonce="n1", released=(("r1", 1),))).runs
         assert third.run.id == "r3", "no run waits for one that is paused"
-        await store.control(RunOrder(run_id="r2", kind=RecordKind.RESUME, key="r"), ACTOR)
+        await store.order_run(RunOrder(run_id="r2", kind=RecordKind.RESUME, key="r"), ACTOR)
         assert await admit_ids(store, nonce="n2") == []
         await commit(store, third.lease, next=DONE)
         assert await admit_ids(store, nonce="n3", released=(("r3", 1),)) == ["r2"]

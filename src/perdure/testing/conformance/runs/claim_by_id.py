@@ -134,7 +134,7 @@ class Taking:
         await store.pause(Pause(kind=PauseKind.TYPE, name=TYPE), ACTOR)
         assert (await take(store, "r1")).refused is ClaimRefusal.PAUSED
         await store.resume(PauseKind.TYPE, TYPE, ACTOR)
-        await store.control(RunOrder(run_id="r1", kind=RecordKind.PAUSE, key="p"), ACTOR)
+        await store.order_run(RunOrder(run_id="r1", kind=RecordKind.PAUSE, key="p"), ACTOR)
         assert (await take(store, "r1")).refused is ClaimRefusal.WAITING
 
     async def test_a_worker_that_is_not_alive_gets_nothing(self, store: Store) -> None:

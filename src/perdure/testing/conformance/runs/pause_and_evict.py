@@ -38,7 +38,7 @@ from perdure.testing.conformance.harness import (
 async def tell(store: Store, kind: RecordKind, run_id: str = "r1", *, key: str = "", at: int = 0) -> OrderOutcome:
     """Give an order."""
     order = RunOrder(run_id=run_id, kind=kind, key=key or f"{kind}-{run_id}", reason="because", at=at)
-    return await store.control(order, ACTOR)
+    return await store.order_run(order, ACTOR)
 
 
 async def state(store: Store, run_id: str = "r1") -> tuple[Status, Reason | None, int]:
