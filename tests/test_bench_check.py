@@ -78,7 +78,7 @@ def test_the_counted_work_repeats_itself_and_shows_the_function_that_does_more(t
     again = functions_of(source, RUNS)
     # How often the event loop turns depends on how long the file system takes, so some counts differ slightly.
     assert total(again).total == pytest.approx(total(before).total, rel=0.01)
-    module = source / "perdure" / "worker" / "callbacks.py"
+    module = source / "perdure" / "worker" / "batched_calls.py"
     module.write_text(module.read_text() + SLOWER)
     after = functions_of(source, RUNS)
     text = compare(total(before), total(after), "before").text

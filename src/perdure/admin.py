@@ -15,7 +15,7 @@ from perdure.core.codec.failure import Failure
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice
 from perdure.core.limits.breaker import BreakerInfo, BreakerRule, Circuit
 from perdure.core.limits.limit import LimitBounds, LimitInfo, PermitScope
-from perdure.core.model.dead_letter import DeadLetter, DeadLetterPage, DeadLetterReason, Fault
+from perdure.core.model.dead_letter import DeadLetter, DeadLetterAttempt, DeadLetterPage, DeadLetterReason
 from perdure.core.model.documents import StoredDeployReport, TypeFindings, WorkflowSource
 from perdure.core.model.lock import LockInfo
 from perdure.core.model.outputs import Interruption
@@ -56,6 +56,7 @@ __all__ = [
     "Classification",
     "CreatedToken",
     "DeadLetter",
+    "DeadLetterAttempt",
     "DeadLetterNotice",
     "DeadLetterPage",
     "DeadLetterReason",
@@ -72,7 +73,6 @@ __all__ = [
     "EventPage",
     "FailedAttempt",
     "Failure",
-    "Fault",
     "Fire",
     "Interruption",
     "LimitBounds",

@@ -18,7 +18,7 @@ from perdure.cli.control import print_deleted
 from perdure.client.dead_letters import BulkResult, DeadOptions
 from perdure.client.runs.reopen import RetryOptions
 from perdure.core.codec.failure import Failure
-from perdure.core.model.dead_letter import DeadLetter, DeadLetterReason, Fault
+from perdure.core.model.dead_letter import DeadLetter, DeadLetterAttempt, DeadLetterReason
 from perdure.core.policy.retry import Retry
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -120,7 +120,7 @@ def show(target: str, run: str, output: Printer) -> None:
     )
     output.heading("Errors")
     columns = ("time", "took", "where", "attempt", "error")
-    output.table(columns, [_fault_row(fault) for fault in letter.errors])
+    output.table(columns, [_attempt_row(failed) for failed in letter.errors])
 
 
 @click.command("retry", cls=Command, example="perdure dead-letters retry sqlite:///shop.db --error ConnectionError")
@@ -210,9 +210,9 @@ def _row(letter: DeadLetter) -> tuple[str, ...]:
     )
 
 
-def _fault_row(fault: Fault) -> tuple[str, ...]:
-    took = span(fault.at - fault.started_at) if fault.started_at else ""
-    return when(fault.at), took, fault.location or "the run", str(fault.attempt or ""), _error_line(fault.error)
+def _attempt_row(failed: DeadLetterAttempt) -> tuple[str, ...]:
+    took = span(failed.at - failed.started_at) if failed.started_at else ""
+    return when(failed.at), took, failed.location or "the run", str(failed.attempt or ""), _error_line(failed.error)
 
 
 def _error_line(error: Failure) -> str:
@@ -232,13 +232,13 @@ def _document(letter: DeadLetter) -> Document:
         "error": failure(letter.error.to_json()),
         "errors": [
             {
-                "at": moment(fault.at),
-                "started_at": moment(fault.started_at),
-                "location": fault.location,
-                "attempt": fault.attempt,
-                "error": failure(fault.error.to_json()),
+                "at": moment(failed.at),
+                "started_at": moment(failed.started_at),
+                "location": failed.location,
+                "attempt": failed.attempt,
+                "error": failure(failed.error.to_json()),
             }
-            for fault in letter.errors
+            for failed in letter.errors
         ],
         "created_at": moment(letter.created_at),
         "dead_since": moment(letter.dead_since),

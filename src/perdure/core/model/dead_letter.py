@@ -25,8 +25,8 @@ class DeadLetterReason(StrEnum):
     UNDECODABLE = "undecodable"
 
 
-class Fault(Struct, frozen=True, kw_only=True):
-    """One error of a dead letter."""
+class DeadLetterAttempt(Struct, frozen=True, kw_only=True):
+    """An attempt of a dead letter that failed: at a step, or at the run itself."""
 
     #: Time of the error; `started_at` is the start of the attempt, 0 if it was not recorded.
     at: int
@@ -52,7 +52,7 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
     generation: int
     #: The last error, and all errors including the last.
     error: Failure
-    errors: tuple[Fault, ...]
+    errors: tuple[DeadLetterAttempt, ...]
     created_at: int
     dead_since: int
     #: How often a person let it go again, and when last; 0: never.

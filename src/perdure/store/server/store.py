@@ -151,9 +151,7 @@ class ServerStore(SqlStore, Generic[C, X]):
         self._pass_crash_point("fire_schedules.enter")
         due = await self._read("fire_schedules", schedules.next_due)
         if due <= self.clock():
-            return await self._transact(
-                "fire_schedules", actor, lambda tx: schedules.fire(tx, limit), entered=True
-            )
+            return await self._transact("fire_schedules", actor, lambda tx: schedules.fire(tx, limit), entered=True)
         self._pass_by("fire_schedules")
         return FiringResult(runs=(), next_due=due)
 

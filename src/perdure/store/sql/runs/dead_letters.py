@@ -16,10 +16,10 @@ import msgspec
 from perdure.core.codec.failure import Failure
 from perdure.core.model.dead_letter import (
     DeadLetter,
+    DeadLetterAttempt,
     DeadLetterFilter,
     DeadLetterPage,
     DeleteOutcome,
-    Fault,
     RequeueRecord,
     dead_letter_reason,
 )
@@ -125,31 +125,33 @@ async def _letters(tx: Transaction, runs: Sequence[Run]) -> list[DeadLetter]:
     if not runs:
         return []
     chosen, params = placeholders("id", [run.id for run in runs])
-    faults: dict[str, list[Fault]] = {}
+    failed_attempts: dict[str, list[DeadLetterAttempt]] = {}
     for run_id, at, started_at, location, attempts, run_attempt, kind, payload in await tx.fetch(
         _FAULTS.replace("{chosen}", chosen), params
     ):
         attempt = attempts if kind in ("step", "attempt") else run_attempt
-        fault = Fault(at=at, started_at=started_at, location=location, attempt=attempt, error=Failure.read(payload))
-        faults.setdefault(run_id, []).append(fault)
+        failed = DeadLetterAttempt(
+            at=at, started_at=started_at, location=location, attempt=attempt, error=Failure.read(payload)
+        )
+        failed_attempts.setdefault(run_id, []).append(failed)
     chances: dict[str, list[RequeueRecord]] = {}
     for run_id, payload in await tx.fetch(_CHANCES.replace("{chosen}", chosen), params):
         chances.setdefault(run_id, []).append(RequeueRecord.from_json(payload))
-    return [_letter(run, faults.get(run.id, ()), chances.get(run.id, ())) for run in runs]
+    return [_letter(run, failed_attempts.get(run.id, ()), chances.get(run.id, ())) for run in runs]
 
 
-def _letter(run: Run, faults: Iterable[Fault], chances: Sequence[RequeueRecord]) -> DeadLetter:
+def _letter(run: Run, failed_attempts: Iterable[DeadLetterAttempt], chances: Sequence[RequeueRecord]) -> DeadLetter:
     reason = dead_letter_reason(run.status, run.reason)
     assert reason is not None
     dead_since, error = run.finished_at or run.wake_at, Failure.read(run.error)
     ends = [
-        Fault(at=one.dead_since, location="", attempt=one.attempt, error=Failure.read(one.error))
+        DeadLetterAttempt(at=one.dead_since, location="", attempt=one.attempt, error=Failure.read(one.error))
         for one in chances
         if one.error != "{}"
     ]
-    last = Fault(at=dead_since, started_at=run.started_at, location="", attempt=run.attempt, error=error)
+    last = DeadLetterAttempt(at=dead_since, started_at=run.started_at, location="", attempt=run.attempt, error=error)
     # A record is made before the run's end that it leads to, so that equal times are in order.
-    errors = sorted([*faults, *ends], key=lambda fault: fault.at)
+    errors = sorted([*failed_attempts, *ends], key=lambda failed: failed.at)
     return DeadLetter(
         run_id=run.id,
         type=run.type,
