@@ -201,7 +201,14 @@ class RunTerminated(RunFailed):
 
 
 class RunCancelled(PerdureError):
-    """The run was cancelled."""
+    """The run was cancelled.
+
+    `partial` is the value that its code returned after the cancellation; None if it returned none. If its code raised
+    another error then, that error is the `__cause__`.
+    """
+
+    # A class attribute: an error without a partial result is stored without one.
+    partial: Any = None
 
     def __init__(self, message: str, *, run_id: str = "") -> None:
         super().__init__(message)

@@ -91,6 +91,8 @@ class FailureView(Struct, frozen=True, kw_only=True):
     #: Arguments and attributes of the exception, where they are plain.
     args: Any = None
     state: Any = None
+    #: Value that the code of a cancelled run returned.
+    partial: Any = None
 
 
 class Redactor:
@@ -167,4 +169,5 @@ class Redactor:
             not_undone={location: self.error(one) for location, one in error.not_undone.items()},
             args=self.payload(error.args),
             state=self.payload(error.state),
+            partial=self.payload(error.partial),
         )

@@ -30,7 +30,7 @@ from perdure.core.model.run_orders import termination_message
 from perdure.core.model.set_aside_messages import set_aside_output
 from perdure.core.policy.broken_code import is_broken_code, mark_recorded
 from perdure.core.system import DUE, NO_TRACE, LoopTrace
-from perdure.errors import DecodeError, Diverged, LoopStuck, RunTerminated, WorkflowError
+from perdure.errors import DecodeError, Diverged, LoopStuck, RunCancelled, RunTerminated, WorkflowError
 from perdure.replay.checkpoints import Checkpoints, checkpoint_payload, places_below
 from perdure.replay.divergence import RecordedArguments, diverged, position
 from perdure.replay.operations import (
@@ -43,7 +43,7 @@ from perdure.replay.operations import (
     StepOperation,
     TimerOperation,
 )
-from perdure.replay.outcome import BrokenCode, CodeHalted, OutcomeContext, RunOutcome, UndoPhase, failed, outcome_of
+from perdure.replay.outcome import BrokenCode, CodeHalted, OutcomeContext, RunOutcome, UndoPhase, failed, outcome_of, stopped
 from perdure.replay.reused_results import NOTHING, EarlierAttempts
 from perdure.replay.run_loop import DrainContext, RunTask, end_code, end_tasks, new_operation_future, refusal_of
 from perdure.workflow.channels import question_key
@@ -56,6 +56,10 @@ _APART = "~version."
 
 #: Any version: the code says that it no longer asks.
 _ANY = -1
+
+#: Digest of the record of a cancellation that wins over the end of the code. Earlier versions recorded none: the code
+#: decided how the run ended.
+_WINS = "wins"
 
 #: Policies of children that end with their parent.
 _BOUND = (OnClose.CANCEL, OnClose.WAIT)
@@ -98,6 +102,10 @@ class Execution(OperationsApi):
     cancel_waits = False
     #: The record of a cancellation that this attempt cannot obey: it has failed, and waits for children before another.
     unobeyed: Record | None = None
+    #: Reason of the cancellation that decides the outcome; None: the code decides it.
+    _cancelled: str | None = None
+    #: True: each cancellation interrupts the code, also one that comes while it cleans up.
+    interrupts_again = False
     #: Outcome of the workflow while the run still waits for children (`OnClose.WAIT`).
     _closing: RunOutcome | None = None
     #: Number of entries in `fresh` and `effects` that an earlier holder of the run has handed out already.
@@ -262,6 +270,8 @@ class Execution(OperationsApi):
         child = self._open.get(location) if kind is _CHILD else None
         if isinstance(child, ChildOperation) and not started_at:
             started_at = child.asked_at
+        if kind is _CANCEL:
+            digest = _WINS
         record = Record(
             seq=self.next_seq, kind=kind, location=location, payload=payload, failed=failed, at=max(self.time, now),
             started_at=started_at, digest=digest if child is None else child.digest, attempts=attempts,
@@ -455,8 +465,37 @@ class Execution(OperationsApi):
             return
         assert self._main is not None
         # Once only: cleanup code is not interrupted again, unless it has called `uncancel`.
-        if not again or not self._main.cancelling():
-            self._main.cancel(self._reason(record))
+        if self.interrupts_again or not again or not self._main.cancelling():
+            reason = self._reason(record)
+            if record.digest == _WINS:
+                self._cancelled = reason or ""
+            self._main.cancel(reason)
+
+    def uncancel(self) -> bool:
+        """Take the cancellation back; True if there was one. The run goes on as if it had not been cancelled.
+
+        Nothing is recorded: replay applies the cancellation at the same place, and the code takes it back again.
+        """
+        self._check_inside()
+        self.check_main("uncancel")
+        assert self._main is not None
+        found, self.cancel_requested, self._cancelled = self.cancel_requested, False, None
+        while self._main.cancelling():
+            self._main.uncancel()
+        return found
+
+    def interrupt_again(self) -> None:
+        """Let each cancellation interrupt the code, also one that comes while it cleans up."""
+        self.interrupts_again = True
+
+    def _won(self, outcome: RunOutcome, main: RunTask[Any]) -> RunOutcome:
+        """Outcome of a workflow that was cancelled: cancelled, unless its code took the cancellation back."""
+        assert self._cancelled is not None
+        if main.cancelling() or outcome.status is Status.CANCELLED:
+            return stopped(outcome, self._ending, self._cancelled)
+        # The code called the method of asyncio's own task.
+        self.cancel_requested, self._cancelled = False, None
+        return outcome
 
     def _terminate(self, record: Record) -> None:
         """End the workflow's code and undo its steps. A workflow that has ended keeps its outcome."""
@@ -567,6 +606,8 @@ class Execution(OperationsApi):
             failure = Failure.read(record.payload)
             error = self._errors.restore(failure, where=f"In the {operation.kind} {operation.location!r}")
             mark_recorded(error)
+            if isinstance(error, RunCancelled) and isinstance(operation, ChildOperation):
+                error.partial = failure.partial_result(operation.call.returns, self._codec)
             if record.attempts:
                 attach_attempts(error, AttemptSummary(record.attempts, failure.given_up))
             future.set_exception(error)
@@ -738,6 +779,8 @@ class Execution(OperationsApi):
         if outcome.error is not None and outcome.status is Status.FAILED and self.is_broken(outcome.error):
             self._break(outcome)
             return
+        if self._cancelled is not None:
+            outcome = self._won(outcome, main)
         if self.undos is None or outcome.error is None or not self.undos.needed:
             self._end(outcome)
         elif self._is_to_be_undone(outcome.error):

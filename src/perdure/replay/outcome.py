@@ -44,6 +44,8 @@ class RunOutcome(Struct, frozen=True):
     final: bool | None = None
     #: The code is broken: the run is blocked, and goes on from here with other code.
     broken: bool = False
+    #: JSON of the value that the code of a cancelled run returned.
+    partial: str | None = None
 
 
 class BrokenCode(Exception):
@@ -89,12 +91,36 @@ def outcome_of(main: asyncio.Task[Any], ending: OutcomeContext, forgotten: list[
     return _completed(main.result(), ending)
 
 
-def cancelled(run_id: str, type: str, reason: str, codec: Codec) -> RunOutcome:
-    """Make the outcome of a cancelled run."""
+def cancelled(
+    run_id: str,
+    type: str,
+    reason: str,
+    codec: Codec,
+    *,
+    partial: str | None = None,
+    cause: BaseException | None = None,
+) -> RunOutcome:
+    """Make the outcome of a cancelled run.
+
+    `partial`: JSON of the value that its code returned all the same; `cause`: the error that its code raised instead.
+    """
     # Not a CancelledError: a parent gets the error, too, and would take that for its own cancellation.
     because = f": {reason}" if reason else ""
     error = RunCancelled(f"run {run_id!r} ({type}) was cancelled{because}", run_id=run_id)
-    return RunOutcome(Status.CANCELLED, Failure.of(error, codec).to_json(), error)
+    error.__cause__ = cause
+    failure = Failure.of(error, codec)
+    if partial is not None:
+        failure = replace(failure, partial=partial)
+    return RunOutcome(Status.CANCELLED, failure.to_json(), error, partial=partial)
+
+
+def stopped(outcome: RunOutcome, ending: OutcomeContext, reason: str) -> RunOutcome:
+    """Make the outcome of a cancelled run whose code ended in its own way: it returned, failed or continued as new."""
+    if outcome.status is Status.CANCELLED:
+        return outcome
+    # A function without a result returns None, which is no partial result.
+    partial = outcome.payload if outcome.status is _COMPLETED and outcome.payload != "null" else None
+    return cancelled(ending.run_id, ending.type, reason, ending.codec, partial=partial, cause=outcome.error)
 
 
 def _renewed(call: Call[Any], ending: OutcomeContext) -> RunOutcome:
@@ -160,7 +186,8 @@ class UndoPhase:
         if not problems or outcome.error is None:
             return outcome
         failures = {location: Failure.of(error, codec) for location, error in problems}
-        return replace(outcome, payload=replace(Failure.of(outcome.error, codec), not_undone=failures).to_json())
+        failure = replace(Failure.of(outcome.error, codec), not_undone=failures, partial=outcome.partial)
+        return replace(outcome, payload=failure.to_json())
 
     async def _undo(self) -> None:
         # A step under way is awaited: if it were cancelled, it would be unknown whether it has to be undone.

@@ -195,6 +195,14 @@ class Context:
         """
         return shielded(awaitable)
 
+    def uncancel(self) -> bool:
+        """Take the cancellation of the run back, after `except asyncio.CancelledError`; True if there was one.
+
+        A cancelled run ends as cancelled, however its code ends. After this call the run goes on as if it had not been
+        cancelled, and can be cancelled again. Only the workflow function itself may call it, not one of its tasks.
+        """
+        return self._runtime.uncancel()
+
     def now(self) -> datetime.datetime:
         """The workflow's time: the time of the last record that was applied; the same on replay."""
         return moment_of(self._runtime.time)

@@ -83,6 +83,10 @@ class SetAttributes(Action, frozen=True):
     attributes: Mapping[str, AttributeValue | None]
 
 
+class Uncancel(Action, frozen=True):
+    """Take the cancellation of the run back."""
+
+
 class End(Action, frozen=True):
     """End the machine. No action may follow it."""
 
@@ -153,6 +157,8 @@ class MachineRunner(Generic[I, O]):
     async def run(self, input: I) -> O:
         """Run the machine to its end; returns its result or raises its error."""
         self._machine._runner = self
+        # A machine gets every cancellation as an event.
+        self.ctx._runtime.interrupt_again()
         if self._machine.messages:
             self._listen()
         self._call(_Event("on_start", (input,)))
@@ -213,10 +219,6 @@ class MachineRunner(Generic[I, O]):
             try:
                 await self._waiter
             except asyncio.CancelledError as cancellation:
-                task = asyncio.current_task()
-                if task is not None:
-                    # Lets the next cancellation through.
-                    task.uncancel()
                 self._cancelled = str(cancellation.args[0] or "") if cancellation.args else ""
                 self._events.append(_Event("on_cancel", (self._cancelled,)))
         return self._events.popleft()
@@ -277,6 +279,11 @@ class MachineRunner(Generic[I, O]):
                 self.ctx.publish(action.key, action.value)
             case SetAttributes():
                 self.ctx.set_attributes(action.attributes)
+            case Uncancel():
+                if self._cancelled is None:
+                    self._refuse(handler, "returned uncancel(), but the run was not cancelled")
+                self._cancelled = None
+                self.ctx.uncancel()
             case End():
                 if isinstance(action, EndCancelled) and self._cancelled is None:
                     self._refuse(handler, "returned cancelled(), but the run was not cancelled")

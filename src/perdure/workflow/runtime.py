@@ -203,6 +203,12 @@ class Runtime(Protocol):
     def check_main(self, what: str) -> None:
         """Raise `WorkflowError` in any other task than that of the workflow function itself."""
 
+    def uncancel(self) -> bool:
+        """Take the cancellation of the run back; True if there was one."""
+
+    def interrupt_again(self) -> None:
+        """Let each cancellation interrupt the code, also one that comes while it cleans up."""
+
     def open_scope(self, name: str) -> Scope:
         """Open a new scope inside the current one."""
 

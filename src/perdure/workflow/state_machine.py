@@ -37,6 +37,7 @@ from perdure.workflow.machine_runner import (
     SetAttributes,
     StartRun,
     StartTimer,
+    Uncancel,
 )
 from perdure.workflow.scopes import WorkflowRandom
 
@@ -118,7 +119,8 @@ class StateMachine(Generic[I, O]):
     def on_cancel(self, reason: str) -> Actions:
         """Handle the cancellation of the run.
 
-        Stops by default; a handler may clean up first and return `cancelled()` later.
+        Stops by default; a handler may clean up first and return `cancelled()` later. A machine that completes or
+        fails after this ends as cancelled all the same, unless a handler has returned `uncancel()`.
         """
         return self.cancelled()
 
@@ -188,6 +190,10 @@ class StateMachine(Generic[I, O]):
     def cancelled(self) -> Action:
         """End as cancelled, after `on_cancel`."""
         return self._make(EndCancelled())
+
+    def uncancel(self) -> Action:
+        """Take the cancellation back, after `on_cancel`: the machine goes on, and ends as it decides."""
+        return self._make(Uncancel())
 
     def _make(self, action: A) -> A:
         if self._runner is not None:

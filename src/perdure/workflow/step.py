@@ -381,6 +381,9 @@ class ActivityControl(AttemptControl, Protocol):
     async def cancelled(self) -> None:
         """Wait until the result is no longer wanted."""
 
+    def uncancel(self) -> bool:
+        """Take the cancellation back; True if there was one."""
+
 
 class ActivityInfo(StepInfo, frozen=True):
     """The current attempt at an activity. Its `location` is the activity's type."""
@@ -419,6 +422,14 @@ class ActivityInfo(StepInfo, frozen=True):
     async def cancelled(self) -> None:
         """Wait until there is a reason to stop. Like `is_cancelled`, this gives the activity the worker's `grace`."""
         await self._by.cancelled()
+
+    def uncancel(self) -> bool:
+        """Take the cancellation of the activity back; True if there was one.
+
+        A cancelled activity ends as cancelled, however its code ends. After this call it goes on as if it had not been
+        cancelled, and can be cancelled again. May be called from any thread.
+        """
+        return self._by.uncancel()
 
 
 current_step: ContextVar[StepInfo] = ContextVar("perdure_step")

@@ -54,7 +54,7 @@ def error(text: str | None) -> str:
 def traceback(text: str) -> str:
     """Describe a stored error as Python prints one; empty if it is not in Perdure's format, or has no more to say."""
     stored = Failure.read(text)
-    more = stored.traceback or stored.notes or stored.cause or stored.members or stored.not_undone
+    more = stored.traceback or stored.notes or stored.cause or stored.members or stored.not_undone or stored.partial
     return stored.format() if more else ""
 
 

@@ -62,6 +62,7 @@ def _failure(error: Failure) -> Document:
         "cause": None if error.cause is None else _failure(error.cause),
         "members": [_failure(member) for member in error.members],
         "not_undone": {location: _failure(problem) for location, problem in error.not_undone.items()},
+        "partial": None if error.partial is None else payload(error.partial),
     }
 
 

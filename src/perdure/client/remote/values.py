@@ -121,6 +121,7 @@ def failure_of(answer: Raw | bytes) -> Failure:
         traceback=failure.traceback,
         args=text_of(found.get("args")),
         state=text_of(found.get("state")),
+        partial=text_of(found.get("partial")),
         cause=None if bytes(cause) == _NULL else failure_of(cause),
         members=tuple(failure_of(one) for one in elements(found.get("members", Raw(b"[]")))),
         not_undone={name: failure_of(one) for name, one in members(found.get("not_undone", Raw(b"{}"))).items()},

@@ -89,7 +89,10 @@ class Results:
             return self._session.codec.decode(run.output or "null", returns, f"result of run {run.id!r} ({run.type})")
         failure = Failure.read(run.error)
         if run.status is Status.CANCELLED:
-            raise RunCancelled(failure.message, run_id=run.id)
+            cancelled = RunCancelled(failure.message, run_id=run.id)
+            cancelled.partial = failure.partial_result(returns, self._session.codec)
+            cause = failure.cause
+            raise cancelled from None if cause is None else self._session.errors.restore(cause, where=f"In {run.type}")
         name = failure.type.rpartition(".")[2]
         if name == RunTerminated.__name__:
             raise RunTerminated(failure.message, run_id=run.id, failure=failure)

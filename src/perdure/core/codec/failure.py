@@ -59,6 +59,8 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     not_undone: dict[str, Failure] = {}
     #: Of a step: reason why it was not retried, `exhausted` or `fatal`.
     given_up: str = ""
+    #: Of a cancelled run: JSON of the value that its code returned after the cancellation.
+    partial: str | None = None
 
     @classmethod
     def of(cls, error: BaseException, codec: Codec) -> Failure:
@@ -94,6 +96,17 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
             return _Reader().read(payload or "")
         return failure if _is_shallow(failure) else _Reader().read(payload or "")
 
+    def partial_result(self, returns: Any, codec: Codec) -> Any:
+        """Partial result of a cancelled run: of the declared type, or plain if it is not of that type. Never raises."""
+        if self.partial is None:
+            return None
+        for declared in (returns, Any):
+            try:
+                return codec.decode(self.partial, declared, "partial result")
+            except DecodeError:
+                continue
+        return None
+
     def __str__(self) -> str:
         return ": ".join(part for part in (self.type, self.message) if part) or "an error that says nothing"
 
@@ -107,6 +120,8 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
         lines += [str(self), *self.notes]
         for number, member in enumerate(self.members, 1):
             lines += [f"  +-- {number} of {len(self.members)} --", _indented(member.format())]
+        if self.partial is not None:
+            lines.append(f"Partial result: {_clip(self.partial, _PLAIN_CHARACTERS)}")
         for location, problem in self.not_undone.items():
             lines += [f"  +-- Undoing {location!r} failed: {problem}", _indented(problem.format())]
         return "\n".join(lines)
@@ -153,6 +168,7 @@ class _Reader:
             if isinstance(undone, dict)
             else {},
             given_up=_text(value.get("given_up")),
+            partial=partial if isinstance(partial := value.get("partial"), str) else None,
         )
 
 

@@ -56,7 +56,7 @@ class Record(Struct, frozen=True, kw_only=True, gc=False):
     #: Start of the step's last attempt; 0 where nothing ran.
     started_at: int = 0
     #: Short digest of a step's or child's arguments. Of a message: the batch that it was read with, if any. Of ASIDE:
-    #: number of the message's record.
+    #: number of the message's record. Of a cancellation: "wins", if it decides the outcome however the code ends.
     digest: str = ""
     #: Number of attempts that the step has used so far.
     attempts: int = 0

@@ -80,6 +80,8 @@ class ActivityRun(HeldRun):
         self._record: Record | None = None
         #: Reason of the cancellation; None: the run was not cancelled.
         self._cancelled: str | None = None
+        #: Its inbox entry, which counts as read when the run has ended or the activity has taken it back.
+        self._cancel_entry = 0
         #: Details of the last heartbeat that no turn has carried yet.
         self._details: str | None = None
         self._known_details: str | None = None
@@ -150,7 +152,7 @@ class ActivityRun(HeldRun):
         self.settle(self._services.read_clock())
 
     def _cancel(self, message: Message) -> None:
-        if self._cancelled is not None or isinstance(self._after, Finish):
+        if self._is_stopping or isinstance(self._after, Finish):
             return
         services = self._services
         reason = "" if message.payload is None else services.codec.decode(message.payload, Any, "reason")
@@ -160,7 +162,7 @@ class ActivityRun(HeldRun):
             error = RunTerminated(termination_message(self.run.id, str(reason or "")), run_id=self.run.id)
             self._after = Finish(Status.FAILED, Failure.of(error, services.codec).to_json())
             return
-        self._cancelled = str(reason or "")
+        self._cancelled, self._cancel_entry = str(reason or ""), message.seq
         if self._attempt is None:
             self._end_cancelled()
         elif self._attempt.ask_to_stop():
@@ -168,16 +170,31 @@ class ActivityRun(HeldRun):
         else:
             self._interrupt()
 
+    @property
+    def _is_stopping(self) -> bool:
+        """True if the run was cancelled and its attempt has not taken that back."""
+        return self._cancelled is not None and (self._attempt is None or self._attempt.stop_asked)
+
     @guarded
     def _interrupt(self) -> None:
         """Interrupt an attempt that was asked to stop and did not."""
-        if self._attempt is not None and self._after is None:
+        if self._attempt is None or self._after is not None:
+            return
+        reading = self._services.read_clock()
+        if self._is_stopping:
             self._cancel_attempts()
             self._end_cancelled()
-            self.settle(self._services.read_clock())
+            self.settle(reading)
+        else:
+            self._wake_at_deadline(reading)
 
-    def _end_cancelled(self) -> None:
-        outcome = cancelled(self.run.id, self.run.type, self._cancelled or "", self._services.codec)
+    def _end_cancelled(self, error: BaseException | None = None) -> None:
+        """End as cancelled; `error`: what the activity raised. A value that it returned is its partial result."""
+        returned = self._after.payload if isinstance(self._after, Finish) else None
+        outcome = cancelled(
+            self.run.id, self.run.type, self._cancelled or "", self._services.codec,
+            partial=None if returned == "null" else returned, cause=error if isinstance(error, Exception) else None,
+        )  # fmt: skip
         self._after = Finish(outcome.status, outcome.payload)
 
     def step_ended(
@@ -186,6 +203,8 @@ class ActivityRun(HeldRun):
         """Turn the end of the attempt into the run's next state."""
         if attempt is not self._attempt:
             return
+        if not self._is_stopping:
+            self._cancelled = None
         self._attempt = None
         self._take_details(attempt)
         self._wakeup.disarm()
@@ -195,8 +214,8 @@ class ActivityRun(HeldRun):
         failed = error
         if failed is None:
             failed = self._succeeded(result)
-        if failed is not None and self._cancelled is not None:
-            self._end_cancelled()
+        if self._cancelled is not None:
+            self._end_cancelled(failed)
         elif failed is not None:
             self._failed(attempt, failed, reading.now)
         self.settle(reading)
@@ -342,7 +361,7 @@ class ActivityRun(HeldRun):
     def _recheck(self) -> None:
         reading = self._services.read_clock()
         self.settle(reading)
-        if self._attempt is not None and self._cancelled is None:
+        if self._attempt is not None and not self._is_stopping:
             self._wake_at_deadline(reading)
 
     def _must_write(self) -> bool:
@@ -381,10 +400,17 @@ class ActivityRun(HeldRun):
         return Turn(
             lease=self.lease,
             records=() if record is None else (record,),
-            read=self.seen if self.seen > self.run.inbox_read else 0,
+            read=self._read(state),
             outputs=tuple(outputs),
             next=state,
         )
+
+    def _read(self, state: NextState | None) -> int:
+        """Last inbox entry that counts as read; 0: none. A cancellation stays unread until the run ends by it."""
+        read = self.seen
+        if self._is_stopping and not isinstance(state, Finish):
+            read = min(read, self._cancel_entry - 1)
+        return read if read > self.run.inbox_read else 0
 
     def _next_state(self) -> NextState | None:
         if self._forced is not None and not (isinstance(self._forced, Release) and self._after is not None):
@@ -425,6 +451,8 @@ class ActivityRun(HeldRun):
         self._services.emit_buffer.take(self)
 
     def _cancel_attempts(self) -> None:
+        if not self._is_stopping:
+            self._cancelled = None
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
             attempt.cancel()

@@ -40,6 +40,7 @@ class ActivityAttempt(Attempt):
         "_waiters",
         "details",
         "last_beat",
+        "stop_asked",
     )
 
     recipient: HeartbeatRecipient
@@ -77,6 +78,8 @@ class ActivityAttempt(Attempt):
         #: Whether the activity checks by itself if it was cancelled.
         self._checks_cancellation = False
         self._cancelled = False
+        #: Whether the activity was asked to stop and has not taken that back. Cleared from any thread.
+        self.stop_asked = False
         #: Details of the last heartbeat, as JSON. Set from any thread.
         self.details: str | None = None
         self._waiters: list[asyncio.Future[None]] = []
@@ -138,11 +141,21 @@ class ActivityAttempt(Attempt):
         self._waiters.append(waiter)
         await waiter
 
+    def uncancel(self) -> bool:
+        """Take the cancellation back; True if there was one. Called from any thread."""
+        found, self.stop_asked = self.stop_asked, False
+        if found and not self._over:
+            self._cancelled = False
+            task = self._task
+            while task is not None and task is asyncio.current_task() and task.cancelling():
+                task.uncancel()
+        return found
+
     # called by the worker
 
     def ask_to_stop(self) -> bool:
         """Ask the function to stop; True if it may end by itself."""
-        self._cancelled = True
+        self._cancelled = self.stop_asked = True
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)

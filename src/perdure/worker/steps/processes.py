@@ -232,6 +232,10 @@ class _Caller:
         """Return False: a cancelled process is killed."""
         return False
 
+    def uncancel(self) -> bool:
+        """Return False: a cancelled process is killed."""
+        return False
+
     async def cancelled(self) -> None:
         """Raise `UsageError`: a cancelled process is killed."""
         raise UsageError("an activity in a process of its own is killed when it is cancelled; it cannot wait for that")
