@@ -240,6 +240,13 @@ class Driver:
         return codec.decode(self.ended.payload, Any, "result")
 
     @property
+    def partial(self) -> Any:
+        """Value that the workflow returned after its cancellation."""
+        assert self.ended.status is Status.CANCELLED, f"it ended as {self.ended.status}"
+        assert self.ended.partial is not None
+        return codec.decode(self.ended.partial, Any, "partial result")
+
+    @property
     def error(self) -> BaseException:
         """Exception of the workflow."""
         assert self.ended.error is not None, f"it returned {self.ended.payload}"

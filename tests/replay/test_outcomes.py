@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from perdure import Context, workflow
 from perdure.core.codec.failure import ErrorTypes, Failure
@@ -303,21 +304,53 @@ def test_cleanup_after_a_cancellation_may_run_steps() -> None:
     assert run.settled().ended.status is Status.CANCELLED
 
 
+async def _instead(ctx: Context) -> Any:
+    try:
+        await named(ctx, "work")
+    except asyncio.CancelledError:
+        return await named(ctx, "instead")
+    return ""
+
+
+def test_a_cancelled_workflow_that_returns_has_a_partial_result() -> None:
+    run = Driver(_instead)
+    run.cancel()
+    run.complete("instead", "saved")
+    assert run.settled().partial == "saved"
+
+
+def test_a_recorded_cancellation_of_an_earlier_version_leaves_the_outcome_to_the_code() -> None:
+    run = Driver(_instead)
+    run.cancel()
+    older = [replace(record, digest="") for record in run.history]
+    other = run.again(older)
+    other.complete("instead", "saved")
+    assert other.result == "saved"
+    other = run.again(older)
+    other.fail("instead", ValueError("cannot"))
+    assert other.ended.status is Status.FAILED
+
+
 def test_a_workflow_may_decide_to_go_on_after_a_cancellation() -> None:
     async def flow(ctx: Context) -> Any:
         try:
             await named(ctx, "work")
         except asyncio.CancelledError:
+            ctx.uncancel()
+        try:
             return await named(ctx, "instead")
-        return ""
+        except asyncio.CancelledError:
+            ctx.uncancel()
+        return await named(ctx, "at last")
 
     run = Driver(flow)
-    run.cancel()
-    run.complete("instead", "saved")
+    run.cancel("once")
+    run.cancel("twice")
+    run.complete("at last", "saved")
     assert run.settled().result == "saved"
 
 
-def test_an_error_in_the_cleanup_is_the_outcome() -> None:
+def test_an_error_in_the_cleanup_is_the_cause_of_the_outcome() -> None:
     async def flow(ctx: Context) -> None:
         try:
             await named(ctx, "work")
@@ -327,8 +360,8 @@ def test_an_error_in_the_cleanup_is_the_outcome() -> None:
     run = Driver(flow)
     run.cancel()
     run.fail("undo", ValueError("cannot"))
-    assert run.ended.status is Status.FAILED
-    assert str(run.settled().error) == "cannot"
+    assert run.ended.status is Status.CANCELLED
+    assert str(run.settled().error.__cause__) == "cannot"
 
 
 def test_a_cancellation_goes_down_into_groups_and_gathers() -> None:
@@ -350,7 +383,7 @@ def test_a_cancellation_goes_down_into_groups_and_gathers() -> None:
 
     run = Driver(flow)
     run.cancel()
-    assert sorted(run.settled().result) == ["a", "b", "c"]
+    assert sorted(run.settled().partial) == ["a", "b", "c"]
 
 
 def test_a_workflow_that_cancels_itself_has_failed() -> None:

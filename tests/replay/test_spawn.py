@@ -253,4 +253,4 @@ def test_an_error_of_a_shielded_part_is_the_cause_of_the_cancellation_that_waite
     run = Driver(flow)
     run.cancel("stop")
     run.fail("part", ValueError("broken"))
-    assert run.settled().result == "ValueError('broken')"
+    assert run.settled().partial == "ValueError('broken')"

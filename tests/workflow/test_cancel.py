@@ -381,8 +381,6 @@ async def test_a_run_that_took_its_cancellation_back_continues_as_new(stage: Sta
 
 
 async def test_a_timeout_in_the_cleanup_of_a_cancelled_run_is_a_timeout(stage: Stage) -> None:
-    seen: list[str] = []
-
     @workflow("stop.timeouts.v1")
     async def timing(ctx: Context) -> str:
         try:
@@ -404,7 +402,6 @@ async def test_a_timeout_in_the_cleanup_of_a_cancelled_run_is_a_timeout(stage: S
         with pytest.raises(RunCancelled) as caught:
             await run.result("20s")
     assert caught.value.partial == "timed out"
-    assert not seen
 
 
 async def test_a_timeout_or_a_task_group_of_the_code_itself_is_no_cancellation(stage: Stage) -> None:
@@ -530,28 +527,6 @@ async def test_a_cancelled_run_keeps_its_outcome_when_another_worker_takes_over_
     assert caught.value.partial == "half"
 
 
-async def test_a_cancellation_that_an_earlier_version_recorded_leaves_the_outcome_to_the_code(stage: Stage) -> None:
-    @workflow("stop.older.v1")
-    async def older(ctx: Context) -> str:
-        try:
-            await ctx.receive("never")
-        except asyncio.CancelledError:
-            return await ctx.receive("go on", str)
-        return "impossible"
-
-    engine = stage.engine(older)
-    run = await engine.start(older())
-    async with engine.worker():
-        await until(run, Status.WAITING)
-        await run.cancel()
-        await until_recorded(run, 1)
-        await until(run, Status.WAITING)
-    await stage.execute("UPDATE perdure_history SET digest = '' WHERE kind = 'cancel'")
-    await run.send("go on", "whole")
-    async with engine.worker():
-        assert await run.result("20s") == "whole"
-
-
 async def test_a_parent_sees_the_partial_result_of_a_cancelled_child(stage: Stage) -> None:
     @workflow("stop.halfway.v1")
     async def halfway(ctx: Context) -> Halves:
@@ -572,6 +547,7 @@ async def test_a_parent_sees_the_partial_result_of_a_cancelled_child(stage: Stag
     engine = stage.engine(watching, halfway)
     async with engine.worker():
         run = await engine.start(watching(), id="parent")
+        await until(run, Status.WAITING)
         child = await engine.get("parent/stop.halfway.v1")
         await until(child, Status.WAITING)
         await child.cancel()
