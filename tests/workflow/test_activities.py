@@ -31,6 +31,7 @@ from perdure.core.time.duration import NEVER
 from perdure.errors import ActivityTimeout, BadArguments, DecodeError, NotStarted
 from tests.helpers import eventually
 from tests.stage import Stage, until
+from tests.worker.test_interruptions import LEASE, declare_dead
 from tests.workflow.crunching import slow_square
 
 AT_ONCE = Retry(attempts=3, initial=0, jitter=0)
@@ -325,8 +326,131 @@ async def test_an_activity_that_looks_ends_in_its_own_way(stage: Stage) -> None:
             run = await engine.start(call)
             await asyncio.to_thread(begun.wait)
             await run.cancel()
-            # It was done when it was told; what it did is its result.
-            assert await run.result("20s") == "tidied up"
+            with pytest.raises(RunCancelled) as caught:
+                await run.result("20s")
+            assert caught.value.partial == "tidied up"
+
+
+async def test_an_activity_that_swallows_its_cancellation_ends_cancelled(stage: Stage) -> None:
+    begun = asyncio.Event()
+
+    @activity("post.swallow.v1")
+    async def swallow(fails: bool) -> str:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if fails:
+                raise ValueError("cannot tidy up") from None
+        return "half"
+
+    engine = stage.engine(swallow)
+    async with engine.worker():
+        for fails in (False, True):
+            begun.clear()
+            run = await engine.start(swallow(fails))
+            await begun.wait()
+            await run.cancel("enough")
+            with pytest.raises(RunCancelled, match="enough") as caught:
+                await run.result("20s")
+            assert caught.value.partial == (None if fails else "half")
+            assert isinstance(caught.value.__cause__, ValueError) is fails
+
+
+async def test_an_activity_that_takes_its_cancellation_back_completes(stage: Stage) -> None:
+    begun = threading.Event()
+    told: list[bool] = []
+
+    @activity("post.back.v1")
+    def back() -> str:
+        info = activity_info()
+        begun.set()
+        while not info.is_cancelled():
+            threading.Event().wait(0.005)
+        told.extend([info.uncancel(), info.uncancel(), info.is_cancelled()])
+        # Longer than the worker's grace.
+        threading.Event().wait(0.5)
+        return "all of it"
+
+    @activity("post.back_async.v1")
+    async def back_async() -> str:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            activity_info().uncancel()
+        await asyncio.sleep(0.5)
+        return "all of it"
+
+    engine = stage.engine(back, back_async)
+    async with engine.worker(grace=0.2):
+        for call in (back(), back_async()):
+            begun.clear()
+            run = await engine.start(call)
+            await asyncio.to_thread(begun.wait)
+            await run.cancel()
+            assert await run.result("20s") == "all of it"
+    assert told == [True, False, False]
+
+
+async def test_an_activity_that_took_its_cancellation_back_can_be_cancelled_again(stage: Stage) -> None:
+    begun, back = asyncio.Event(), asyncio.Event()
+
+    @activity("post.twice.v1")
+    async def twice() -> str:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            activity_info().uncancel()
+            back.set()
+        await asyncio.Event().wait()
+        return "impossible"
+
+    engine = stage.engine(twice)
+    async with engine.worker():
+        run = await engine.start(twice())
+        await begun.wait()
+        await run.cancel("once")
+        await back.wait()
+        await run.cancel("twice")
+        with pytest.raises(RunCancelled, match="twice"):
+            await run.result("20s")
+
+
+async def test_a_cancelled_activity_stays_cancelled_when_its_worker_dies_before_it_has_ended(stage: Stage) -> None:
+    calls = 0
+    asked = threading.Event()
+    go_on = threading.Event()
+
+    @activity("post.beating.v1")
+    def beating() -> None:
+        nonlocal calls
+        calls += 1
+        info = activity_info()
+        info.heartbeat(1)
+        asked.set()
+        while not info.is_cancelled():
+            threading.Event().wait(0.005)
+        # The details are written in a turn of their own, which must not count the cancellation as read.
+        info.heartbeat(2)
+        go_on.wait(20)
+
+    engine = stage.engine(beating)
+    run = await engine.start(beating())
+    async with engine.worker(grace=30, lease=LEASE):
+        await asyncio.to_thread(asked.wait)
+        await run.cancel("enough")
+
+        async def beaten() -> bool:
+            return await stage.rows("SELECT payload FROM perdure_outputs WHERE kind = 'beat'") == [("2",)]
+
+        await eventually(beaten, saying="the second heartbeat")
+        await declare_dead(stage)
+        with pytest.raises(RunCancelled, match="enough"):
+            await run.result("20s")
+        go_on.set()
+    assert calls == 1
 
 
 async def test_an_activity_in_a_thread_that_never_looks_is_left_behind_after_the_grace(stage: Stage) -> None:

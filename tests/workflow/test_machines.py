@@ -234,6 +234,31 @@ async def test_a_machine_that_is_asked_to_stop_does(stage: Stage) -> None:
         await until(await engine.get("p/sit/machine.sit.v1"), Status.CANCELLED)
 
 
+@pytest.mark.parametrize("back", [False, True])
+async def test_a_cancelled_machine_that_completes_ends_cancelled_unless_it_took_that_back(
+    stage: Stage, back: bool
+) -> None:
+    class Stubborn(StateMachine[str, str], type=f"machine.stubborn_{back}.v1"):
+        def on_start(self, input: str) -> Actions:
+            return self.timer("long", "1h")
+
+        def on_cancel(self, reason: str) -> Actions:
+            ending = [self.cancel("long"), self.complete(f"half: {reason}")]
+            return [self.uncancel(), *ending] if back else ending
+
+    engine = stage.engine(Stubborn)
+    async with engine.worker():
+        run = await engine.start(Stubborn.call(""))
+        await until(run, Status.WAITING)
+        await run.cancel("enough")
+        if back:
+            assert await run.result("20s") == "half: enough"
+        else:
+            with pytest.raises(RunCancelled, match="enough") as caught:
+                await run.result("20s")
+            assert caught.value.partial == "half: enough"
+
+
 async def test_a_machine_may_clean_up_before_it_stops(stage: Stage) -> None:
     class Tidy(StateMachine[None, None], type="machine.tidy.v1"):
         def __init__(self) -> None:
@@ -345,6 +370,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "what is no call": (lambda m: m.activity("x", quick), "give a call"),
     "an id with a slash": (lambda m: m.timer("x/y", 1), "cannot be a id of a timer"),
     "cancelled without having been": (lambda m: m.cancelled(), "but the run was not cancelled"),
+    "taking back nothing": (lambda m: m.uncancel(), "returned uncancel(), but the run was not cancelled"),
     "a result of another type": (lambda m: m.complete("one"), "not of the type that it declares"),
 }
 
