@@ -240,6 +240,18 @@ class StepFailed(PerdureError):
         self.failure = failure
 
 
+class StepInterrupted(StepFailed):
+    """A step with `at_most_once` began, and its worker was lost before it ended.
+
+    Whether the step had its effect is unknown. It is not executed again; the workflow decides what follows. `location`
+    is the location of the step.
+    """
+
+    def __init__(self, message: str, *, location: str = "", failure: Failure | None = None) -> None:
+        super().__init__(message, failure=failure)
+        self.location = location
+
+
 class StepTimeout(StepFailed, TimeoutError):
     """An attempt at a step exceeded its timeout."""
 

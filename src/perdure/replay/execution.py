@@ -30,7 +30,7 @@ from perdure.core.model.run_orders import termination_message
 from perdure.core.model.set_aside_messages import set_aside_output
 from perdure.core.policy.broken_code import is_broken_code, mark_recorded
 from perdure.core.system import DUE, NO_TRACE, LoopTrace
-from perdure.errors import DecodeError, Diverged, LoopStuck, RunCancelled, RunTerminated, WorkflowError
+from perdure.errors import DecodeError, Diverged, LoopStuck, RunCancelled, RunTerminated, StepInterrupted, WorkflowError
 from perdure.replay.checkpoints import Checkpoints, checkpoint_payload, places_below
 from perdure.replay.divergence import RecordedArguments, diverged, position
 from perdure.replay.operations import (
@@ -43,7 +43,16 @@ from perdure.replay.operations import (
     StepOperation,
     TimerOperation,
 )
-from perdure.replay.outcome import BrokenCode, CodeHalted, OutcomeContext, RunOutcome, UndoPhase, failed, outcome_of, stopped
+from perdure.replay.outcome import (
+    BrokenCode,
+    CodeHalted,
+    OutcomeContext,
+    RunOutcome,
+    UndoPhase,
+    failed,
+    outcome_of,
+    stopped,
+)
 from perdure.replay.reused_results import NOTHING, EarlierAttempts
 from perdure.replay.run_loop import DrainContext, RunTask, end_code, end_tasks, new_operation_future, refusal_of
 from perdure.workflow.channels import question_key
@@ -83,9 +92,9 @@ NOTHING_RECORDED = RecordIndex(())
 
 
 # Looking up an enum member through its class is slow; these are needed for every record.
-_ASIDE, _ATTEMPT, _BROKEN, _CANCEL, _CHILD, _FORK, _MESSAGE, _SCOPE, _STEP, _WAKE = (
-    RecordKind.ASIDE, RecordKind.ATTEMPT, RecordKind.BROKEN, RecordKind.CANCEL, RecordKind.CHILD, RecordKind.FORK,
-    RecordKind.MESSAGE, RecordKind.SCOPE, RecordKind.STEP, RecordKind.WAKE,
+_ASIDE, _ATTEMPT, _BEGIN, _BROKEN, _CANCEL, _CHILD, _FORK, _MESSAGE, _SCOPE, _STEP, _WAKE = (
+    RecordKind.ASIDE, RecordKind.ATTEMPT, RecordKind.BEGIN, RecordKind.BROKEN, RecordKind.CANCEL, RecordKind.CHILD,
+    RecordKind.FORK, RecordKind.MESSAGE, RecordKind.SCOPE, RecordKind.STEP, RecordKind.WAKE,
 )  # fmt: skip
 
 
@@ -102,6 +111,8 @@ class Execution(OperationsApi):
     cancel_waits = False
     #: The record of a cancellation that this attempt cannot obey: it has failed, and waits for children before another.
     unobeyed: Record | None = None
+    #: By location, the recorded beginning of an attempt at an open step that has not ended.
+    _begun: dict[str, Record] | None = None
     #: Reason of the cancellation that decides the outcome; None: the code decides it.
     _cancelled: str | None = None
     #: True: each cancellation interrupts the code, also one that comes while it cleans up.
@@ -350,6 +361,45 @@ class Execution(OperationsApi):
             self.checkpoints.note(location[: location.rindex("/") + 1], seq)
         self.drain(drain_context)
 
+    def record_beginning(self, operation: StepOperation, now: int, attempt: int) -> None:
+        """Record that an attempt at an open step is about to begin. The workflow does not see it."""
+        location = operation.location
+        self.unsaved.append(
+            Record(
+                seq=self.next_seq, kind=_BEGIN, location=location, payload=None, at=max(self.time, now), started_at=now,
+                digest=operation.digest, attempts=attempt, run_attempt=self._origin.attempt,
+            )
+        )  # fmt: skip
+        if "/" in location:
+            self.checkpoints.note(location[: location.rindex("/") + 1], self.next_seq)
+        self.next_seq += 1
+
+    def record_interruptions(self, now: int) -> int:
+        """Record that steps have begun and not ended, once the replay has ended; return their number.
+
+        Only of steps with `at_most_once`: another attempt follows at others.
+        """
+        begun, self._begun = self._begun or {}, None
+        count = 0
+        for location, record in begun.items():
+            operation = self._open.get(location)
+            if isinstance(operation, StepOperation) and operation.request.options.at_most_once is True:
+                self._record_interruption(operation, record, now)
+                count += 1
+        return count
+
+    def _record_interruption(self, operation: StepOperation, begun: Record, now: int) -> None:
+        location = operation.location
+        error = StepInterrupted(
+            f"step {location!r} of run {self.run_id!r} began and did not end before its worker was lost or stopped; "
+            "whether it had its effect is unknown, and it is not executed again (at_most_once)",
+            location=location,
+        )
+        self.record(
+            _STEP, location, replace(Failure.of(error, self._codec), given_up="fatal").to_json(), now, failed=True,
+            started_at=begun.started_at, digest=operation.digest, attempts=begun.attempts,
+        )  # fmt: skip
+
     def record_checkpoint(self, operation: ScopeOperation, now: int) -> None:
         """Record a checkpoint and trim what lies before it."""
         self.unsaved = self.checkpoints.trim(
@@ -364,9 +414,19 @@ class Execution(OperationsApi):
 
     def recall(self, operation: OpenOperation, now: int) -> bool:
         """Complete an operation with the result of an earlier attempt; False if there is none."""
-        record = None if self._earlier is NOTHING else self._earlier.recall(operation)
-        if record is None:
+        if self._earlier is NOTHING:
             return False
+        record = self._earlier.recall(operation)
+        if record is None:
+            begun = self._earlier.begun.get(operation.location)
+            if (
+                begun is None
+                or not isinstance(operation, StepOperation)
+                or operation.request.options.at_most_once is not True
+            ):
+                return False
+            self._record_interruption(operation, begun, now)
+            return True
         # It takes as long as it did then.
         started_at = max(self.time, now) - (record.at - record.started_at) if record.started_at else 0
         self.record(
@@ -434,7 +494,7 @@ class Execution(OperationsApi):
         kind = record.kind
         if kind is not _MESSAGE and "/" in record.location:
             self.checkpoints.note(record.location[: record.location.rindex("/") + 1], record.seq)
-        if kind is _ATTEMPT:
+        if kind is _ATTEMPT or kind is _BEGIN:
             self._apply_attempt(record)
             return
         if record.at > self.time:
@@ -559,6 +619,13 @@ class Execution(OperationsApi):
             if self.checkpoints.is_behind(record) or record.location in self._removed:
                 return
             raise self._diverged(record)
+        if record.kind is _BEGIN:
+            if self._begun is None:
+                self._begun = {}
+            self._begun[record.location] = record
+            return
+        if self._begun:
+            self._begun.pop(record.location, None)
         operation.attempts = record.attempts
         operation.retry_at = record.retry_at
 
@@ -584,6 +651,8 @@ class Execution(OperationsApi):
             self.warnings.append(self._arguments.changed(operation, record))
         elif isinstance(operation, TimerOperation) and record.at < operation.due and self._origin.attempt == 1:
             self.warnings.append(f"timer {record.location!r} was recorded before the time that the code sets it to now")
+        if self._begun:
+            self._begun.pop(record.location, None)
         if record.kind is _CHILD:
             # A reopened child ends again; its parent keeps the first outcome.
             self._closed_children.add(record.location)

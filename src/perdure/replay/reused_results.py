@@ -2,7 +2,8 @@
 
 A workflow that is tried again as a whole starts with an empty history, but successes are not repeated: a step with the
 same location and arguments gets its old result, a sleep that was slept is over, and messages are in the mailbox.
-Failures are tried again, and so is what was undone.
+Failures are tried again, and so is what was undone. A step with `at_most_once` that was interrupted stays interrupted:
+the next attempt at the run must not execute it either.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from perdure.core.codec.failure import Failure, type_name
 from perdure.core.model.record import Record, RecordKind
+from perdure.errors import StepInterrupted
 from perdure.workflow.saga import UNDO
 
 if TYPE_CHECKING:
     from perdure.replay.operations import OpenOperation
+
+_INTERRUPTED = type_name(StepInterrupted)
 
 
 class EarlierAttempts:
@@ -31,7 +36,13 @@ class EarlierAttempts:
             ],
         )
         self._records: dict[str, Record] = {}
+        #: By location, the beginning of a step with `at_most_once` that was interrupted.
+        self.begun: dict[str, Record] = {}
         for record in earlier:
+            if record.kind is RecordKind.BEGIN:
+                self.begun[record.location] = record
+            elif record.location in self.begun and _ends_attempt(record):
+                del self.begun[record.location]
             if record.location.endswith(UNDO) and not record.failed:
                 self._records.pop(record.location.removesuffix(UNDO), None)
             elif _is_kept(record):
@@ -65,6 +76,13 @@ def _without_set_aside(earlier: Sequence[Record], messages: list[Record]) -> tup
         if found is not None:
             messages.remove(found)
     return tuple(messages)
+
+
+def _ends_attempt(record: Record) -> bool:
+    """True if a record reports the end of an attempt at a step; an interruption is reported by the next holder."""
+    if record.kind not in (RecordKind.STEP, RecordKind.ATTEMPT):
+        return False
+    return not (record.failed and Failure.read(record.payload).type == _INTERRUPTED)
 
 
 def _is_kept(record: Record) -> bool:

@@ -33,6 +33,10 @@ class RunOwner(Protocol):
 
     stopping: bool
 
+    @property
+    def is_lease_safe(self) -> bool:
+        """True if the leases hold for long enough to begin something."""
+
     def parked(self, held: WorkflowRun, park: Park) -> None:
         """Handle a run that was parked and has no lease any more."""
 

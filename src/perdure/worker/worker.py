@@ -592,6 +592,11 @@ class Worker:
 
     # callbacks of runs (`RunOwner`)
 
+    @property
+    def is_lease_safe(self) -> bool:
+        """True if the leases hold for long enough to begin something."""
+        return self._heartbeat is not None and self._system.monotonic() < self._heartbeat.safe_until
+
     def parked(self, held: WorkflowRun, park: Park) -> None:
         """Keep a parked run in memory."""
         self.gatekeeper.ended(held.run.id, park)

@@ -55,6 +55,7 @@ from perdure.workflow.step import (
     NO_STEP_SETTINGS,
     StepOptions,
     StepSettings,
+    check_at_most_once,
     check_for_process,
     make_step_settings,
     spec_of,
@@ -125,6 +126,8 @@ class Context:
             return self._runtime.step(StepRequest(name, spec, args, kwargs, options))
         if options.process is True:
             check_for_process(function)
+        if options.at_most_once is True:
+            check_at_most_once(options, function)
         operation = self._runtime.step(StepRequest(name, spec, args, kwargs, options))
         if options.undo is not UNSET:
             current_undos(self._runtime).watch(operation, options.undo)
@@ -149,6 +152,8 @@ class Context:
         """
         spec = spec_of(function)
         options = replace(self._options.over(spec.options), ephemeral=UNSET)
+        if options.at_most_once is True:
+            check_at_most_once(options, function, transaction=True)
         if options.process is True:
             raise UsageError(f"{describe(function)} is to run in a transaction, which cannot be had in another process")
         name = options.name if isinstance(options.name, str) else spec.name
@@ -172,8 +177,8 @@ class Context:
         """A copy of this context whose steps have other options: `ctx.options(timeout="5s").step(...)`.
 
         `using` opens the connection of a `transaction`. `undo` is called with a step's result to undo it; see `saga`.
-        The other options are those of `@step`: `name`, `retry`, `timeout`, `ephemeral`, `process`, `limit` and
-        `breaker`.
+        The other options are those of `@step`: `name`, `retry`, `timeout`, `ephemeral`, `at_most_once`, `process`,
+        `limit` and `breaker`.
         """
         chosen = make_step_settings(options, using=using, undo=undo)
         return Context(self._runtime, chosen.over(self._options))

@@ -48,6 +48,9 @@ class StepOptions(TypedDict, total=False):
     timeout: Duration | None
     #: Continue the workflow before the result is durable; the record is written with the next one.
     ephemeral: bool | None
+    #: Record the beginning of each attempt before it is executed, so that a crash in between is not followed by another
+    #: attempt.
+    at_most_once: bool | None
     #: Run a sync function in a process of its own, which is killed after `timeout`.
     process: bool | None
     #: Bound on concurrency or rate, over all processes.
@@ -63,6 +66,7 @@ class StepSettings(Struct, frozen=True, kw_only=True):
     retry: Retry | UnsetType = UNSET
     timeout: float | UnsetType = UNSET
     ephemeral: bool | UnsetType = UNSET
+    at_most_once: bool | UnsetType = UNSET
     using: Callable[[], Any] | UnsetType = UNSET
     undo: Callable[[Any], Any] | UnsetType = UNSET
     process: bool | UnsetType = UNSET
@@ -97,11 +101,13 @@ def make_step_settings(
         raise UsageError(f"undo={brief(undo)} has to be a function that takes the step's result")
     name, ephemeral, process = options.get("name"), options.get("ephemeral"), options.get("process")
     policy, timeout = check_retry(options.get("retry")), check_time("timeout", options.get("timeout"))
+    once = options.get("at_most_once")
     return StepSettings(
         name=UNSET if name is None else check_name(name, "step name"),
         retry=UNSET if policy is None else policy,
         timeout=UNSET if timeout is None else timeout,
         ephemeral=UNSET if ephemeral is None else check_flag("ephemeral", ephemeral),
+        at_most_once=UNSET if once is None else check_flag("at_most_once", once),
         using=UNSET if using is None else using,
         undo=UNSET if undo is None else undo,
         process=UNSET if process is None else check_flag("process", process),
@@ -147,6 +153,9 @@ def step(
     `retry`: a `Retry`, or the number of attempts.
     `timeout`: longest duration of one attempt.
     `ephemeral`: continue the workflow before the result is durable; the record is written with the next one.
+    `at_most_once`: record the beginning of each attempt before it is executed. If the worker is lost in between, the
+    workflow gets `StepInterrupted`, and the step is not executed again. A step without a `retry` of its own is not
+    retried after an error either.
     `undo`: a function that takes the step's result and undoes it if the saga fails; see `Context.saga`.
     `process`: run a sync function that keeps a processor busy in a process of its own, which is killed after `timeout`.
     `limit`: bound on concurrency or rate, over all processes. A run whose step waits for a limit or breaker holds no
@@ -208,6 +217,20 @@ def check_function(function: object) -> None:
         raise BadArguments(
             f"a step is a function and its arguments, not {brief(function)}{kind}; "
             "write `ctx.step(function, ...)` instead of `ctx.step(function(...))`, which calls it before the step"
+        )
+
+
+def check_at_most_once(options: StepSettings, function: Callable[..., Any], *, transaction: bool = False) -> None:
+    """Raise `UsageError` if a step with `at_most_once` is a transaction, or ephemeral."""
+    if transaction:
+        raise UsageError(
+            f"{describe(function)} has at_most_once=True and is called through ctx.transaction, whose writes happen "
+            "exactly once; leave the option out, or call it through ctx.step"
+        )
+    if options.ephemeral is True:
+        raise UsageError(
+            f"{describe(function)} has at_most_once=True and ephemeral=True, which may forget that it was executed; "
+            "choose one of them"
         )
 
 

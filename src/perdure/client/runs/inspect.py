@@ -322,7 +322,9 @@ def _summary(payload: str) -> str:
     return ": ".join(part for part in (name, failure.message) if part) or str(failure)
 
 
-_OPERATIONS = (RecordKind.STEP, RecordKind.ATTEMPT, RecordKind.CHILD, RecordKind.TIMER)
+_OPERATIONS = (RecordKind.STEP, RecordKind.ATTEMPT, RecordKind.BEGIN, RecordKind.CHILD, RecordKind.TIMER)
+#: Status of a step whose last record is of an attempt.
+_ATTEMPT_STATUS = {RecordKind.ATTEMPT: "retrying", RecordKind.BEGIN: "begun"}
 #: Kinds of events that report an error.
 _FAILURES = ("retried", "failed", "cancelled", "expired", "terminated", "blocked")
 
@@ -394,14 +396,14 @@ def _step(
     location: str, records: Sequence[Record], kept: Mapping[int, Record], interruptions: Sequence[Interruption]
 ) -> StepReport:
     last = kept.get(records[-1].seq, records[-1])
-    kind = RecordKind.STEP if last.kind is RecordKind.ATTEMPT else last.kind
+    kind = RecordKind.STEP if last.kind in _ATTEMPT_STATUS else last.kind
     return StepReport(
         location=location,
         kind=kind.value,
-        status="retrying" if last.kind is RecordKind.ATTEMPT else "failed" if last.failed else "completed",
+        status=_ATTEMPT_STATUS.get(last.kind, "failed" if last.failed else "completed"),
         attempts=last.attempts,
         started_at=last.started_at,
-        finished_at=last.at,
+        finished_at=0 if last.kind is RecordKind.BEGIN else last.at,
         errors=tuple(_mishap(record) for record in records if record.failed),
         interruptions=_interruptions_of(last, records, interruptions),
     )

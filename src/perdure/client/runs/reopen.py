@@ -230,7 +230,22 @@ def _past(source: Run, history: Sequence[Record], from_step: str | int | None) -
     else:
         first, past = _past_by_location(source, history, check_text("from_step", from_step))
     _check_trimmed(source, history, first)
-    return first.location, past
+    return first.location, _without_open_beginnings(past)
+
+
+def _without_open_beginnings(past: Sequence[Record]) -> list[Record]:
+    """Leave out beginnings of steps whose end is not copied: the fork executes these steps, as all that follow."""
+    ended: set[str] = set()
+    kept: list[Record] = []
+    for record in reversed(past):
+        if record.kind is RecordKind.BEGIN:
+            if record.location not in ended:
+                continue
+            ended.discard(record.location)
+        elif record.kind in (RecordKind.STEP, RecordKind.ATTEMPT):
+            ended.add(record.location)
+        kept.append(record)
+    return kept[::-1]
 
 
 def _past_by_location(source: Run, history: Sequence[Record], location: str) -> tuple[Record, list[Record]]:

@@ -24,6 +24,8 @@ class RecordKind(StrEnum):
     FORK = "fork"
     #: A failed attempt at a step that will be retried. It completes nothing; it keeps the count and the error.
     ATTEMPT = "attempt"
+    #: An attempt at a step with `at_most_once` is about to begin. It completes nothing.
+    BEGIN = "begin"
     #: A sleep got another end; the payload is the new time.
     WAKE = "wake"
     #: A message that had arrived was set aside, because it could not be decoded; the payload is the error.

@@ -55,7 +55,7 @@ class StepReport(Struct, frozen=True, kw_only=True):
 
     location: str
     kind: str
-    #: `completed`, `failed` or `retrying`.
+    #: `completed`, `failed` or `retrying`; `begun` if only the beginning of a step with `at_most_once` is recorded.
     status: str
     attempts: int
     #: Start and end of the last attempt, in microseconds since the epoch; 0 where it was not measured.
@@ -68,7 +68,7 @@ class StepReport(Struct, frozen=True, kw_only=True):
     @property
     def duration(self) -> float:
         """Duration of the last attempt, in seconds."""
-        return (self.finished_at - self.started_at) / 1e6 if self.started_at else 0.0
+        return (self.finished_at - self.started_at) / 1e6 if self.started_at and self.finished_at else 0.0
 
     @property
     def last_error(self) -> FailedAttempt | None:

@@ -24,6 +24,9 @@ from perdure.worker.services import Services
 from perdure.worker.steps.attempt import is_misuse
 from perdure.workflow.runtime import Subscription
 
+#: Policy of a step that is not retried.
+_ONCE = Retry(attempts=1)
+
 
 class NextAttempt(Struct, frozen=True):
     """Time of the next attempt at a step."""
@@ -59,9 +62,11 @@ def why_given_up(operation: StepOperation, number: int, error: BaseException, se
 
 
 def policy_of(operation: StepOperation, services: Services) -> Retry:
-    """Retry policy of a step: its own, or else the worker's."""
-    policy = operation.request.options.retry
-    return policy if isinstance(policy, Retry) else services.settings.retry
+    """Retry policy of a step: its own, or else the worker's. A step with `at_most_once` has only its own."""
+    options = operation.request.options
+    if isinstance(options.retry, Retry):
+        return options.retry
+    return _ONCE if options.at_most_once is True else services.settings.retry
 
 
 def after_failed_run(

@@ -81,6 +81,9 @@ class WorkflowRun(HeldRun):
     # A class attribute: most runs never set it.
     #: Failed attempts at steps in this attempt at the run, until the interruptions are counted.
     _failures: tuple[Record, ...] = ()
+    #: Attempts whose beginning is recorded and has to be durable first: in no turn yet, and in the last one.
+    _announced: tuple[Attempt, ...] = ()
+    _beginning: tuple[Attempt, ...] = ()
 
     def __init__(
         self, claimed: ClaimedRun, workflow: Workflow[Any, Any], records: tuple[Record, ...], services: Services
@@ -170,9 +173,13 @@ class WorkflowRun(HeldRun):
             self._services.owner.read_interruptions(self)
             return
         self.stage = _ACTIVE
+        assert self._execution is not None
+        if self._execution.replayed and (interrupted := self._execution.record_interruptions(reading.now)):
+            self._draft.urgent = True
+            for _ in range(interrupted):
+                self._services.journal.attempt_log.expect(self.run.id)
         # Results of an earlier attempt come before what has arrived since, so that a cancellation finds them.
         if self._backlog and any(message.kind is RecordKind.CANCEL for message in self._backlog):
-            assert self._execution is not None
             self._execution.cancel_waits = True
             self._collect(reading.now)
             self._execution.cancel_waits = False
@@ -433,7 +440,8 @@ class WorkflowRun(HeldRun):
             if operation.retry_at > reading.now or not reading.may_start or not (durable or operation.ephemeral):
                 waiting.append(operation)
                 continue
-            if operation.request.options is not NO_STEP_SETTINGS and is_limited(operation):
+            options = operation.request.options
+            if options is not NO_STEP_SETTINGS and is_limited(operation):
                 self._step_limits = self._step_limits or StepLimits(self, self._services)
                 if not self._step_limits.may_begin(operation):
                     continue
@@ -446,8 +454,35 @@ class WorkflowRun(HeldRun):
                 attempt.interrupted = self._interrupted.get(operation.location, 0)
                 attempt.number += attempt.interrupted
             self._attempts[operation.location] = attempt
-            attempt.start(services.threads, self.run.deadline)
+            if options is not NO_STEP_SETTINGS and options.at_most_once is True:
+                self._announce(attempt, reading.now)
+            else:
+                attempt.start(services.threads, self.run.deadline)
         self._ready = waiting
+
+    def _announce(self, attempt: Attempt, now: int) -> None:
+        """Record the beginning of an attempt; the attempt starts when the record is durable."""
+        assert self._execution is not None
+        self._execution.record_beginning(attempt.operation, now, attempt.number)
+        self._announced += (attempt,)
+        self._draft.urgent = True
+
+    @guarded
+    def _start_announced(self) -> None:
+        """Start the attempts whose beginning is durable as soon as the lease is safe.
+
+        A worker that is stopping starts them, too, and waits for their end: no other holder would start them.
+        """
+        begun = [attempt for attempt in self._beginning if not attempt.is_over()]
+        self._beginning = ()
+        if not begun or self._committing:
+            self._beginning = tuple(begun)
+        elif not self._services.owner.is_lease_safe:
+            self._beginning = tuple(begun)
+            self._services.system.call_later(LEASE_RECHECK, self._start_announced)
+        else:
+            for attempt in begun:
+                attempt.start(self._services.threads, self.run.deadline)
 
     # turns
 
@@ -500,6 +535,8 @@ class WorkflowRun(HeldRun):
         execution = self._execution
         if execution is not None:
             records, execution.unsaved = tuple(execution.unsaved), []
+            if self._announced:
+                self._beginning, self._announced = self._beginning + self._announced, ()
             if execution.checkpoints.has_trimmed:
                 self._draft.trim(execution.checkpoints.take_trimmed(), self.seen)
         if self._has_emitted or self._services.emit_buffer.pending:
@@ -543,6 +580,8 @@ class WorkflowRun(HeldRun):
             self._services.owner.start_successors(names)
         if self.stage is _OVER:
             return
+        if self._beginning and verdict is not _LOST:
+            self._start_announced()
         if verdict is _LOST:
             self.lose()
         elif verdict is _AWAKE and self._forced is None:
