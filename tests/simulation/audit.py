@@ -219,15 +219,16 @@ class Audit:
                     yield f"a client was given {result!r} as the result of run {run_id}, which is {stored!r}"
 
     def _cancellations(self) -> Iterator[str]:
-        """No program of a simulation goes on after it was told to stop."""
+        """No program of a simulation completes after it was told to stop, unless it takes that back."""
         for run in self._runs.values():
             if run.status is not Status.COMPLETED or run.id in self._requeued:
                 continue
             told = [
                 r.seq for r in self._histories[run.id] if r.kind is RecordKind.CANCEL and r.run_attempt == run.attempt
             ]
+            program = run.input.replace("\\", "")
             # One that waits for its children has its outcome already, and stops only those.
-            if told and '"wait"' not in run.input.replace("\\", ""):
+            if told and '"wait"' not in program and '"back":true' not in program:
                 yield f"run {run.id} was told to stop by record {told[0]}, and completed"
 
     def _mail(self) -> Iterator[str]:

@@ -31,6 +31,7 @@ from tests.simulation.programs import (
     Listen,
     Loop,
     Map,
+    Once,
     Op,
     Outcome,
     Program,
@@ -42,6 +43,7 @@ from tests.simulation.programs import (
     Show,
     Sleep,
     Spawn,
+    Stand,
     Step,
     Tell,
     Try,
@@ -53,7 +55,13 @@ class Author:
     """Writes programs; with activities in them, and with what has to pass guards, if that is wanted."""
 
     def __init__(
-        self, rng: Random, *, activities: bool = False, guards: Guards | None = None, ends: bool = False
+        self,
+        rng: Random,
+        *,
+        activities: bool = False,
+        guards: Guards | None = None,
+        ends: bool = False,
+        once: bool = False,
     ) -> None:
         self._rng = rng
         #: Whether there are bugs, and more that can be undone.
@@ -72,6 +80,10 @@ class Author:
             leaves.append((self.act, 12))
         if guards:
             leaves += [(self.lined, 16), (self._guarded, 24)]
+        #: Whether there are steps that must not run twice, and code that swallows its cancellation.
+        self._once = once
+        if once:
+            leaves.append((lambda: Once(rng.choice((0.0, 0.1, 1.0, 5.0))), 20))
         self._leaves = leaves
         self._nests = [each for each in nests if rng.random() < 0.7] or nests
 
@@ -87,6 +99,8 @@ class Author:
             for op in extras:
                 if self._rng.random() < 0.4:
                     ops.insert(self._rng.randint(0, len(ops)), op)
+        if self._once and self._rng.random() < 0.6:
+            ops = [Stand(tuple(ops), back=self._rng.random() < 0.5), *self.program(1)]
         return tuple(ops)
 
     def _op(self, depth: int) -> Op:

@@ -317,6 +317,12 @@ class FaultStore:
                 if not self.knows(run_id):
                     name = self.process.name
                     self._database.ledger.violated(f"{name} was told that it holds run {run_id}, and dropped it")
+        # Of one that it ended itself it knows nothing any more, and may give it back late.
+        self._told_of -= {
+            turn.lease
+            for turn, verdict in zip(turns, verdicts, strict=True)
+            if turn.next is not None and verdict is TurnOutcome.APPLIED
+        }
 
 
 def _summary(answer: Any) -> str:

@@ -11,9 +11,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from perdure.core.policy.retry import Retry
+from perdure.errors import StepInterrupted, WorkflowError
+from perdure.replay.execution import Execution
 from perdure.workflow.activity import Activity
 from perdure.workflow.channels import Channel
 from perdure.workflow.context import Context
@@ -24,6 +26,7 @@ from tests.simulation.guards import Guard, Guards
 from tests.simulation.language import Language, Log
 from tests.simulation.programs import (
     NEWS,
+    ONCE,
     QUESTION,
     Act,
     Anew,
@@ -42,6 +45,7 @@ from tests.simulation.programs import (
     Listen,
     Loop,
     Map,
+    Once,
     Op,
     Outcome,
     Program,
@@ -53,6 +57,7 @@ from tests.simulation.programs import (
     Show,
     Sleep,
     Spawn,
+    Stand,
     Step,
     Tell,
     Try,
@@ -77,6 +82,7 @@ class Interpreter:
     def __init__(self, steps: Steps, sometimes: Counter[str] | None = None) -> None:
         # Bound once: the engine looks at a step's signature once for each function that it is given.
         self._work, self._write, self._undo = steps.work, steps.write, steps.undo
+        self._work_once = steps.work_once
         self._work_guarded, self._write_guarded, self._begin = steps.work_guarded, steps.write_guarded, steps.begin
         self._guards = steps.guards
         self._ledger = steps.ledger
@@ -136,6 +142,10 @@ class Interpreter:
         match op:
             case Step():
                 log.append(await self._step(ctx, op, log))
+            case Once(seconds=seconds):
+                await self._once(ctx, seconds, log)
+            case Stand(body=body, back=back):
+                await self._stand(ctx, body, back, log)
             case Act():
                 log.append(await ctx.call(call_of(self.activity, op, log)))
             case Lined():
@@ -192,6 +202,30 @@ class Interpreter:
         undo = self._undo if op.undo else None
         options = ctx.options(name=op.name, retry=_RETRY, timeout=op.timeout, ephemeral=op.ephemeral, undo=undo)
         return await options.step(self._work, log[-_MEMORY:], op.seconds, op.failures, op.fatal, op.ephemeral)
+
+    async def _once(self, ctx: Context, seconds: float, log: Log) -> None:
+        try:
+            options = ctx.options(name=ONCE, at_most_once=True)
+            log.append(await options.step(self._work_once, log[-_MEMORY:], seconds))
+        except StepInterrupted:
+            log.append("interrupted")
+            self._sometimes["a step that must not run twice was interrupted"] += 1
+
+    async def _stand(self, ctx: Context, body: Program, back: bool, log: Log) -> None:
+        try:
+            await self._run(ctx, body, log)
+        except asyncio.CancelledError:
+            execution = cast("Execution", ctx._runtime)
+            try:
+                execution.check_main("stand")
+            except WorkflowError:
+                raise asyncio.CancelledError from None
+            if not execution.cancel_requested:
+                raise
+            if back:
+                ctx.uncancel()
+            self._sometimes["a cancellation was taken back" if back else "a cancellation was swallowed"] += 1
+            log.append("stood")
 
     async def _guarded_step(self, ctx: Context, op: Guarded, log: Log) -> str:
         assert self._guards is not None

@@ -74,6 +74,8 @@ class Ledger:
         self._tokens: dict[tuple[str, str], int] = {}
         #: Steps with a durable result, of runs that were never tried again as a whole.
         self._done: set[tuple[str, str]] = set()
+        #: Executions of steps that must not run twice, by run, generation and location.
+        self._executed: set[tuple[str, int, str]] = set()
         #: Runs that were tried again as a whole.
         self.tried_again: set[str] = set()
         self._orphaned: Counter[str] = Counter()
@@ -110,6 +112,13 @@ class Ledger:
         self.effects.append(effect)
         self.note(effect.worker, "executes", effect.run_id, effect.location, effect.attempt)
         return len(self.effects)
+
+    def once(self, run_id: str, location: str) -> None:
+        """Note that a step is executed that must not run twice."""
+        where = run_id, self.generation(run_id), location
+        if where in self._executed:
+            self.violated(f"{location} of run {run_id} must not run twice, and is executed again")
+        self._executed.add(where)
 
     def decided(self, run_id: str, number: int, what: str) -> None:
         """Note that a client was told that its decision about a message counts."""

@@ -19,6 +19,8 @@ CORRELATIONS = ("east", "west")
 STEPS = ("a", "b", "c")
 #: Step with an undo that is not part of anything else.
 REVERSIBLE = "r"
+#: Step that must not run twice.
+ONCE = "o"
 KEYS = ("red", "blue")
 DEEDS = ("x", "y")
 #: Of those that have to pass gates.
@@ -36,6 +38,19 @@ class Step(Struct, frozen=True, tag="step"):
     timeout: float | None = None
     ephemeral: bool = False
     undo: bool = False
+
+
+class Once(Struct, frozen=True, tag="once"):
+    """A step that must not run twice."""
+
+    seconds: float = 0.0
+
+
+class Stand(Struct, frozen=True, tag="stand"):
+    """A body whose cancellation, if it is the run's own, is swallowed, or taken back."""
+
+    body: Program
+    back: bool = False
 
 
 class Act(Struct, frozen=True, tag="act"):
@@ -246,8 +261,8 @@ class Bug(Struct, frozen=True, tag="bug"):
 
 
 Op = (
-    Step | Act | Guarded | Lined | Deed | Sleep | Receive | Gather | Group | Race | Limit | Try | Cleanup | Child | Show
-    | Tell | ReceiveAny | Answer
+    Step | Once | Act | Guarded | Lined | Deed | Sleep | Receive | Gather | Group | Race | Limit | Try | Stand | Cleanup
+    | Child | Show | Tell | ReceiveAny | Answer
     | Listen | Version | Bug
     | Join | Contest | Map | Loop | Saga | Outcome | Shield | Spawn | Anew
 )  # fmt: skip

@@ -67,6 +67,12 @@ class Steps:
             raise RuntimeError(f"execution {number} failed")
         return f"result {number}"
 
+    async def work_once(self, seen: list[str], seconds: float) -> str:
+        """The same as a step that must not run twice."""
+        info = step_info()
+        self.ledger.once(info.run_id, info.location)
+        return await self.work(seen, seconds, 0, False, False)
+
     async def perform(self, seen: list[str], seconds: float, beats: int, failures: int, fatal: bool) -> str:
         """The same as an activity, with signs of life."""
         info = activity_info()

@@ -13,6 +13,7 @@ import pytest
 from tests.simulation.planted import PLANTED, PLANTED_IN_STREAMS
 from tests.simulation.planted_at_ends import PLANTED_AT_ENDS
 from tests.simulation.planted_at_gates import PLANTED_AT_GATES
+from tests.simulation.planted_once import PLANTED_ONCE
 from tests.simulation.planted_with_clocks import PLANTED_WITH_CLOCKS
 from tests.simulation.simulate import Report, simulate
 
@@ -81,6 +82,8 @@ STREAM_SEEDS = 10_000 if PROVE else 25
 CLOCKED_SEEDS = 10_000 if PROVE else 25
 #: Of the worlds with terminations, malformed messages and bugs.
 ENDING_SEEDS = 10_000 if PROVE else 25
+#: Of the worlds with steps that must not run twice.
+ONCE_SEEDS = 10_000 if PROVE else 25
 
 #: Each must have happened, or the simulation does not look where it should.
 RARE = frozenset(
@@ -202,7 +205,21 @@ RARE_AT_ENDS = frozenset(
     }
 )
 
-ALL_PLANTED = {**PLANTED, **PLANTED_AT_GATES, **PLANTED_IN_STREAMS, **PLANTED_WITH_CLOCKS, **PLANTED_AT_ENDS}
+#: The same, with steps that must not run twice, and code that swallows its cancellation or takes it back.
+RARE_ONCE = frozenset(
+    {
+        "a cancellation was swallowed",
+        "a cancellation was taken back",
+        "a run was taken over from another worker",
+        "a run was tried again as a whole",
+        "a step that must not run twice was interrupted",
+        "something was undone",
+    }
+)
+
+ALL_PLANTED = {
+    **PLANTED, **PLANTED_AT_GATES, **PLANTED_IN_STREAMS, **PLANTED_WITH_CLOCKS, **PLANTED_AT_ENDS, **PLANTED_ONCE,
+}  # fmt: skip
 
 
 def live(
@@ -213,8 +230,9 @@ def live(
     streams: bool = False,
     clocks: bool = False,
     ends: bool = False,
+    once: bool = False,
 ) -> Report:
-    report = simulate(seed, activities=activities, limits=limits, streams=streams, clocks=clocks, ends=ends)
+    report = simulate(seed, activities=activities, limits=limits, streams=streams, clocks=clocks, ends=ends, once=once)
     gc.collect(0)
     return report
 
@@ -255,6 +273,12 @@ def test_every_promise_holds_for_terminations_malformed_messages_and_bugs(first:
     assert not findings, "see them with: python -m tests.simulation --ends --trace --seed N"
 
 
+@pytest.mark.parametrize("first", range(0, ONCE_SEEDS, BATCH))
+def test_every_promise_holds_for_steps_that_must_not_run_twice_and_for_swallowed_cancellations(first: int) -> None:
+    findings = {s: found for s in range(first, first + BATCH) if (found := live(s, once=True).findings)}
+    assert not findings, "see them with: python -m tests.simulation --once --trace --seed N"
+
+
 @pytest.mark.parametrize(
     ("options", "before", "first", "rare"),
     [
@@ -263,8 +287,9 @@ def test_every_promise_holds_for_terminations_malformed_messages_and_bugs(first:
         ({"limits": True}, SEEN_AT_GATES_BEFORE, RARE_FROM, RARE_AT_GATES),
         ({"clocks": True}, (), RARE_FROM, RARE_WITH_CLOCKS),
         ({"ends": True}, SEEN_AT_ENDS_BEFORE, RARE_FROM, RARE_AT_ENDS),
+        ({"once": True}, (), RARE_FROM, RARE_ONCE),
     ],
-    ids=["workflows", "activities", "gates", "clocks", "ends"],
+    ids=["workflows", "activities", "gates", "clocks", "ends", "once"],
 )
 def test_what_is_rare_does_happen(
     options: dict[str, bool], before: tuple[int, ...], first: int, rare: frozenset[str]
@@ -290,6 +315,7 @@ def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
         "streams": name in PLANTED_IN_STREAMS,
         "clocks": name in PLANTED_WITH_CLOCKS,
         "ends": name in PLANTED_AT_ENDS,
+        "once": name in PLANTED_ONCE,
     }
     for seed in (FOUND_BEFORE.get(name, 0), *range(ENOUGH)):
         report = live(seed, **world)

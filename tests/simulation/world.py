@@ -97,8 +97,10 @@ class World:
         streams: bool = False,
         clocks: bool = False,
         ends: bool = False,
+        once: bool = False,
     ) -> None:
         self.seed = seed
+        self._once = once
         self._ends = ends
         self._activities = activities or limits or streams
         self._streams = streams
@@ -153,7 +155,9 @@ class World:
             self.database.guard(self._turnstile)
         for _ in range(self.rng.randint(1, 3)):
             self.begin_life()
-        author = Author(self._fork("author"), activities=self._activities, guards=self._guards, ends=self._ends)
+        author = Author(
+            self._fork("author"), activities=self._activities, guards=self._guards, ends=self._ends, once=self._once
+        )
         clients = self._clients = [self._client(number, author) for number in range(2)]
         nemesis = Nemesis(self, self._fork("nemesis"))
         trouble = asyncio.get_running_loop().create_task(nemesis.run(), name="perdure nemesis")

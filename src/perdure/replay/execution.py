@@ -390,9 +390,11 @@ class Execution(OperationsApi):
 
     def _record_interruption(self, operation: StepOperation, begun: Record, now: int) -> None:
         location = operation.location
+        how = "began and did not end before its worker was lost or stopped; whether it had its effect is unknown"
+        if begun.digest != operation.digest:
+            how = "was begun with other arguments"
         error = StepInterrupted(
-            f"step {location!r} of run {self.run_id!r} began and did not end before its worker was lost or stopped; "
-            "whether it had its effect is unknown, and it is not executed again (at_most_once)",
+            f"step {location!r} of run {self.run_id!r} {how}, and it is not executed again (at_most_once)",
             location=location,
         )
         self.record(
@@ -539,10 +541,12 @@ class Execution(OperationsApi):
         self._check_inside()
         self.check_main("uncancel")
         assert self._main is not None
-        found, self.cancel_requested, self._cancelled = self.cancel_requested, False, None
+        if not self.cancel_requested:
+            return False
+        self.cancel_requested, self._cancelled = False, None
         while self._main.cancelling():
             self._main.uncancel()
-        return found
+        return True
 
     def interrupt_again(self) -> None:
         """Let each cancellation interrupt the code, also one that comes while it cleans up."""

@@ -3,7 +3,7 @@
 A workflow that is tried again as a whole starts with an empty history, but successes are not repeated: a step with the
 same location and arguments gets its old result, a sleep that was slept is over, and messages are in the mailbox.
 Failures are tried again, and so is what was undone. A step with `at_most_once` that was interrupted stays interrupted:
-the next attempt at the run must not execute it either.
+the next attempt at the run must not execute it either. Nor must it execute one that succeeded with other arguments.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ class EarlierAttempts:
             ],
         )
         self._records: dict[str, Record] = {}
-        #: By location, the beginning of a step with `at_most_once` that was interrupted.
+        #: By location, the beginning of a step with `at_most_once` that was interrupted, or has succeeded.
         self.begun: dict[str, Record] = {}
         for record in earlier:
             if record.kind is RecordKind.BEGIN:
                 self.begun[record.location] = record
-            elif record.location in self.begun and _ends_attempt(record):
+            elif record.location in self.begun and _is_failure(record):
                 del self.begun[record.location]
             if record.location.endswith(UNDO) and not record.failed:
                 self._records.pop(record.location.removesuffix(UNDO), None)
+                self.begun.pop(record.location.removesuffix(UNDO), None)
             elif _is_kept(record):
                 self._records[record.location] = record
         self._failed_children = [
@@ -78,11 +79,11 @@ def _without_set_aside(earlier: Sequence[Record], messages: list[Record]) -> tup
     return tuple(messages)
 
 
-def _ends_attempt(record: Record) -> bool:
-    """True if a record reports the end of an attempt at a step; an interruption is reported by the next holder."""
-    if record.kind not in (RecordKind.STEP, RecordKind.ATTEMPT):
+def _is_failure(record: Record) -> bool:
+    """True if a record reports that an attempt at a step failed; an interruption is reported by the next holder."""
+    if not record.failed or record.kind not in (RecordKind.STEP, RecordKind.ATTEMPT):
         return False
-    return not (record.failed and Failure.read(record.payload).type == _INTERRUPTED)
+    return Failure.read(record.payload).type != _INTERRUPTED
 
 
 def _is_kept(record: Record) -> bool:
