@@ -261,9 +261,10 @@ class Audit:
                 yield from self._replay(run, self._histories[run.id])
 
     def _replay(self, run: Run, history: list[Record]) -> Iterator[str]:
-        if _error_of(run) in _ENDED_FROM_OUTSIDE or run.id in self._endings.ended:
-            return
         failure = None if run.error is None or run.status is Status.COMPLETED else Failure.from_json(run.error)
+        returned = failure is not None and failure.partial is not None
+        if (_error_of(run) in _ENDED_FROM_OUTSIDE and not returned) or run.id in self._endings.ended:
+            return
         steps = Steps("audit", Random(0), self._ledger, self._guards)
         execution = _execution(run, history, Interpreter(steps, self._ledger.sometimes))
         try:
@@ -280,6 +281,8 @@ class Audit:
             yield f"run {run.id} is {run.status}, and its history leads to {outcome.status}"
         elif failure is None and outcome.payload != run.output:
             yield f"run {run.id} has the result {run.output}, and its history leads to {outcome.payload}"
+        elif failure is not None and outcome.partial != failure.partial:
+            yield f"run {run.id} has the partial result {failure.partial}, and its history leads to {outcome.partial}"
         elif failure is not None and _essence(outcome.payload) != (failure.type, failure.message):
             yield f"run {run.id} failed with {failure.type}, and its history leads to {_essence(outcome.payload)}"
 

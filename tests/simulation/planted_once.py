@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from perdure.core.codec.failure import Failure
 from perdure.core.model.record import Record
 from perdure.replay.execution import Execution
 from perdure.replay.outcome import RunOutcome
@@ -54,8 +56,21 @@ def code_wins(patch: Patch) -> None:
     patch.setattr(Execution, "_won", ended)
 
 
+def partial_result_lost(patch: Patch) -> None:
+    """The value that a cancelled run returned is not kept by the process that it was returned in."""
+    won = Execution._won
+
+    def ended(self: Execution, outcome: RunOutcome, main: Any) -> RunOutcome:
+        kept = won(self, outcome, main)
+        if self.replaying or kept.partial is None:
+            return kept
+        return replace(kept, payload=replace(Failure.from_json(kept.payload or ""), partial='"lost"').to_json())
+
+    patch.setattr(Execution, "_won", ended)
+
+
 def cancellation_not_taken_back(patch: Patch) -> None:
-    """A run whose code takes its cancellation back ends as cancelled in the process that was told, and not on replay."""
+    """A cancellation that the code takes back decides the outcome in the process that was told, and not on replay."""
     uncancel = Execution.uncancel
 
     def deaf(self: Execution) -> bool:
@@ -71,6 +86,7 @@ PLANTED_ONCE: dict[str, Callable[[Patch], None]] = {
         interruption_not_noticed,
         interruption_forgotten_by_the_next_attempt,
         code_wins,
+        partial_result_lost,
         cancellation_not_taken_back,
     )
 }
