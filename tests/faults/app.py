@@ -21,6 +21,8 @@ from perdure.workflow.discover import Definable
 from tests.store.user_connections.tables import execute
 
 EVERYTHING = "faults.everything.v1"
+#: Beginning of the names of steps that must not run twice.
+CHARGE = "charge"
 CHILD = "faults.child.v1"
 
 
@@ -266,8 +268,18 @@ async def stopped(ctx: Context, ledger: str) -> str:
         ctx.undo(effect, ledger, f"undo {number}")
     try:
         return await ctx.receive("never", str)
-    finally:
-        await ctx.step(effect, ledger, "clean up")
+    except asyncio.CancelledError:
+        return await ctx.step(effect, ledger, "clean up")
+
+
+@workflow("faults.charged.v1")
+async def charged(ctx: Context, ledger: str) -> list[str]:
+    """Steps that must not run twice: one after the other, and at once."""
+    once = ctx.options(at_most_once=True)
+    ended = [await ctx.outcome(once.options(name=f"{CHARGE}-{number}").step(effect, ledger, "")) for number in range(2)]
+    both = [ctx.outcome(once.options(name=f"{CHARGE}-{number}").step(effect, ledger, "")) for number in (2, 3)]
+    ended += await asyncio.gather(*both)
+    return [one.value if one.ok else type(one.error).__name__ for one in ended]
 
 
 @workflow("faults.stubborn.v1")
@@ -297,5 +309,6 @@ async def hopeless(ctx: Context) -> None:
 
 ACTIVITIES: list[Activity[Any, Any]] = [errand, never_begun]
 WORKFLOWS: list[Definable] = [
-    everything, child, idle_child, again, broken, stuck, stopped, stubborn, mailed, slow, hopeless, Round, *ACTIVITIES,
+    everything, child, idle_child, again, broken, stuck, stopped, charged, stubborn, mailed, slow, hopeless, Round,
+    *ACTIVITIES,
 ]  # fmt: skip

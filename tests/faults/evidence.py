@@ -40,6 +40,7 @@ OUTCOMES = {
     "stuck": ("completed",),
     "fork": ("completed",),
     "stopped": ("cancelled",),
+    "charged": ("completed",),
     "ended": ("failed",),
     "mailed": ("completed",),
     "slow": ("completed",),
@@ -196,7 +197,17 @@ def _compare(crash: Snapshot, end: Snapshot, ledger: list[dict[str, Any]]) -> li
         for record in records
         if record["kind"] == "step" or (record["kind"] == "attempt" and id not in (*RETRIED, RECOVERED))
     }
+    begun = {
+        (id, record["location"])
+        for id, records in crash.history.items()
+        for record in records
+        if record["kind"] == "begin"
+    }
     for line in ledger[crash.lines :]:
+        if line["did"] == "step" and (line["run"], line["location"]) in begun:
+            wrong.append(
+                f"run {line['run']!r}: {line['location']!r} had begun before the crash, and is executed: {line}"
+            )
         record = settled.get((line.get("run", ""), line.get("location", "")))
         if line["did"] == "step" and record is not None and _is_settled(record, line["attempt"]):
             wrong.append(f"run {line['run']!r}: {line['location']!r} was executed again although recorded: {line}")
@@ -250,7 +261,13 @@ def _check_repeats(end: Snapshot, ledger: list[dict[str, Any]]) -> list[str]:
     """An attempt is made once for every time that its run was lost by, or taken from, the worker that made it."""
     made = Counter((line["run"], line["location"], line["attempt"]) for line in ledger if line["did"] == "step")
     lost = Counter(run for run, kind in end.events if kind in ("reclaimed", "released"))
-    return [
+    once = Counter(
+        (line["run"], line["location"])
+        for line in ledger
+        if line["did"] == "step" and line["location"].startswith(app.CHARGE)
+    )
+    twice = [f"run {run!r}: {location!r} must not run twice" for (run, location), times in once.items() if times > 1]
+    return twice + [
         f"run {run!r}: attempt {attempt} of {location!r} was made {times} times, and the run was lost {lost[run]} times"
         for (run, location, attempt), times in made.items()
         if times > 1 + lost[run] + (2 if run in (*RETRIED, RECOVERED) else 0)

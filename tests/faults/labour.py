@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from perdure import Context, Retry, StepTimeout, activity, activity_info, step_info, workflow
+from perdure.errors import StepInterrupted
 from perdure.workflow.discover import Definable
 from tests.faults.app import Flaky, begin, effect, mended, note, read
 
@@ -136,6 +137,25 @@ async def counted(ledger: str) -> int:
     return attempt
 
 
+async def charges(ledger: str) -> str:
+    """Takes a while, so that a kill comes before, within and after it."""
+    value = begin(ledger, "charges")
+    await asyncio.sleep(0.05)
+    return value
+
+
+@workflow("labour.charging.v1")
+async def charging(ctx: Context, ledger: str, count: int) -> list[str]:
+    """Steps that must not run twice, many of them in a row."""
+    ended: list[str] = []
+    for number in range(count):
+        try:
+            ended.append(await ctx.options(at_most_once=True, name=f"charge-{number}").step(charges, ledger))
+        except StepInterrupted:
+            ended.append("interrupted")
+    return ended
+
+
 @activity("labour.deadly.v1")
 def deadly(ledger: str) -> str:
     """Takes its worker with it until it is mended."""
@@ -156,4 +176,5 @@ async def relying(ctx: Context, ledger: str) -> str:
 
 WORKFLOWS: list[Definable] = [
     waiting, blocking, killing, harming, quick, several, abandoning, fragile, deadly, relying, counting, counted,
+    charging,
 ]  # fmt: skip

@@ -126,6 +126,7 @@ class Client:
             "broken": app.broken(self._ledger),
             "stuck": app.stuck(self._ledger),
             "stopped": app.stopped(self._ledger),
+            "charged": app.charged(self._ledger),
             "ended": app.stubborn(self._ledger),
             "mailed": app.mailed(),
         }
@@ -157,6 +158,7 @@ class Client:
         )
         await runs["main"].result()
         await runs["again"].result()
+        await runs["charged"].result()
         await until(lambda: self._is(runs["odd"], Status.BLOCKED))
 
     async def stop_one(self, handle: Handle[Any]) -> None:
