@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from perdure.core.codec.failure import Failure
 from perdure.core.model.outputs import OutputKind
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Reason, Status
@@ -128,6 +129,37 @@ async def test_a_heartbeat_extends_the_lease_and_tells_of_a_cancellation(plain: 
     assert await plain.store.outputs(run_id, OutputKind.HEARTBEAT, "", -1, 10) == []
     assert await plain.one("fail", **lease, delay=SECOND) == {"outcome": "applied", "status": "cancelled"}
     assert await plain.events(run_id) == ["created", "started", "cancel_requested", "cancelled"]
+
+
+@pytest.mark.parametrize("output", ['{"a":[1,"ö"]}', None])
+async def test_a_run_that_was_asked_to_stop_and_completes_is_cancelled_with_a_partial_result(
+    plain: Plain, output: str | None
+) -> None:
+    run_id = await plain.insert()
+    lease = await claimed(plain, run_id)
+    await plain.one("cancel", id=run_id, reason="it's \"enough\"", key="c1")
+    for _ in range(2):
+        # After a lost answer, a repetition changes nothing.
+        assert await plain.one("complete", **lease, output=output) == {"outcome": "applied"}
+    row = await plain.row(run_id)
+    assert (row["status"], row["output"]) == ("cancelled", None)
+    error = Failure.from_json(row["error"])
+    assert (error.type, error.message) == (
+        "perdure.errors.RunCancelled",
+        f"run '{run_id}' was cancelled: it's \"enough\"",
+    )
+    assert (None if error.partial is None else json.loads(error.partial)) == (None if output is None else json.loads(output))
+    assert await plain.events(run_id) == ["created", "started", "cancel_requested", "cancelled"]
+
+
+async def test_a_parent_is_told_of_a_child_that_was_cancelled_and_completed(plain: Plain) -> None:
+    await a_waiting_parent(plain)
+    lease = await claimed(plain, "child", types=TYPE)
+    await plain.one("cancel", id="child", reason="no need", key="c")
+    assert await plain.one("complete", **lease, output="7") == {"outcome": "applied"}
+    [told] = await plain.store.inbox("parent", 0)
+    assert told.failed
+    assert Failure.from_json(told.payload or "").partial == "7"
 
 
 async def test_what_a_heartbeat_says_is_there_for_the_next_attempt(plain: Plain) -> None:

@@ -6,78 +6,45 @@
 -- Returns one row: outcome (accepted; duplicate: accepted before under that key; finished; unknown; blocked: it was
 -- set aside, and `perdure cancel` has to stop its children, too), status (of the run, afterwards).
 WITH asked AS MATERIALIZED (
-  SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now, COALESCE($2::text, '') AS reason,
-    COALESCE($3::text, gen_random_uuid()::text) AS key
-), target AS MATERIALIZED (
-  SELECT id, status, reason, inbox_seq, started_at, attempt, generation, parent_id, parent_location
-  FROM perdure_runs
+  SELECT r.*, now, key, status <> 'running' AND started_at = 0 AND attempt = 1 AS ends, COALESCE($2::text, '') AS why,
+    EXISTS (SELECT 1 FROM perdure_messages m WHERE m.run_id = r.id AND m.message_key = key) AS known
+  FROM perdure_runs r, (
+    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now, COALESCE($3::text, gen_random_uuid()::text) AS key
+  ) request
   WHERE id = $1::text
-  FOR NO KEY UPDATE
-), verdict AS MATERIALIZED (
-  SELECT
-    CASE
-      WHEN EXISTS (SELECT 1 FROM perdure_messages m WHERE m.run_id = target.id AND m.message_key = asked.key) THEN 'duplicate'
-      WHEN status IN ('completed', 'failed', 'cancelled') THEN 'finished'
-      WHEN status = 'blocked' THEN 'blocked'
-      ELSE 'accepted'
-    END AS outcome,
-    status IN ('pending', 'waiting') AND started_at = 0 AND attempt = 1 AS at_once,
-    json_build_object(
-      'type', 'perdure.errors.RunCancelled',
-      'message', 'run ''' || id || ''' was cancelled before it could go on' || COALESCE(': ' || NULLIF(asked.reason, ''), '')
-    )::text AS error
-  FROM target
-  CROSS JOIN asked
-), entry AS (
+  FOR NO KEY UPDATE OF r
+), target AS MATERIALIZED (
+  SELECT *, 'run ''' || id || ''' was cancelled before it could go on' || COALESCE(': ' || NULLIF(why, ''), '') AS message
+  FROM asked WHERE NOT known AND status IN ('pending', 'running', 'waiting')
+), ended AS MATERIALIZED (
+  SELECT *, json_build_object('type', 'perdure.errors.RunCancelled', 'message', message)::text AS failure FROM target WHERE ends
+), parent AS MATERIALIZED (
+  SELECT p.*, ended.id AS child, ended.generation AS life, ended.parent_location AS place, now, failure,
+    p.status = 'waiting' AND p.started_at <> 0 AND p.reason IS DISTINCT FROM 'paused' AS wakes
+  FROM ended JOIN perdure_runs p ON p.id = ended.parent_id AND ended.parent_location IS NOT NULL
+  WHERE p.status NOT IN ('completed', 'failed', 'cancelled') FOR NO KEY UPDATE OF p
+), entries AS (
   INSERT INTO perdure_messages (run_id, seq, kind, name, payload, failed, message_key, sent_at)
-  SELECT id, inbox_seq + 1, 'cancel', '', to_json(asked.reason)::text, 0, key, now
-  FROM target, verdict, asked
-  WHERE outcome = 'accepted'
-), changed AS (
-  UPDATE perdure_runs r
-  SET inbox_seq = target.inbox_seq + 1,
-    status = CASE WHEN at_once THEN 'cancelled' WHEN target.status = 'waiting' THEN 'pending' ELSE target.status END,
-    reason = CASE WHEN target.status = 'waiting' OR at_once THEN NULL ELSE target.reason END,
-    wake_at = CASE WHEN target.status = 'waiting' THEN now ELSE r.wake_at END,
-    marked = CASE WHEN target.status = 'running' THEN 1 ELSE 0 END,
-    error = CASE WHEN at_once THEN verdict.error ELSE r.error END,
-    finished_at = CASE WHEN at_once THEN now ELSE 0 END,
-    claims = CASE WHEN at_once THEN 0 ELSE r.claims END,
-    close_by = CASE WHEN at_once THEN 0 ELSE r.close_by END
-  FROM target, verdict, asked
-  WHERE outcome = 'accepted' AND r.id = target.id
-  RETURNING r.status
+  SELECT id, inbox_seq + 1, 'cancel', '', to_json(why)::text, 0, key, now FROM target
+  UNION ALL SELECT id, inbox_seq + 1, 'child', place, failure, 1, 'child:' || child || ':' || life, now FROM parent
 ), noted AS (
   INSERT INTO perdure_events (run_id, at, kind, actor, data)
-  SELECT id, now, line.kind, 'sql', line.data
-  FROM target, verdict, asked, LATERAL (VALUES
-    (1, 'cancel_requested', json_build_object('reason', asked.reason)::text),
-    (2, 'cancelled', json_build_object('error', error::json ->> 'type', 'message', left(error::json ->> 'message', 500))::text)
-  ) AS line (place, kind, data)
-  WHERE outcome = 'accepted' AND (at_once OR place = 1)
-  ORDER BY place
-), parent AS MATERIALIZED (
-  SELECT p.id, p.status, p.reason, p.inbox_seq, p.started_at, target.parent_location AS location,
-    'child:' || target.id || ':' || target.generation AS key
-  FROM target, verdict, perdure_runs p
-  WHERE outcome = 'accepted' AND at_once AND p.id = target.parent_id AND target.parent_location IS NOT NULL
-    AND p.status NOT IN ('completed', 'failed', 'cancelled')
-  FOR NO KEY UPDATE OF p
-), word AS (
-  INSERT INTO perdure_messages (run_id, seq, kind, name, payload, failed, message_key, sent_at)
-  SELECT parent.id, parent.inbox_seq + 1, 'child', location, error, 1, parent.key, now
-  FROM parent, verdict, asked
+  SELECT id, now, 'cancel_requested', 'sql', json_build_object('reason', why)::text FROM target
+  UNION ALL SELECT id, now, 'cancelled', 'sql',
+    json_build_object('error', 'perdure.errors.RunCancelled', 'message', left(message, 500))::text FROM ended
 ), told AS (
-  UPDATE perdure_runs r
-  SET inbox_seq = parent.inbox_seq + 1,
-    status = CASE WHEN parent.wakes THEN 'pending' ELSE parent.status END,
-    reason = CASE WHEN parent.wakes THEN NULL ELSE parent.reason END,
-    wake_at = CASE WHEN parent.wakes THEN now ELSE r.wake_at END,
-    marked = CASE WHEN parent.status = 'running' THEN 1 ELSE 0 END
-  FROM asked, (
-    SELECT *, status = 'waiting' AND started_at <> 0 AND reason IS DISTINCT FROM 'paused' AS wakes FROM parent
-  ) AS parent
-  WHERE r.id = parent.id
+  UPDATE perdure_runs r SET inbox_seq = r.inbox_seq + 1, marked = (p.status = 'running')::int,
+    status = CASE WHEN wakes THEN 'pending' ELSE p.status END, reason = CASE WHEN NOT wakes THEN p.reason END,
+    wake_at = CASE WHEN wakes THEN now ELSE p.wake_at END
+  FROM parent p WHERE r.id = p.id
+), changed AS (
+  UPDATE perdure_runs r SET inbox_seq = r.inbox_seq + 1, marked = (t.status = 'running')::int,
+    status = CASE WHEN ends THEN 'cancelled' WHEN t.status = 'waiting' THEN 'pending' ELSE t.status END, reason = NULL,
+    wake_at = CASE WHEN t.status = 'waiting' THEN now ELSE t.wake_at END, error = COALESCE(failure, t.error),
+    finished_at = CASE WHEN ends THEN now ELSE 0 END, claims = CASE WHEN ends THEN 0 ELSE t.claims END,
+    close_by = CASE WHEN ends THEN 0 ELSE t.close_by END
+  FROM target t LEFT JOIN (SELECT id, failure FROM ended) e USING (id) WHERE r.id = t.id RETURNING r.status
 )
-SELECT COALESCE((SELECT outcome FROM verdict), 'unknown') AS outcome,
-  COALESCE((SELECT status FROM changed), (SELECT status FROM target)) AS status;
+SELECT COALESCE((SELECT CASE WHEN known THEN 'duplicate' WHEN status = 'blocked' THEN status
+      WHEN status IN ('pending', 'running', 'waiting') THEN 'accepted' ELSE 'finished' END FROM asked), 'unknown') AS outcome,
+  COALESCE((SELECT status FROM changed), (SELECT status FROM asked)) AS status;
