@@ -121,7 +121,7 @@ def test_what_a_row_names_exists(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("Retry.quadratic()", "engine.prune", "Answer.ack", "Handle.fork(step=...)", "@step(at_most_once=True)"),
+        *("Retry.quadratic()", "engine.prune", "Answer.ack", "Handle.fork(step=...)", "@step(exactly_once=True)"),
         *("perdure runs history", "perdure worker --type", "make coffee", "GET /metrics", "examples/none.py"),
         *("colour=", "updated_at", "handle.report().colour", "Breaker(failure)", "class A(StateMachine, kind=...)"),
     ],
