@@ -70,12 +70,15 @@ async def test_a_step_that_must_not_run_twice_does_not_however_often_its_worker_
         def made() -> list[tuple[str, str]]:
             return [(line["run"], line["location"]) for line in app.read(ledger) if line["did"] == "step"]
 
+        async def until_more(than: int) -> None:
+            await eventually(lambda: len(made()) > than, within=120, saying="another execution")
+
         runs = [await engine.start(labour.charging(str(ledger), CHARGES)) for _ in range(3)]
         rng = random.Random(7)
         for _ in range(MANY_KILLS):
             before = len(made())
             worker = await processes.fork("work", home.directory, lease=SHORT_LEASE)
-            await eventually(lambda before=before: len(made()) > before, within=120, saying="another execution")
+            await until_more(before)
             await asyncio.sleep(rng.random() * 0.1)
             worker.signal(signal.SIGKILL)
             assert await worker.ended() == -signal.SIGKILL

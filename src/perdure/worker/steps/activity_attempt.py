@@ -12,7 +12,7 @@ from perdure.core.model.run import Run
 from perdure.core.system import System
 from perdure.errors import ActivityTimeout
 from perdure.replay.operations import StepOperation
-from perdure.worker.batched_calls import ResultRecipient, StepResults
+from perdure.worker.batched_calls import ResultRecipient, StepResults, is_executed_by
 from perdure.worker.steps.attempt import Attempt
 from perdure.workflow.activity import Activity
 from perdure.workflow.run_settings import RunSettings
@@ -147,7 +147,7 @@ class ActivityAttempt(Attempt):
         if found and not self._over:
             self._cancelled = False
             task = self._task
-            while task is not None and task is asyncio.current_task() and task.cancelling():
+            while task is not None and is_executed_by(task) and task.cancelling():
                 task.uncancel()
         return found
 
