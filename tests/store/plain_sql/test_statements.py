@@ -137,7 +137,7 @@ async def test_a_run_that_was_asked_to_stop_and_completes_is_cancelled_with_a_pa
 ) -> None:
     run_id = await plain.insert()
     lease = await claimed(plain, run_id)
-    await plain.one("cancel", id=run_id, reason="it's \"enough\"", key="c1")
+    await plain.one("cancel", id=run_id, reason='it\'s "enough"', key="c1")
     for _ in range(2):
         # After a lost answer, a repetition changes nothing.
         assert await plain.one("complete", **lease, output=output) == {"outcome": "applied"}
