@@ -4,6 +4,7 @@
       UsageError (also ValueError): the caller's request cannot be carried out
         UnknownWorkflow   InvalidId   InvalidName   InvalidDuration   InvalidCursor   BadArguments (also TypeError)
         EncodeError   DecodeError   PayloadTooLarge
+        AttemptNotFound   AttemptOver
         RunExists   RunNotFound   RunFinished   SingletonBusy   EngineClosed   AccessRefused
         InvalidSchedule   ScheduleExists   ScheduleNotFound   TokenExists   TokenNotFound   WorkerNotFound
       WorkflowError: the workflow's code breaks a rule of durable execution
@@ -104,6 +105,19 @@ class RunNotFound(UsageError, LookupError):
 
 class RunFinished(UsageError):
     """The run has finished and accepts no more messages."""
+
+
+class AttemptNotFound(UsageError, LookupError):
+    """The token belongs to no attempt at an activity of this database."""
+
+
+class AttemptOver(UsageError):
+    """The token belongs to an attempt at an activity that is over; nothing was written."""
+
+    def __init__(self, message: str, *, run_id: str = "") -> None:
+        super().__init__(message)
+        #: Id of the activity's run.
+        self.run_id = run_id
 
 
 class SingletonBusy(UsageError):

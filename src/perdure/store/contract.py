@@ -21,6 +21,7 @@ from perdure.core.audit import Audit, Event, EventFilter
 from perdure.core.limits.admission_requests import AdmissionPreview, AdmissionRequest, AdmissionResult
 from perdure.core.limits.breaker import Circuit
 from perdure.core.limits.limit import LimitBounds, LimitInfo, PermitInfo, WaitlistPosition
+from perdure.core.model.attempt_reports import AttemptReport, ReportOutcome
 from perdure.core.model.attributes import AttributeValue
 from perdure.core.model.claim import ClaimByIdRequest, ClaimByIdResult, ClaimRequest, ClaimResult, LoadedRun
 from perdure.core.model.dead_letter import (
@@ -69,6 +70,7 @@ MUTATING_VERBS = (
     "cancel",
     "terminate",
     "decide_message",
+    "report_attempt",
     "order_run",
     "set_priority",
     "pause",
@@ -316,6 +318,13 @@ class Store(Protocol):
         """Put a message that the run has set aside into its inbox again, with another payload if given; or drop it.
 
         ALREADY if that was decided before, under another key.
+        """
+
+    async def report_attempt(self, report: AttemptReport, actor: str) -> ReportOutcome:
+        """Write a report from outside about an attempt at an activity, unless the attempt was over before.
+
+        A completion ends the run at once, in whatever unfinished status it is. A failure goes into its inbox. A
+        heartbeat puts off the time at which a pending attempt times out.
         """
 
     async def order_run(self, order: RunOrder, actor: str) -> OrderOutcome:

@@ -152,6 +152,7 @@ class Retrying(Repeating):
     cancel = _repeated(Store.cancel)
     terminate = _repeated(Store.terminate)
     decide_message = _repeated(Store.decide_message)
+    report_attempt = _repeated(Store.report_attempt)
     order_run = _repeated(Store.order_run)
     set_priority = _repeated(Store.set_priority)
     pause = _repeated(Store.pause)

@@ -7,7 +7,7 @@ worker claims the run. A workflow that awaits an activity (`ctx.call`) holds not
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import Any, Never, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from perdure.core.ids import check_name
 from perdure.core.limits.breaker import Breaker, check_breaker
@@ -22,6 +22,23 @@ from perdure.workflow.step import NO_STEP_SETTINGS, StepSpec, check_for_process,
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class PendingType:
+    """Class of `Pending`."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "Pending"
+
+    def __reduce__(self) -> str:
+        return "Pending"  # so that a function in another process returns the same object
+
+
+#: Returned by an activity that has given out its token (`activity_info().token`): the activity goes on without a worker
+#: until its end is reported with `engine.runs.complete` or `engine.runs.fail`. It fits every result type.
+Pending: Never = cast("Never", PendingType())
 
 
 class Activity(Definition[P, R]):

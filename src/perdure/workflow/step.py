@@ -395,6 +395,9 @@ class StepInfo(Struct, frozen=True):
 class ActivityControl(AttemptControl, Protocol):
     """The worker's side of an attempt at an activity."""
 
+    def token(self) -> str:
+        """Make the token of the attempt."""
+
     def beat(self, details: object) -> None:
         """Record a heartbeat."""
 
@@ -425,6 +428,15 @@ class ActivityInfo(StepInfo, frozen=True):
     #: Details of the last heartbeat before this attempt; None if there was none.
     last_heartbeat: Any
     _by: ActivityControl
+
+    @property
+    def token(self) -> str:
+        """Token of this attempt, for a program that ends it after the activity has returned `Pending`.
+
+        `engine.runs.complete`, `fail` and `heartbeat` take it. It is safe in a URL, and cannot be guessed. The next
+        attempt has another token; an attempt that begins again after a crash has the same one.
+        """
+        return self._by.token()
 
     def heartbeat(self, details: object = None) -> None:
         """Record a heartbeat, with details of the progress for the next attempt (`last_heartbeat`) and for inspection.

@@ -80,7 +80,7 @@ async def explain(store: Store, run: Run, snapshot: RunSnapshot | None = None) -
         history=snapshot.records if retries and snapshot is not None else (),
         inbox=await store.inbox(run.id, 0) if run.reason is Reason.PAUSED else (),
         elsewhere=served_elsewhere(await store.types()) if ready else {},
-        beat=_beat(snapshot) if run.status is Status.RUNNING else None,
+        beat=_beat(snapshot) if run.status is Status.RUNNING or run.reason is Reason.COMPLETION else None,
         standing=await store.waitlist_position(run.id) if run.reason in (Reason.LIMIT, Reason.BREAKER) else None,
         waits=None if snapshot is None else _waits_of(run, snapshot.waits),
     )
@@ -249,6 +249,9 @@ def _waiting(run: Run, facts: Facts) -> str:
             return _limited(facts.standing, now) + _in_all(named, now)
         case Reason.CHILD:
             return "It waits for a child run to finish."
+        case Reason.COMPLETION:
+            what = "its completion from outside" if named is None else waits(named, now)
+            return f"Its function returned Pending. It waits for {what}.{_signs(facts)}"
         case Reason.LIMIT if (single := stored_singleton_of(run.options)) is not None:
             return f"It waits for its turn: another run of the singleton {single.name!r} is not over yet."
         case Reason.RETRY:
@@ -508,6 +511,8 @@ def _wait(wait: Wait, now: int) -> str:
             return f"the next attempt at step {wait.name!r}{until}"
         case WaitKind.LIMIT | WaitKind.BREAKER:
             return f"{wait.kind} {wait.name!r}, which holds back step {wait.detail!r}{since}"
+        case WaitKind.COMPLETION:
+            return f"its completion from outside{since}{', at most' if until else ''}{until}"
         case WaitKind.TIMER:
             return f"timer {wait.name!r}{until}"
 

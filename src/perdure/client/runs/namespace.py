@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perdure.client.runs import reopen
+from perdure.client.runs import attempt_reports, reopen
 from perdure.client.runs.inspect import explain
 from perdure.client.runs.reopen import RetryOptions, status_text
 from perdure.client.runs.start import Moment
@@ -200,6 +200,31 @@ class Runs:
         else:
             raise UsageError(f"by={brief(by)}: give 'status', 'type', 'queue' or 'attribute:NAME'")
         return await (await self._session.connect()).count(make_filter(filter), wanted, MOST_COUNTED)
+
+    async def complete(self, token: str, value: object = None) -> None:
+        """Complete an activity that has returned `Pending`, with its result.
+
+        `token`: `activity_info().token` of its attempt. Once this returns, the activity has completed. Repeating it
+        with the same result changes nothing. Where this engine has the activity's code, the result must fit the
+        declared type. Raises `AttemptNotFound`, `AttemptOver`, `EncodeError`, `DecodeError`.
+        """
+        await attempt_reports.complete(self._session, token, value)
+
+    async def fail(self, token: str, error: BaseException | str) -> None:
+        """Fail the attempt of an activity that has returned `Pending`; its retry policy decides what follows.
+
+        `error`: an exception, or a message. The first report about an attempt wins. Raises `AttemptNotFound`,
+        `AttemptOver`.
+        """
+        await attempt_reports.fail(self._session, token, error)
+
+    async def heartbeat(self, token: str, details: object = None) -> None:
+        """Report that an activity that has returned `Pending` goes on, which puts off its `heartbeat` timeout.
+
+        `details`: for `why`, and for the next attempt (`last_heartbeat`); None keeps those that there are. Raises
+        `AttemptNotFound`, `AttemptOver`, `EncodeError`.
+        """
+        await attempt_reports.heartbeat(self._session, token, details)
 
     async def why(self, run_id: str) -> str:
         """Say in a sentence why a run is where it is."""

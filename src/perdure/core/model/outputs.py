@@ -28,6 +28,8 @@ class OutputKind(StrEnum):
     INTERRUPTION = "takeover"
     #: A message that could not be decoded; one for each, by position. `failed` until it is decided what becomes of it.
     SET_ASIDE = "aside"
+    #: The attempt at an activity whose function has returned `Pending`; a later one replaces it.
+    PENDING = "pending"
     #: An attribute that a turn sets or removes. It is kept among the attributes of runs, not among the outputs.
     ATTRIBUTE = "attr"
 
@@ -36,7 +38,7 @@ class OutputKind(StrEnum):
 NUMBERED = frozenset({OutputKind.STREAM, OutputKind.REQUEUE, OutputKind.INTERRUPTION, OutputKind.SET_ASIDE})
 
 #: Kinds with one output of a name; a later one replaces it.
-REPLACED = frozenset({OutputKind.STATE, OutputKind.HEARTBEAT})
+REPLACED = frozenset({OutputKind.STATE, OutputKind.HEARTBEAT, OutputKind.PENDING})
 
 
 def step_key(location: str, token: int, attempt: int, number: int) -> str:

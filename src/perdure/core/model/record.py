@@ -36,6 +36,8 @@ class RecordKind(StrEnum):
     PAUSE = "pause"
     RESUME = "resume"
     EVICT = "evict"
+    #: The attempt at an activity has failed, as reported from outside; the payload is the error.
+    REPORT = "report"
     #: A waiting step of the run was admitted by its limits.
     CALL = "call"
 

@@ -52,6 +52,8 @@ class Reason(StrEnum):
     MESSAGE = "message"
     CHILD = "child"
     RETRY = "retry"
+    #: The function of an activity has returned `Pending`; its end is reported from outside.
+    COMPLETION = "completion"
     PAUSED = "paused"
     #: A limit, or another run of the same singleton.
     LIMIT = "limit"

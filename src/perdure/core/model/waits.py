@@ -33,6 +33,7 @@ class WaitKind(StrEnum):
     TIMER = "timer"
     CHILD = "child"
     RETRY = "retry"
+    COMPLETION = "completion"
     LIMIT = "limit"
     BREAKER = "breaker"
 

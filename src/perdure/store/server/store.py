@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, Protocol, TypeVar
 
 from perdure.core.audit import Audit
+from perdure.core.model.attempt_reports import AttemptReport, ReportKind, ReportOutcome
 from perdure.core.model.outputs import BroadcastResult
 from perdure.core.model.record import NewMessage, RecordKind, SendOutcome
 from perdure.core.model.run_orders import OrderOutcome
@@ -34,6 +35,7 @@ from perdure.store.server.pool import DEFAULT_TIMEOUTS, LoopPools, Pool, PooledC
 from perdure.store.sql import schedules, workers
 from perdure.store.sql.dialect import Dialect, Transaction, TransactionNotices, counted
 from perdure.store.sql.rows import known
+from perdure.store.sql.runs.attempt_reports import report_attempt
 from perdure.store.sql.runs.inbox import broadcast, cancel, send
 from perdure.store.sql.runs.terminate import terminate
 from perdure.store.sql.store import SqlStore, Trace
@@ -130,6 +132,16 @@ class ServerStore(SqlStore, Generic[C, X]):
             return await terminate(tx, run_id, reason, key, undo=undo)
 
         return await self._transact("terminate", actor, body)
+
+    async def report_attempt(self, report: AttemptReport, actor: str) -> ReportOutcome:
+        """Write a report from outside about an attempt at an activity."""
+
+        async def body(tx: X) -> ReportOutcome:
+            run_id = report.token.run_id
+            await self._lock_in_order(tx, [run_id], [run_id] if report.kind is ReportKind.COMPLETED else [])
+            return await report_attempt(tx, report)
+
+        return await self._transact("report_attempt", actor, body)
 
     async def broadcast(
         self, topic: str, payload: str | None, key: str, after: str | None, limit: int, actor: str

@@ -23,6 +23,7 @@ from perdure.core.codec.failure import Failure
 from perdure.core.limits.admission_requests import AdmissionPreview, AdmissionRequest, AdmissionResult
 from perdure.core.limits.breaker import Circuit
 from perdure.core.limits.limit import LimitBounds, LimitInfo, PermitInfo, WaitlistPosition
+from perdure.core.model.attempt_reports import AttemptReport, ReportOutcome
 from perdure.core.model.attributes import AttributeValue
 from perdure.core.model.claim import ClaimByIdRequest, ClaimByIdResult, ClaimRequest, ClaimResult, LoadedRun
 from perdure.core.model.dead_letter import (
@@ -69,6 +70,7 @@ from perdure.store.sql.limits.admit_runs import admit
 from perdure.store.sql.limits.gates import valid_permits
 from perdure.store.sql.listing import count_runs, list_runs
 from perdure.store.sql.runs import dead_letters
+from perdure.store.sql.runs.attempt_reports import report_attempt
 from perdure.store.sql.runs.attributes import read_attributes
 from perdure.store.sql.runs.claim import claim_by_id, ready_run_ids
 from perdure.store.sql.runs.create import create
@@ -298,6 +300,10 @@ class SqlStore(ABC):
         return await self._write(
             "decide_message", actor, lambda tx: decide_message(tx, run_id, number, key, payload, deliver=deliver)
         )
+
+    async def report_attempt(self, report: AttemptReport, actor: str) -> ReportOutcome:
+        """Write a report from outside about an attempt at an activity."""
+        return await self._write("report_attempt", actor, lambda tx: report_attempt(tx, report))
 
     def user_transaction(
         self, connection: object, actor: str, *, locking: bool = True

@@ -2,7 +2,8 @@
 
 An activity is not replayed: a claim is an attempt, and the end of the attempt is one turn, with the outcome or with the
 error and the time of the next attempt. Details of heartbeats are stored with the run, so that the next attempt can go
-on from there. A cancelled activity is asked to stop; one that does not check for that is interrupted.
+on from there. An activity that returns `Pending` is parked until its end is reported from outside, or it times out; no
+worker holds it meanwhile. A cancelled activity is asked to stop; one that does not check for that is interrupted.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from msgspec.structs import replace
 
 from perdure.core.background_loops import Wakeup
 from perdure.core.codec.failure import Failure
+from perdure.core.model.attempt_reports import PendingAttempt, pending_from_json, pending_output
 from perdure.core.model.claim import ClaimedRun
-from perdure.core.model.outputs import Interruption, NewOutput, OutputKind
+from perdure.core.model.outputs import Interruption, NewOutput, Output, OutputKind
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.run import Reason, Run, Status
 from perdure.core.model.run_orders import termination_message
 from perdure.core.model.turn import Finish, NextState, Park, Release, RetryLater, Turn, TurnOutcome
+from perdure.core.model.waits import Wait, WaitKind, waits_to_json
 from perdure.core.policy.retry import Retry
 from perdure.core.system import System
 from perdure.core.time.duration import NEVER
@@ -38,7 +41,7 @@ from perdure.worker.run.policy import fail_expired
 from perdure.worker.services import Services
 from perdure.worker.steps.activity_attempt import ActivityAttempt
 from perdure.worker.steps.attempt import Attempt
-from perdure.workflow.activity import Activity
+from perdure.workflow.activity import Activity, Pending
 from perdure.workflow.run_settings import RunSettings
 
 logger = logging.getLogger("perdure.worker")
@@ -86,6 +89,9 @@ class ActivityRun(HeldRun):
         self._details: str | None = None
         self._known_details: str | None = None
         self._interruption: NewOutput | None = None
+        #: The attempt, if its function has returned `Pending`, and time of its last heartbeat from outside.
+        self._pending: PendingAttempt | None = None
+        self._heard_at = 0
         self._may_write_details_at = 0.0
         self._beat = Wakeup(services.system)
         self._silence = Wakeup(services.system)
@@ -116,15 +122,21 @@ class ActivityRun(HeldRun):
         if run.token > 1:
             services.owner.read_earlier_attempts(self)
         else:
-            self.take_earlier_attempts(None, ())
+            self.take_earlier_attempts(None, (), None)
 
     @guarded
-    def take_earlier_attempts(self, details: str | None, interruptions: Sequence[Interruption]) -> None:
-        """Take the details of the last heartbeat, as JSON, and the interruptions. From a plain callback."""
+    def take_earlier_attempts(
+        self, heartbeat: Output | None, interruptions: Sequence[Interruption], pending: PendingAttempt | None = None
+    ) -> None:
+        """Take the last heartbeat, the interruptions, and the attempt that was pending. From a plain callback."""
         if self.stage is not Stage.REPLAYING:
             return
-        if details is not None:
-            self._last_heartbeat = self._services.codec.decode(details, Any, f"heartbeat of run {self.run.id!r}")
+        if heartbeat is not None:
+            what = f"heartbeat of run {self.run.id!r}"
+            self._last_heartbeat = self._services.codec.decode(heartbeat.payload, Any, what)
+            self._heard_at = heartbeat.at
+        if pending is not None and (pending.generation, pending.number) == (self.run.generation, self._seq):
+            self._pending = pending
         self._interrupted = count_interrupted_activity_attempts(interruptions, self._last_failed)
         self.stage = Stage.ACTIVE
         if not self.take_backlog():
@@ -145,6 +157,8 @@ class ActivityRun(HeldRun):
             self.seen = message.seq
             if message.kind is RecordKind.CANCEL:
                 self._cancel(message)
+            elif message.kind is RecordKind.REPORT:
+                self._take_reported_failure(message)
             elif message.kind is RecordKind.MESSAGE:
                 logger.warning(
                     "activity %s of run %s takes no messages; %r is ignored", self.run.type, self.run.id, message.name
@@ -211,13 +225,14 @@ class ActivityRun(HeldRun):
         self._silence.disarm()
         if self._cancelled is None and (breaker := self._services.gatekeeper.breaker_of(self.run)) is not None:
             self._services.gatekeeper.report_run_outcome(breaker, error, self._policy(), self.run)
-        failed = error
-        if failed is None:
-            failed = self._succeeded(result)
+        pending = error is None and result is Pending
+        failed = self._succeeded(result) if error is None and not pending else error
         if self._cancelled is not None:
             self._end_cancelled(failed)
+        elif pending:
+            self._pending = self._pending_since(attempt, reading.now)
         elif failed is not None:
-            self._failed(attempt, failed, reading.now)
+            self._failed(attempt.started_at, failed, reading.now)
         self.settle(reading)
 
     def _succeeded(self, result: Any) -> PerdureError | None:
@@ -229,11 +244,12 @@ class ActivityRun(HeldRun):
         self._after = Finish(Status.COMPLETED, stored[0])
         return None
 
-    def _failed(self, attempt: ActivityAttempt, error: BaseException, now: int) -> None:
+    def _failed(self, started_at: int, error: BaseException, now: int) -> None:
+        """Decide what follows from a failed attempt."""
         failure = Failure.of(error, self._services.codec)
         limit = error.kind if isinstance(error, ActivityTimeout) else ""
         policy = self._policy()
-        number = attempt.number - attempt.interrupted
+        number = self.run.attempt
         requested = policy.requested_delay(error, now)
         delay = requested
         if requested is None and not isinstance(error, UsageError):
@@ -247,13 +263,71 @@ class ActivityRun(HeldRun):
             return
         self._record = Record(
             seq=self._seq, kind=RecordKind.ATTEMPT, location=self.run.type, payload=failure.to_json(), failed=True,
-            at=now, started_at=attempt.started_at, attempts=number - (requested is not None), retry_at=retry_at,
+            at=now, started_at=started_at, attempts=number - (requested is not None), retry_at=retry_at,
             run_attempt=self.run.attempt,
         )  # fmt: skip
         if requested is None:
             self._after = RetryLater(retry_at, failure.to_json(), limit)
         else:
             self._after = Park(retry_at, Reason.RETRY, self.seen)
+
+    # pending attempts
+
+    def _pending_since(self, attempt: ActivityAttempt, now: int) -> PendingAttempt:
+        close, heartbeat = self._settings.start_to_close, self._settings.heartbeat
+        return PendingAttempt(
+            generation=self.run.generation,
+            number=self._seq,
+            started_at=attempt.started_at,
+            since=now,
+            close_at=NEVER if close is None else attempt.started_at + int(close * 1e6),
+            heartbeat=0 if heartbeat is None else int(heartbeat * 1e6),
+        )
+
+    def _wait_outside(self, pending: PendingAttempt, now: int) -> None:
+        """Park the run until its end is reported from outside, or time the attempt out."""
+        due = pending.due(self._heard_at)
+        if due <= now + CLOCK_TOLERANCE:
+            self._failed(pending.started_at, self._timeout(pending), now)
+            return
+        wait = Wait(
+            kind=WaitKind.COMPLETION, name=self.run.type, since=pending.since, until=due if due < NEVER else 0
+        )  # fmt: skip
+        waits = waits_to_json(self.lease.token, [wait], 1)
+        self._after = Park(min(due, self.run.deadline), Reason.COMPLETION, self.seen, waits)
+
+    def _timeout(self, pending: PendingAttempt) -> ActivityTimeout:
+        run = self.run
+        if pending.due(self._heard_at) == pending.close_at:
+            seconds = (pending.close_at - pending.started_at) / 1e6
+            return ActivityTimeout(
+                f"activity {run.type!r} of run {run.id!r} returned Pending, and its end was not reported within "
+                f"{seconds:g} s of its start",
+                kind="start_to_close",
+            )
+        return ActivityTimeout(
+            f"activity {run.type!r} of run {run.id!r} returned Pending, and no heartbeat was reported for "
+            f"{pending.heartbeat / 1e6:g} s; report heartbeats more often, or allow more time",
+            kind="heartbeat",
+        )
+
+    def _take_reported_failure(self, message: Message) -> None:
+        """End the attempt with an error that was reported from outside."""
+        ending = self._after is not None and not self._waits_outside
+        if ending or message.name != f"{self.run.generation}.{self._seq}":
+            return
+        attempt, pending = self._attempt, self._pending
+        started_at = attempt.started_at if attempt else pending.started_at if pending else self.run.started_at
+        self._cancel_attempts()
+        if self._cancelled is not None:
+            self._end_cancelled()
+            return
+        error = self._services.errors.restore(Failure.read(message.payload), run_id=self.run.id)
+        self._failed(started_at, error, self._services.read_clock().now)
+
+    @property
+    def _waits_outside(self) -> bool:
+        return isinstance(self._after, Park) and self._after.reason is Reason.COMPLETION
 
     def _policy(self) -> Retry:
         policy = self._settings.retry or self._services.settings.retry
@@ -325,7 +399,9 @@ class ActivityRun(HeldRun):
                 self.end_as(fail_expired(self.run, self._services))
                 return
             if self._attempt is None and not (self._orders is not None and self._orders.blocks_steps):
-                if self._not_before > reading.now + CLOCK_TOLERANCE:
+                if self._pending is not None:
+                    self._wait_outside(self._pending, reading.now)
+                elif self._not_before > reading.now + CLOCK_TOLERANCE:
                     self._after = Park(self._not_before, Reason.RETRY, self.seen)
                 else:
                     self._start(reading)
@@ -347,7 +423,7 @@ class ActivityRun(HeldRun):
         policy = self._policy()
         self._attempt = ActivityAttempt(
             self.run, self._activity, self._arguments, self._settings, policy.attempts, self._last_heartbeat,
-            self._interrupted, reading.now, services.system, services.codec, services.results, self,
+            self._interrupted, self._seq, reading.now, services.system, services.codec, services.results, self,
         )  # fmt: skip
         self._attempt.start(services.threads, self.run.deadline)
         if self._settings.heartbeat is not None:
@@ -388,6 +464,9 @@ class ActivityRun(HeldRun):
             outputs.append(NewOutput(kind=OutputKind.HEARTBEAT, name="", payload=self._details, key=key))
             self._details = None
             self._may_write_details_at = self._services.system.monotonic() + HEARTBEAT_INTERVAL
+        if self._pending is not None and not isinstance(state, Finish | RetryLater):
+            # Also with a turn that pauses or releases the run. The same again is not written.
+            outputs.append(pending_output(self._pending))
         if self._interruption is not None and isinstance(state, Release):
             outputs.append(self._interruption)
         self._expect_failure(state)
@@ -415,6 +494,8 @@ class ActivityRun(HeldRun):
     def _next_state(self) -> NextState | None:
         if self._forced is not None and not (isinstance(self._forced, Release) and self._after is not None):
             return self._forced
+        if self._waits_outside and self._orders is not None and self._orders.blocks_steps:
+            self._after = None
         if isinstance(self._after, Park):
             return replace(self._after, seen=self.seen if self._orders is None else self._orders.inbox_known)
         if self._after is not None:
@@ -476,11 +557,16 @@ async def read_earlier_attempts(held: ActivityRun, store: Store, system: System)
     while held.stage is Stage.REPLAYING:
         try:
             heartbeats = await store.outputs(run_id, OutputKind.HEARTBEAT, "", -1, 1)
+            pending = await store.outputs(run_id, OutputKind.PENDING, "", -1, 1)
             found = await interruptions_since_requeue(store, run_id) if token >= EARLIEST_TOKEN else ()
         except StoreError as error:
             logger.warning("cannot read the earlier attempts of run %s, trying again: %s", run_id, error)
             await system.sleep(0.2)
         else:
-            details = heartbeats[0].payload if heartbeats else None
-            asyncio.get_running_loop().call_soon(held.take_earlier_attempts, details, found)
+            asyncio.get_running_loop().call_soon(
+                held.take_earlier_attempts,
+                heartbeats[0] if heartbeats else None,
+                found,
+                pending_from_json(pending[0].payload) if pending else None,
+            )
             return

@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast
 from msgspec import UNSET
 
 from perdure.core.codec.codec import Codec
+from perdure.core.model.attempt_reports import make_token
 from perdure.core.model.run import Run
 from perdure.core.system import System
 from perdure.errors import ActivityTimeout
@@ -37,6 +38,7 @@ class ActivityAttempt(Attempt):
         "_info_fields",
         "_loop",
         "_run_row",
+        "_token_number",
         "_waiters",
         "details",
         "last_beat",
@@ -54,6 +56,7 @@ class ActivityAttempt(Attempt):
         max_attempts: int | None,
         last_heartbeat: Any,
         interrupted: int,
+        token_number: int,
         now: int,
         system: System,
         codec: Codec,
@@ -72,6 +75,8 @@ class ActivityAttempt(Attempt):
         self.number += interrupted
         self._run_row = run
         self._codec = codec
+        #: Number of the record that a failure of this attempt gets.
+        self._token_number = token_number
         # Interrupted attempts count in the number and not for the policy, so they are added to the maximum.
         self._info_fields = (None if max_attempts is None else max_attempts + interrupted, last_heartbeat)
         self._loop = asyncio.get_running_loop()
@@ -114,6 +119,11 @@ class ActivityAttempt(Attempt):
         return now - int((monotonic - self.last_beat) * 1e6) if self._has_beaten else 0
 
     # called by the function
+
+    def token(self) -> str:
+        """Make the token of the attempt. Called from any thread."""
+        run = self._run_row
+        return make_token(run.id, run.generation, self._token_number, run.seed)
 
     def beat(self, details: object) -> None:
         """Note a heartbeat. Called from any thread."""

@@ -191,6 +191,7 @@ def _pickled(request: StepRequest, info: StepInfo) -> bytes:
     told: tuple[Any, ...] = dict(info.credentials()), info.run_id, info.location, info.attempt, info.due
     if isinstance(info, ActivityInfo):
         told += info.type, info.max_attempts, info.parent_id, info.attempt_id, info.ready_at, info.last_heartbeat
+        told += (info.token,)
     try:
         return pickle.dumps((request.spec.function, request.args, request.kwargs, *told))
     except Exception as error:
@@ -207,10 +208,19 @@ class _Caller:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._credentials: Mapping[str, Any] = {}
+        self._token = ""
 
     def given(self, credentials: Mapping[str, Any]) -> None:
         """Set the credentials for the next call."""
         self._credentials = credentials
+
+    def given_token(self, token: str) -> None:
+        """Set the token of the attempt."""
+        self._token = token
+
+    def token(self) -> str:
+        """Token of the attempt."""
+        return self._token
 
     def credentials(self) -> Mapping[str, Any]:
         """Credentials at the time of the call."""
@@ -267,7 +277,8 @@ def _answer(data: bytes, caller: _Caller) -> bytes:
         function, args, kwargs, given, run_id, location, number, due, *more = call
         caller.given(given)
         if more:
-            type, max_attempts, parent_id, attempt_id, ready_at, last = more
+            type, max_attempts, parent_id, attempt_id, ready_at, last, token = more
+            caller.given_token(token)
             current_step.set(
                 ActivityInfo(
                     run_id,

@@ -1,0 +1,71 @@
+"""Reports from outside about attempts at activities that have returned `Pending`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perdure.client.session import Session
+from perdure.core.codec.failure import Failure
+from perdure.core.model.attempt_reports import (
+    AttemptReport,
+    AttemptToken,
+    ReportKind,
+    ReportOutcome,
+    not_an_attempt,
+    read_token,
+)
+from perdure.core.option_checks import check_text
+from perdure.core.printed_text import brief
+from perdure.errors import AttemptOver, BadArguments, StepFailed
+from perdure.workflow.activity import Activity
+
+
+async def complete(session: Session, token: str, value: object) -> None:
+    """Complete an activity, having checked the result against the declared type if the code is known here."""
+    found = read_token(check_text("token", token))
+    run = await (await session.connect()).get(found.run_id)
+    known = None if run is None or not found.is_genuine(run.seed) else session.workflows.get(run.type)
+    what = f"result of run {found.run_id!r}"
+    returns = known.signature.returns if isinstance(known, Activity) else Any
+    payload = session.codec.encode(value, what, returns)
+    if returns is not Any:
+        # The value may be plain JSON, of a webhook for example; it is stored as the activity would have stored it.
+        payload = session.codec.encode(session.codec.decode(payload, returns, what), what, returns)
+    await _report(session, found, ReportKind.COMPLETED, payload)
+
+
+async def fail(session: Session, token: str, error: BaseException | str) -> None:
+    """Report the failure of an attempt."""
+    found = read_token(check_text("token", token))
+    if not isinstance(error, BaseException | str):
+        raise BadArguments(f"error is an exception or a message, not {brief(error)}")
+    raised = StepFailed(check_text("error", error)) if isinstance(error, str) else error
+    await _report(session, found, ReportKind.FAILED, Failure.of(raised, session.codec).to_json())
+
+
+async def heartbeat(session: Session, token: str, details: object) -> None:
+    """Report a heartbeat of an attempt."""
+    found = read_token(check_text("token", token))
+    payload = None if details is None else session.codec.encode(details, f"heartbeat of run {found.run_id!r}")
+    await _report(session, found, ReportKind.HEARTBEAT, payload)
+
+
+async def _report(session: Session, token: AttemptToken, kind: ReportKind, payload: str | None) -> None:
+    report = AttemptReport(token=token, kind=kind, payload=payload)
+    outcome = await (await session.connect()).report_attempt(report, session.actor)
+    raise_refusal(outcome, token)
+
+
+def raise_refusal(outcome: ReportOutcome, token: AttemptToken) -> None:
+    """Raise the error of a report that was refused."""
+    run_id = token.run_id
+    if outcome is ReportOutcome.UNKNOWN:
+        raise not_an_attempt()
+    if outcome is ReportOutcome.OVER:
+        raise AttemptOver(
+            f"the attempt at activity run {run_id!r} that this token belongs to is over: it timed out, or it failed; "
+            "a later attempt has its own token",
+            run_id=run_id,
+        )
+    if outcome is ReportOutcome.ENDED:
+        raise AttemptOver(f"activity run {run_id!r} has ended, with another outcome than this one", run_id=run_id)
