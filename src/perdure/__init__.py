@@ -20,7 +20,6 @@ from perdure.core.time.cron import At, Cron, Every
 from perdure.core.time.duration import Duration
 from perdure.core.time.schedule import Overlap, fire_time_of
 from perdure.errors import (
-    Expired,
     Fatal,
     Locked,
     Overloaded,
@@ -38,7 +37,7 @@ from perdure.errors import (
     StoreUnavailable,
     UsageError,
 )
-from perdure.workflow.activity import Activity, activity
+from perdure.workflow.activity import Activity, Pending, activity
 from perdure.workflow.branches import Branch, NamedBranch, RaceResult
 from perdure.workflow.channels import Channel, Question, ReceivedQuestion
 from perdure.workflow.child import Child
@@ -68,7 +67,6 @@ __all__ = [
     "Duration",
     "Engine",
     "Every",
-    "Expired",
     "Failed",
     "FailureKind",
     "Fair",
@@ -81,6 +79,7 @@ __all__ = [
     "Operation",
     "Overlap",
     "Overloaded",
+    "Pending",
     "PerdureError",
     "Question",
     "RaceResult",

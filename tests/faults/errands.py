@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from perdure import Context, Expired, Retry, activity, activity_info, workflow
-from perdure.errors import NotStarted
+from perdure import Context, Retry, activity, activity_info, workflow
+from perdure.errors import Expired, NotStarted
 from perdure.workflow.discover import Definable
 from tests.faults.app import begin, note
 from tests.faults.labour import gate

@@ -17,6 +17,7 @@ from perdure.core.access import NewToken, Role
 from perdure.core.limits.admission_requests import StepAdmission, StepDeparture
 from perdure.core.limits.breaker import Circuit
 from perdure.core.limits.limit import LimitBounds
+from perdure.core.model.attempt_reports import ReportKind
 from perdure.core.model.attributes import attribute_outputs, make_attributes
 from perdure.core.model.claim import ClaimRequest
 from perdure.core.model.documents import REPORTS_KEPT, SOURCES_KEPT
@@ -55,6 +56,7 @@ from perdure.testing.conformance.limits.breakers import API, PLACE, a_report, a_
 from perdure.testing.conformance.limits.gates import GATE, a_gating, asks, ready
 from perdure.testing.conformance.prepared import PREPARE
 from perdure.testing.conformance.registry import MAIL, SHOP
+from perdure.testing.conformance.runs.attempt_reports import a_pending_attempt, a_report_from_outside, token_of
 from perdure.testing.conformance.runs.claim_by_id import a_take
 from perdure.testing.conformance.runs.outputs import a_set_aside
 from perdure.testing.conformance.runs.reopen import a_fork
@@ -302,6 +304,44 @@ async def deliver_a_message_again(store: Store, system: ManualSystem) -> Ask:
 async def drop_a_message(store: Store, system: ManualSystem) -> Ask:
     await commit(store, await held(store), a_record(0), outputs=(a_set_aside(),))
     return lambda store: store.decide_message("r1", 0, "d1", None, ACTOR, deliver=False)
+
+
+@operation
+async def complete_a_pending_child(store: Store, system: ManualSystem) -> Ask:
+    await commit(store, await held(store, "parent"), children=(a_child("r1"),), next=a_park(reason=Reason.CHILD))
+    await a_pending_attempt(store, (await claim(store, nonce="second")).runs[0].lease)
+    report = a_report_from_outside(await token_of(store))
+    return lambda store: store.report_attempt(report, ACTOR)
+
+
+@operation
+async def complete_an_attempt_that_a_worker_holds(store: Store, system: ManualSystem) -> Ask:
+    await held(store)
+    report = a_report_from_outside(await token_of(store))
+    return lambda store: store.report_attempt(report, ACTOR)
+
+
+@operation
+async def fail_a_pending_attempt(store: Store, system: ManualSystem) -> Ask:
+    await a_pending_attempt(store)
+    report = a_report_from_outside(await token_of(store), ReportKind.FAILED, '{"message":"declined"}')
+    return lambda store: store.report_attempt(report, ACTOR)
+
+
+@operation
+async def report_the_first_heartbeat(store: Store, system: ManualSystem) -> Ask:
+    await a_pending_attempt(store)
+    report = a_report_from_outside(await token_of(store), ReportKind.HEARTBEAT, "1")
+    return lambda store: store.report_attempt(report, ACTOR)
+
+
+@operation
+async def report_another_heartbeat(store: Store, system: ManualSystem) -> Ask:
+    await a_pending_attempt(store)
+    token = await token_of(store)
+    await store.report_attempt(a_report_from_outside(token, ReportKind.HEARTBEAT, "1"), ACTOR)
+    report = a_report_from_outside(token, ReportKind.HEARTBEAT, None)
+    return lambda store: store.report_attempt(report, ACTOR)
 
 
 @operation

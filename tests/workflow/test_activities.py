@@ -12,7 +12,6 @@ from perdure import (
     Call,
     Context,
     Engine,
-    Expired,
     Fatal,
     Retry,
     RetryAfter,
@@ -28,7 +27,7 @@ from perdure import (
 from perdure.admin import Reason, RecordKind
 from perdure.core.codec.failure import Failure
 from perdure.core.time.duration import NEVER
-from perdure.errors import ActivityTimeout, BadArguments, DecodeError, NotStarted
+from perdure.errors import ActivityTimeout, BadArguments, DecodeError, Expired, NotStarted
 from tests.helpers import eventually
 from tests.stage import Stage, until
 from tests.worker.test_interruptions import LEASE, declare_dead

@@ -8,8 +8,9 @@ import threading
 
 import pytest
 
-from perdure import Context, Expired, Retry, RunFailed, Status, StepTimeout, step, step_info, workflow
+from perdure import Context, Retry, RunFailed, Status, StepTimeout, step, step_info, workflow
 from perdure.admin import Reason, RecordKind
+from perdure.errors import Expired
 from tests.helpers import eventually
 from tests.stage import Stage, until
 

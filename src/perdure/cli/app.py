@@ -55,6 +55,7 @@ COMMANDS = MappingProxyType(
             "runs": "perdure.cli.runs.commands:group",
             "dead-letters": "perdure.cli.dead_letters:group",
             "messages": "perdure.cli.messages:group",
+            "activities": "perdure.cli.activities:group",
             "schedules": "perdure.cli.schedules:group",
             "queues": "perdure.cli.queues:group",
             "workers": "perdure.cli.workers:group",

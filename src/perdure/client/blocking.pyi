@@ -514,6 +514,25 @@ class Runs:
 
         The counts are exact while the filters leave at most 10,000 runs; by status, at most 10,000 of that status.
         """
+    def complete(self, token: str, value: object = None) -> None:
+        """Complete an activity that has returned `Pending`, with its result.
+
+        `token`: `activity_info().token` of its attempt. Once this returns, the activity has completed. Repeating it
+        with the same result changes nothing. Where this engine has the activity's code, the result must fit the
+        declared type. Raises `AttemptNotFound`, `AttemptOver`, `EncodeError`, `DecodeError`.
+        """
+    def fail(self, token: str, error: BaseException | Failure | str) -> None:
+        """Fail the attempt of an activity that has returned `Pending`; its retry policy decides what follows.
+
+        `error`: an exception, a message, or a `Failure` that names the class of an error. The first report about an
+        attempt wins. Raises `AttemptNotFound`, `AttemptOver`.
+        """
+    def heartbeat(self, token: str, details: object = None) -> None:
+        """Report that an activity that has returned `Pending` goes on, which puts off its `heartbeat` timeout.
+
+        `details`: for `why`, and for the next attempt (`last_heartbeat`); None keeps those that there are. Raises
+        `AttemptNotFound`, `AttemptOver`, `EncodeError`.
+        """
     def why(self, run_id: str) -> str:
         """Say in a sentence why a run is where it is."""
     def unserved(self, runs: Sequence[Run]) -> set[str]:

@@ -201,6 +201,8 @@ def _place_of_wait(wait: Wait) -> _Place:
             pass
         case WaitKind.CHILD:
             name = ""
+        case WaitKind.COMPLETION:
+            text = "waits for its completion from outside"
         case WaitKind.RETRY:
             text = f"waits to try {wait.name} again"
         case WaitKind.LIMIT | WaitKind.BREAKER:

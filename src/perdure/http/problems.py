@@ -69,6 +69,8 @@ KINDS: Mapping[type[BaseException], ProblemKind] = MappingProxyType(
         errors.ScheduleNotFound: ProblemKind(404, "schedule-not-found"),
         errors.TokenNotFound: ProblemKind(404, "token-not-found"),
         errors.WorkerNotFound: ProblemKind(404, "worker-not-found"),
+        errors.AttemptNotFound: ProblemKind(404, "attempt-not-found"),
+        errors.AttemptOver: ProblemKind(409, "attempt-over"),
         errors.RunExists: ProblemKind(409, "run-exists"),
         errors.RunFinished: ProblemKind(409, "run-finished"),
         errors.SingletonBusy: ProblemKind(409, "singleton-busy"),

@@ -17,7 +17,7 @@ from perdure.core.access import Role
 from perdure.http import audit, dead_letters, deploy, limits, schedules, tokens, watermarks, workers
 from perdure.http.api import ApiRequest, EventStream, Reply
 from perdure.http.problems import METHOD_NOT_ALLOWED, NOT_FOUND, Refused
-from perdure.http.runs import bulk, control, inspect, messages, reopen, results, start
+from perdure.http.runs import attempt_reports, bulk, control, inspect, messages, reopen, results, start
 
 #: Path of the version of the API, which changes when an answer would break a client.
 PREFIX = "/api/v1"
@@ -136,6 +136,10 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/runs/{run_id}/undelete", OPERATOR, control.undelete, (200,), _RUN),
     Route("POST", "/runs/{run_id}/purge", ADMIN, control.purge, (200,), _RUN),
     Route("POST", "/broadcasts", OPERATOR, messages.broadcast, (200,), (422,)),
+    # activities that have returned `Pending`
+    Route("POST", "/activities/{token}/complete", OPERATOR, attempt_reports.complete_activity, (200,), _RUN_STATE),
+    Route("POST", "/activities/{token}/fail", OPERATOR, attempt_reports.fail_activity, (200,), _RUN_STATE),
+    Route("POST", "/activities/{token}/heartbeat", OPERATOR, attempt_reports.beat_activity, (200,), _RUN_STATE),
     # many runs
     Route("POST", "/bulk", OPERATOR, bulk.start_bulk, (202,), (409, 422)),
     Route("POST", "/bulk/preview", VIEWER, bulk.preview_bulk, (200,), (422,)),

@@ -23,15 +23,18 @@ from perdure.client.remote.handle import RemoteHandle
 from perdure.client.remote.session import RemoteSession
 from perdure.client.remote.store import filter_fields, refused
 from perdure.client.remote.values import decoded, members, restore_all, value_of
+from perdure.client.runs.attempt_reports import failure_of
 from perdure.client.runs.bulk import BulkJob
 from perdure.client.runs.namespace import PruneReport, RunFilters, Runs, check_runs
 from perdure.client.runs.reopen import RetryOptions
 from perdure.client.runs.start import Moment
 from perdure.client.schedules import ScheduleOptions, Schedules
 from perdure.client.workers import Queues
+from perdure.core.codec.failure import Failure
 from perdure.core.ids import check_id, check_name, uuid7
 from perdure.core.limits.breaker import BreakerInfo
 from perdure.core.limits.limit import LimitInfo, PermitInfo
+from perdure.core.model.attempt_reports import read_token
 from perdure.core.model.dead_letter import DeadLetter
 from perdure.core.model.documents import StoredDeployReport, WorkflowSource
 from perdure.core.model.lock import LockInfo
@@ -55,6 +58,25 @@ class RemoteRuns(Runs):
 
     async def why(self, run_id: str) -> str:
         return str(decoded(await self._session.call("GET", "/runs/{run_id}/why", run_id=check_id(run_id)), "why"))
+
+    async def complete(self, token: str, value: object = None) -> None:
+        read_token(check_text("token", token))
+        payload = self._session.codec.encode(value, "result of an activity")
+        await self._report(token, "complete", {"value": msgspec.Raw(payload.encode())})
+
+    async def fail(self, token: str, error: BaseException | Failure | str) -> None:
+        read_token(check_text("token", token))
+        failure = failure_of(self._session, error)
+        fields = ("type", "message", "args", "state", "traceback")
+        await self._report(token, "fail", present({name: getattr(failure, name) for name in fields}))
+
+    async def heartbeat(self, token: str, details: object = None) -> None:
+        read_token(check_text("token", token))
+        payload = self._session.codec.encode(details, "heartbeat of an activity")
+        await self._report(token, "heartbeat", {"details": msgspec.Raw(payload.encode())})
+
+    async def _report(self, token: str, verb: str, body: dict[str, Any]) -> None:
+        await self._session.order(f"/activities/{{token}}/{verb}", body, token=token)
 
     async def unserved(self, runs: Sequence[Run]) -> set[str]:
         ids = [run.id for run in check_runs(runs)]

@@ -34,13 +34,20 @@ async def complete(session: Session, token: str, value: object) -> None:
     await _report(session, found, ReportKind.COMPLETED, payload)
 
 
-async def fail(session: Session, token: str, error: BaseException | str) -> None:
+async def fail(session: Session, token: str, error: BaseException | Failure | str) -> None:
     """Report the failure of an attempt."""
     found = read_token(check_text("token", token))
+    await _report(session, found, ReportKind.FAILED, failure_of(session, error).to_json())
+
+
+def failure_of(session: Session, error: object) -> Failure:
+    """Make the failure that reports an error. Raises `BadArguments`."""
+    if isinstance(error, Failure):
+        return error
     if not isinstance(error, BaseException | str):
         raise BadArguments(f"error is an exception or a message, not {brief(error)}")
     raised = StepFailed(check_text("error", error)) if isinstance(error, str) else error
-    await _report(session, found, ReportKind.FAILED, Failure.of(raised, session.codec).to_json())
+    return Failure.of(raised, session.codec)
 
 
 async def heartbeat(session: Session, token: str, details: object) -> None:
@@ -67,5 +74,7 @@ def raise_refusal(outcome: ReportOutcome, token: AttemptToken) -> None:
             "a later attempt has its own token",
             run_id=run_id,
         )
+    if outcome is ReportOutcome.CANCELLED:
+        raise AttemptOver(f"activity run {run_id!r} was cancelled", run_id=run_id)
     if outcome is ReportOutcome.ENDED:
         raise AttemptOver(f"activity run {run_id!r} has ended, with another outcome than this one", run_id=run_id)

@@ -250,8 +250,11 @@ def _waiting(run: Run, facts: Facts) -> str:
         case Reason.CHILD:
             return "It waits for a child run to finish."
         case Reason.COMPLETION:
-            what = "its completion from outside" if named is None else waits(named, now)
-            return f"Its function returned Pending. It waits for {what}.{_signs(facts)}"
+            since = f" since {day(named.waits[0].since)}" if named is not None and named.waits else ""
+            limit = f", at most{until}" if until else ""
+            return (
+                f"Its function returned Pending. It waits for its completion from outside{since}{limit}.{_signs(facts)}"
+            )
         case Reason.LIMIT if (single := stored_singleton_of(run.options)) is not None:
             return f"It waits for its turn: another run of the singleton {single.name!r} is not over yet."
         case Reason.RETRY:

@@ -17,6 +17,7 @@ from perdure.client.runs.reopen import RetryOptions, status_text
 from perdure.client.runs.start import Moment
 from perdure.client.session import Session
 from perdure.client.workers import EngineWorker
+from perdure.core.codec.failure import Failure
 from perdure.core.ids import check_id
 from perdure.core.model.attributes import make_attribute, make_conditions
 from perdure.core.model.dead_letter import DeleteOutcome, dead_letter_reason
@@ -210,11 +211,11 @@ class Runs:
         """
         await attempt_reports.complete(self._session, token, value)
 
-    async def fail(self, token: str, error: BaseException | str) -> None:
+    async def fail(self, token: str, error: BaseException | Failure | str) -> None:
         """Fail the attempt of an activity that has returned `Pending`; its retry policy decides what follows.
 
-        `error`: an exception, or a message. The first report about an attempt wins. Raises `AttemptNotFound`,
-        `AttemptOver`.
+        `error`: an exception, a message, or a `Failure` that names the class of an error. The first report about an
+        attempt wins. Raises `AttemptNotFound`, `AttemptOver`.
         """
         await attempt_reports.fail(self._session, token, error)
 

@@ -112,6 +112,8 @@ class ReportOutcome(StrEnum):
     OVER = "over"
     #: The run has ended, in another way.
     ENDED = "ended"
+    #: The run was cancelled, and ends as soon as a worker takes the request in.
+    CANCELLED = "cancelled"
     #: The token is not genuine, or the run was deleted for good.
     UNKNOWN = "unknown"
 

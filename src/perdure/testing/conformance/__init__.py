@@ -16,6 +16,7 @@ from perdure.testing.conformance.locks import Locks
 from perdure.testing.conformance.migrations import Migrations
 from perdure.testing.conformance.reads import Histories, Listing, Loading, Watching
 from perdure.testing.conformance.registry import Registry
+from perdure.testing.conformance.runs.attempt_reports import AttemptReports
 from perdure.testing.conformance.runs.attributes import Attributes, Counting, Filters
 from perdure.testing.conformance.runs.children import Children
 from perdure.testing.conformance.runs.claim_by_id import DueRuns, Taking
@@ -38,6 +39,7 @@ from perdure.testing.conformance.workers import Deadlines, Leaving, Sweeping, Wo
 
 __all__ = [
     "Affinity",
+    "AttemptReports",
     "Attributes",
     "Blocked",
     "Breaking",

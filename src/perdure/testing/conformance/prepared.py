@@ -35,6 +35,7 @@ from perdure.testing.conformance.limits.breakers import PREPARE as BREAKERS
 from perdure.testing.conformance.limits.gates import GATE, a_gating, asks, ready
 from perdure.testing.conformance.locks import PREPARE as LOCKS
 from perdure.testing.conformance.registry import MAIL, SHOP
+from perdure.testing.conformance.runs.attempt_reports import a_pending_attempt, a_report_from_outside, token_of
 from perdure.testing.conformance.runs.claim_by_id import prepare_claim_by_id
 from perdure.testing.conformance.runs.outputs import a_set_aside
 from perdure.testing.conformance.runs.reopen import a_fork
@@ -79,6 +80,12 @@ async def _prepare_terminate(store: Store) -> Verb:
 async def _prepare_decide_message(store: Store) -> Verb:
     await commit(store, await held(store), a_record(0), outputs=(a_set_aside(),), next=a_park())
     return lambda store: store.decide_message("r1", 0, "d1", "7", ACTOR, deliver=True)
+
+
+async def _prepare_report_attempt(store: Store) -> Verb:
+    await a_pending_attempt(store)
+    report = a_report_from_outside(await token_of(store))
+    return lambda store: store.report_attempt(report, ACTOR)
 
 
 async def _prepare_order_run(store: Store) -> Verb:
@@ -262,6 +269,7 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "cancel": _prepare_cancel,
     "terminate": _prepare_terminate,
     "decide_message": _prepare_decide_message,
+    "report_attempt": _prepare_report_attempt,
     "order_run": _prepare_order_run,
     "set_priority": _prepare_set_priority,
     "pause": _prepare_pause,

@@ -30,7 +30,7 @@ from perdure.store.sql.runs.inbox import KNOWN, deliver
 from perdure.store.sql.runs.outputs import outputs
 
 _TARGET = """
-SELECT status, reason, generation, seed, output, deadline, parent_id, parent_location
+SELECT status, reason, generation, seed, output, deadline, inbox_read, parent_id, parent_location
 FROM perdure_runs
 WHERE id = :run_id
 {for_update}
@@ -40,6 +40,13 @@ _LAST = """
 SELECT MAX(seq)
 FROM perdure_history
 WHERE run_id = :run_id
+"""
+
+#: A worker ends a run with this in its inbox as cancelled.
+_CANCELLED = """
+SELECT 1
+FROM perdure_messages
+WHERE run_id = :run_id AND seq > :read AND kind = 'cancel'
 """
 
 #: Raises the token, so that a worker that holds the run cannot take the outcome for its own.
@@ -84,6 +91,7 @@ class _Row(Struct, frozen=True):
     seed: str
     output: str | None
     deadline: int
+    inbox_read: int
     parent_id: str | None
     parent_location: str | None
 
@@ -102,6 +110,8 @@ async def report_attempt(tx: Transaction, report: AttemptReport) -> ReportOutcom
         return ReportOutcome.OVER
     if run.status in FINISHED:
         return ReportOutcome.DONE if _is_repeated(report, run) else ReportOutcome.ENDED
+    if await tx.fetch(_CANCELLED, {"run_id": token.run_id, "read": run.inbox_read}):
+        return ReportOutcome.CANCELLED
     if report.kind is ReportKind.COMPLETED:
         await _complete(tx, token, run, report.payload)
     elif report.kind is ReportKind.FAILED:
