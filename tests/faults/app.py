@@ -15,7 +15,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from perdure import Activity, Context, Limit, Retry, StepTimeout, activity, activity_info, step, step_info, workflow
+from perdure import (
+    Activity,
+    Context,
+    Limit,
+    Pending,
+    Retry,
+    StepTimeout,
+    activity,
+    activity_info,
+    step,
+    step_info,
+    workflow,
+)
 from perdure.machine import Action, Actions, StateMachine
 from perdure.workflow.discover import Definable
 from tests.store.user_connections.tables import execute
@@ -296,6 +308,19 @@ async def mailed(ctx: Context) -> int:
     return await ctx.receive("number", int)
 
 
+@activity("faults.permit.v1", retry=Retry.fixed(0.02, attempts=2), heartbeat=300)
+def permit(ledger: str) -> str:
+    """Its end is reported from outside, by the token that it gives out."""
+    value = begin(ledger, "permit")
+    note(ledger, did="token", token=activity_info().token, value=value)
+    return Pending
+
+
+@workflow("faults.permitted.v1")
+async def permitted(ctx: Context, ledger: str) -> str:
+    return await ctx.call(permit(ledger), id="permit")
+
+
 @workflow("faults.slow.v1")
 async def slow(ctx: Context, ledger: str) -> list[str]:
     return [await ctx.step(effect, ledger, "before"), await ctx.step(lingers, ledger)]
@@ -306,8 +331,9 @@ async def hopeless(ctx: Context) -> None:
     raise ValueError("there is no hope")
 
 
-ACTIVITIES: list[Activity[Any, Any]] = [errand, never_begun]
+ACTIVITIES: list[Activity[Any, Any]] = [errand, never_begun, permit]
 WORKFLOWS: list[Definable] = [
-    everything, child, idle_child, again, broken, stuck, stopped, charged, stubborn, mailed, slow, hopeless, Round,
+    everything, child, idle_child, again, broken, stuck, stopped, charged, stubborn, mailed, permitted, slow, hopeless,
+    Round,
     *ACTIVITIES,
 ]  # fmt: skip

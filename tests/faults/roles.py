@@ -30,7 +30,7 @@ from perdure import (
 from perdure.admin import Tokens
 from perdure.client.session import session_of
 from perdure.core.model.worker_info import WorkerStatus
-from perdure.errors import LockLost, ScheduleNotFound, TokenExists
+from perdure.errors import AttemptOver, LockLost, ScheduleNotFound, TokenExists
 from perdure.push import ExecutionState, Pusher
 from perdure.store import Retrying, open_store
 from perdure.testing.conformance.documents import a_report
@@ -129,6 +129,7 @@ class Client:
             "charged": app.charged(self._ledger),
             "ended": app.stubborn(self._ledger),
             "mailed": app.mailed(),
+            "permitted": app.permitted(self._ledger),
         }
         runs = {id: await self.start(call, id) for id, call in calls.items()}
         await self.send(runs["main"], "go")
@@ -144,6 +145,7 @@ class Client:
             self.stop_one(runs["stopped"]),
             self.end_one(runs["ended"]),
             self.mend_mail(runs["mailed"]),
+            self.permit(runs["permitted"]),
             self.nudge(runs["main"]),
             self.steer(runs["again"]),
             self.give_second_chances(runs["broken"], runs["stuck"]),
@@ -183,6 +185,25 @@ class Client:
         # Another process may have done it.
         with suppress(UsageError, RunFinished):
             await handle.deliver_again(0, 7)
+        await handle.result()
+
+    async def permit(self, handle: Handle[Any]) -> None:
+        """Fail the first attempt of an activity from outside, and complete the second. Others may have done it."""
+
+        async def has_ended() -> bool:
+            lines = app.read(Path(self._ledger))
+            tokens = {line["token"]: line["value"] for line in reversed(lines) if line["did"] == "token"}
+            for number, (token, value) in enumerate(reversed(tokens.items())):
+                with suppress(AttemptOver):
+                    await self._engine.runs.heartbeat(token, number)
+                    if number == 0:
+                        await self._engine.runs.fail(token, app.Flaky("refused"))
+                    else:
+                        await self._engine.runs.complete(token, value)
+            assert len(tokens) <= 2, "an attempt that was made again has another token"
+            return (await handle.status()).finished
+
+        await until(has_ended)
         await handle.result()
 
     async def steer(self, handle: Handle[Any]) -> None:

@@ -192,7 +192,7 @@ STATES = (
         f"""
         SELECT id, reason, wake_at FROM perdure_runs WHERE status = 'waiting' AND (
           reason IS NULL OR reason IN {_BLOCKED_REASONS}
-          OR (wake_at >= {NEVER} AND reason NOT IN ('message', 'child', 'paused', 'limit', 'breaker')))
+          OR (wake_at >= {NEVER} AND reason NOT IN ('message', 'child', 'completion', 'paused', 'limit', 'breaker')))
         """,
         bounded=True,
     ),
@@ -312,7 +312,7 @@ OUTPUTS = (
     Invariant(
         "an output that is not replaced by the next one has a key of its own (I5)",
         """
-        SELECT MIN(run_id), output_key, COUNT(*) FROM perdure_outputs WHERE kind NOT IN ('state', 'beat')
+        SELECT MIN(run_id), output_key, COUNT(*) FROM perdure_outputs WHERE kind NOT IN ('state', 'beat', 'pending')
         GROUP BY run_id, output_key HAVING COUNT(*) > 1 OR output_key IS NULL
         """,
     ),

@@ -144,7 +144,7 @@ class AttemptReports:
         await a_pending_attempt(store)
         token = await token_of(store)
         for beats, (payload, kept) in enumerate([("7", "7"), (None, "7"), ("8", "8")], 1):
-            harness.system.advance(SECOND // 2)
+            harness.system.advance(0.5)
             assert await tell(store, token, ReportKind.HEARTBEAT, payload) is ReportOutcome.DONE
             run = await store.get("r1")
             assert run is not None
