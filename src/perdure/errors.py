@@ -4,7 +4,7 @@
       UsageError (also ValueError): the caller's request cannot be carried out
         UnknownWorkflow   InvalidId   InvalidName   InvalidDuration   InvalidCursor   BadArguments (also TypeError)
         EncodeError   DecodeError   PayloadTooLarge
-        AttemptNotFound   AttemptOver
+        AttemptNotFound   AttemptOver   QuestionRefused
         RunExists   RunNotFound   RunFinished   SingletonBusy   EngineClosed   AccessRefused
         InvalidSchedule   ScheduleExists   ScheduleNotFound   TokenExists   TokenNotFound   WorkerNotFound
       WorkflowError: the workflow's code breaks a rule of durable execution
@@ -109,6 +109,10 @@ class RunFinished(UsageError):
 
 class AttemptNotFound(UsageError, LookupError):
     """The token belongs to no attempt at an activity of this database."""
+
+
+class QuestionRefused(UsageError):
+    """The workflow's validator refused the question; the error that it raised is the cause."""
 
 
 class AttemptOver(UsageError):

@@ -55,7 +55,8 @@ from perdure.replay.outcome import (
 )
 from perdure.replay.reused_results import NOTHING, EarlierAttempts
 from perdure.replay.run_loop import DrainContext, RunTask, end_code, end_tasks, new_operation_future, refusal_of
-from perdure.workflow.channels import question_key
+from perdure.workflow.answers import refused
+from perdure.workflow.channels import question_key, question_of
 from perdure.workflow.context import Context
 from perdure.workflow.saga import UNDO, UndoLog
 from perdure.workflow.scopes import current_scope
@@ -291,6 +292,26 @@ class Execution(OperationsApi):
         self.next_seq += 1
         self.unsaved.append(record)
         self._apply(record)
+
+    def refusal(self, name: str, payload: str | None) -> NewOutput | None:
+        """Let the validator of a question see it; the reply that refuses the question, or None.
+
+        The validator is called outside of the loop, where the context cannot be used. A question that cannot be decoded
+        is not shown to it.
+        """
+        kind, validate = self.validators[name]
+        try:
+            letter = self._codec.decode(payload or "null", kind, f"question {name!r} to run {self.run_id!r}")
+        except DecodeError:
+            return None
+        try:
+            validate(letter.value)
+        except Exception as error:
+            failure = Failure.of(refused(self.run_id, question_of(name), error), self._codec).to_json()
+            return NewOutput(
+                kind=OutputKind.REPLY, name=letter.key, payload=failure, failed=True, key=f"reply:{letter.key}"
+            )  # fmt: skip
+        return None
 
     def record_messages(self, messages: Sequence[tuple[str, str | None, int]], now: int) -> None:
         """Record a batch of messages (name, payload, inbox number), then hand them over one by one.

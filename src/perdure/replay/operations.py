@@ -11,8 +11,9 @@ import heapq
 import math
 from abc import ABC, abstractmethod
 from asyncio.events import _get_running_loop
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct
@@ -264,6 +265,8 @@ class OperationsApi(ABC):
     #: Difference between the randomness of a fork and that of its origin.
     _salt = ""
     _open_children = 0
+    #: By the name of its message: type and validator of a question.
+    validators: Mapping[str, tuple[Any, Callable[[Any], object]]] = MappingProxyType({})
 
     def __init__(self, origin: RunOrigin, earlier: EarlierAttempts, checkpoints: Checkpoints, codec: Codec) -> None:
         self.run_id = origin.run_id
@@ -472,6 +475,11 @@ class OperationsApi(ABC):
             expired = new_operation_future(self.loop, scope, location, None)
             bound(future, self._opened(self.timers.set(location, self.time, due, expired), expired), names)
         return future
+
+    def validate_questions(self, expected: ExpectedMessage, validate: Callable[[Any], object]) -> None:
+        """Validate questions of a name from now on; a later validator replaces an earlier one."""
+        self._check_inside()
+        self.validators = {**self.validators, expected.name: (expected.type, validate)}
 
     def call(self, call: Call[Any], options: ChildOptions) -> asyncio.Future[Any]:
         """Call a child and await its result."""

@@ -67,17 +67,22 @@ class Question(Generic[Q, A]):
 
 
 class ReceivedQuestion(Generic[T, A_contra]):
-    """A question that has arrived: its `value`, and `reply` to answer it once."""
+    """A question that has arrived: its `value`, and `reply` or `fail` to answer it once."""
 
-    __slots__ = ("_reply", "value")
+    __slots__ = ("_fail", "_reply", "value")
 
-    def __init__(self, value: T, reply: Callable[[Any], None]) -> None:
+    def __init__(self, value: T, reply: Callable[[Any], None], fail: Callable[[Exception], None]) -> None:
         self.value = value
         self._reply = reply
+        self._fail = fail
 
     def reply(self, answer: A_contra) -> None:
         """Answer the question; the asking side gets the answer once it is durable."""
         self._reply(answer)
+
+    def fail(self, error: Exception) -> None:
+        """Answer the question with an error, which the asking side gets; the run goes on."""
+        self._fail(error)
 
 
 class Envelope(Struct, Generic[T], frozen=True):
@@ -103,6 +108,11 @@ def topic(name: str, correlation: str) -> str:
 def question_name(name: str) -> str:
     """Name of the message that carries a question; no other message can have it."""
     return f"{name}{_ASK}"
+
+
+def question_of(name: str) -> str:
+    """Name of the question that a message of that name carries."""
+    return name.removesuffix(_ASK)
 
 
 def question_key(name: str, payload: str) -> str | None:

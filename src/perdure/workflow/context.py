@@ -25,6 +25,7 @@ from perdure.core.option_checks import check_priority, check_whole
 from perdure.core.printed_text import brief
 from perdure.core.time.duration import NEVER, Duration, Moment, instant, microseconds, moment_of
 from perdure.errors import BadArguments, InvalidName, UsageError
+from perdure.workflow.answers import QuestionHandler, QuestionType, Replies, check_callables
 from perdure.workflow.branches import Branch, JoinableBranch, NamedBranch, RaceEnd, RaceResult, each, join, race
 from perdure.workflow.channels import (
     Channel,
@@ -32,7 +33,6 @@ from perdure.workflow.channels import (
     Question,
     ReceivedQuestion,
     expected_message,
-    question_name,
     topic,
 )
 from perdure.workflow.child import Child
@@ -320,19 +320,63 @@ class Context:
         self, question: Question[Any, Any] | str, type: Any = Any, *, timeout: Duration | None = None
     ) -> ReceivedQuestion[Any, Any]:
         """Take the next question of that name, asked with `handle.ask(...)`; answer it with its `reply(...)`."""
-        name, kind, declared = (
-            (question.name, question.type, question.answer) if isinstance(question, Question) else (question, type, Any)
-        )
-        envelope: Any = Envelope
-        wanted = ExpectedMessage(question_name(check_name(name, "name of a question")), envelope[kind])
-        letter: Envelope[Any] = await self._runtime.receive([wanted], self._due(timeout), named=False)
+        wanted = QuestionType(question, type)
+        letter: Envelope[Any] = await self._runtime.receive([wanted.expected], self._due(timeout), named=False)
+        replies = Replies(self._runtime, wanted, letter.key)
+        return ReceivedQuestion(letter.value, replies.reply, replies.fail)
 
-        def reply(answer: object) -> None:
-            payload = self._runtime.encode(answer, f"answer to {name!r}", declared)
-            output = NewOutput(kind=OutputKind.REPLY, name=letter.key, payload=payload, key=f"reply:{letter.key}")
-            self._runtime.effect("reply", lambda _: output)
+    @overload
+    def answer(
+        self,
+        question: Question[Q, A],
+        handler: Callable[[Q], A | Awaitable[A]],
+        *,
+        validate: Callable[[Q], object] | None = None,
+    ) -> None: ...
 
-        return ReceivedQuestion(letter.value, reply)
+    @overload
+    def answer(
+        self,
+        question: str,
+        handler: Callable[[T], Any],
+        type: type[T],
+        *,
+        validate: Callable[[T], object] | None = None,
+    ) -> None: ...
+
+    @overload
+    def answer(
+        self,
+        question: str,
+        handler: Callable[[Any], Any],
+        type: Any = ...,
+        *,
+        validate: Callable[[Any], object] | None = None,
+    ) -> None: ...
+
+    def answer(
+        self,
+        question: Question[Any, Any] | str,
+        handler: Callable[[Any], Any],
+        type: Any = Any,
+        *,
+        validate: Callable[[Any], object] | None = None,
+    ) -> None:
+        """Answer every question of that name from now on, until the run ends. Call this first in a workflow.
+
+        `handler` gets the value of a question and returns the answer, or awaits it. If the handler raises an error, the
+        asking side gets that error, and the run goes on.
+
+        `validate` gets the value before anything is recorded. If it raises an error, the asking side gets a
+        `QuestionRefused` with its message, and the history has no record of the question. It may read the state of the
+        workflow. It must not change it, and must not use the context: replay does not call it. A question that arrived
+        before this call was recorded then; it is validated by the workflow's code.
+        """
+        check_callables(handler, validate)
+        wanted = QuestionType(question, type)
+        if validate is not None:
+            self._runtime.validate_questions(wanted.expected, validate)
+        QuestionHandler(self._runtime, wanted, handler, validate).listen()
 
     def send(self, run: str, channel: Channel[T] | str, value: T | Any = None, *, key: str | None = None) -> None:
         """Send a message to another run, in the same turn as the record that led to it.

@@ -11,6 +11,7 @@ import asyncio
 import datetime
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
 
 from msgspec import Struct
@@ -19,7 +20,8 @@ from perdure.core.ids import check_name
 from perdure.core.model.attributes import AttributeValue
 from perdure.core.time.duration import Moment
 from perdure.errors import WorkflowError
-from perdure.workflow.channels import Channel
+from perdure.workflow.answers import QuestionType, Replies
+from perdure.workflow.channels import Channel, Envelope
 from perdure.workflow.child import Child
 from perdure.workflow.context import Context
 from perdure.workflow.definition import Call, Definition, Workflow
@@ -87,6 +89,12 @@ class Uncancel(Action, frozen=True):
     """Take the cancellation of the run back."""
 
 
+class Answer(Action, frozen=True):
+    """Answer the question that is being handled."""
+
+    value: Any
+
+
 class End(Action, frozen=True):
     """End the machine. No action may follow it."""
 
@@ -134,6 +142,8 @@ class _Event(Struct, frozen=True):
     arguments: tuple[Any, ...]
     #: The activity, child or timer that ended.
     source: _Pending | None = None
+    #: Replies to the question that arrived.
+    replies: Replies | None = None
 
 
 class MachineRunner(Generic[I, O]):
@@ -151,6 +161,8 @@ class MachineRunner(Generic[I, O]):
         #: Actions made by the handler that is being called; None between calls.
         self._made: list[Action] | None = None
         self._end: End | None = None
+        #: Replies to the question that is being handled.
+        self._replies: Replies | None = None
         #: Reason of the run's cancellation; None: it was not cancelled.
         self._cancelled: str | None = None
 
@@ -161,6 +173,8 @@ class MachineRunner(Generic[I, O]):
         self.ctx._runtime.interrupt_again()
         if self._machine.messages:
             self._listen()
+        for question in self._machine.questions:
+            self._take_questions(QuestionType(question, Any))
         self._call(_Event("on_start", (input,)))
         while self._end is None:
             self._handle(await self._next())
@@ -192,6 +206,24 @@ class MachineRunner(Generic[I, O]):
             self.ctx.log.warning("ignoring a message that cannot be decoded: %s", error)
         self._listen()
 
+    def _take_questions(self, question: QuestionType) -> None:
+        """Take questions of one name from now on, those that the machine does not refuse."""
+        check = partial(self._machine.check_question, question.name)
+        self.ctx._runtime.validate_questions(question.expected, check)
+        self._await_question(question)
+
+    def _await_question(self, question: QuestionType) -> None:
+        receiving = self.ctx._runtime.receive([question.expected], None, named=False)
+        receiving.add_done_callback(partial(self._asked, question))
+
+    def _asked(self, question: QuestionType, receiving: asyncio.Future[Envelope[Any]]) -> None:
+        if receiving.cancelled() or self._end is not None or receiving.exception() is not None:
+            return
+        letter = receiving.result()
+        replies = Replies(self.ctx._runtime, question, letter.key)
+        self._put(_Event("on_question", (question.name, letter.value), replies=replies))
+        self._await_question(question)
+
     def _ended(self, source: _Pending, ended: asyncio.Future[Any]) -> None:
         if ended.cancelled():
             return
@@ -210,7 +242,7 @@ class MachineRunner(Generic[I, O]):
 
     async def _next(self) -> _Event:
         while not self._events:
-            if not self._open and not self._machine.messages:
+            if not self._open and not self._machine.messages and not self._machine.questions:
                 raise WorkflowError(
                     f"{self._named()} waits for nothing: no activity, child, timer or message is left that could wake "
                     "it; its last handler has to return an action, complete(...) or fail(...)"
@@ -227,12 +259,26 @@ class MachineRunner(Generic[I, O]):
 
     def _handle(self, event: _Event) -> None:
         source = event.source
-        if source is None:
+        if event.replies is not None:
+            self._reply(event, event.replies)
+        elif source is None:
             self._call(event)
         elif self._open.get(source.id) is source:
             del self._open[source.id]
             self._call(event)
             self.stopping.discard(source.id)
+
+    def _reply(self, event: _Event, replies: Replies) -> None:
+        """Handle a question. An error of its handler is the answer, unless the machine broke a rule."""
+        self._replies = replies
+        try:
+            self._call(event)
+        except WorkflowError:
+            raise
+        except Exception as error:
+            replies.fail(error)
+        finally:
+            self._replies = self._made = None
 
     def _call(self, event: _Event) -> None:
         self._made = made = list[Action]()
@@ -284,6 +330,10 @@ class MachineRunner(Generic[I, O]):
                     self._refuse(handler, "returned uncancel(), but the run was not cancelled")
                 self._cancelled = None
                 self.ctx.uncancel()
+            case Answer():
+                if self._replies is None:
+                    self._refuse(handler, "returned answer(...), but no question is being handled")
+                self._replies.reply(action.value)
             case End():
                 if isinstance(action, EndCancelled) and self._cancelled is None:
                     self._refuse(handler, "returned cancelled(), but the run was not cancelled")

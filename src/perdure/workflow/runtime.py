@@ -161,6 +161,9 @@ class Runtime(Protocol):
     def receive(self, expected: Sequence[ExpectedMessage], due: int | None, *, named: bool) -> asyncio.Future[Any]:
         """Resolve to the next message of those names (`ReceivedMessage` if `named`); raises `TimeoutError` at `due`."""
 
+    def validate_questions(self, expected: ExpectedMessage, validate: Callable[[Any], object]) -> None:
+        """Call a validator with the value of each question of that name, before the question is recorded."""
+
     def call(self, call: Call[Any], options: ChildOptions) -> asyncio.Future[Any]:
         """Start a child run; resolves to its decoded result."""
 

@@ -21,12 +21,13 @@ from perdure.core.model.attributes import AttributeValue
 from perdure.core.policy.retry import Retry
 from perdure.core.time.duration import Moment
 from perdure.errors import BadArguments, RunCancelled, UsageError
-from perdure.workflow.channels import Channel
+from perdure.workflow.channels import Channel, Question
 from perdure.workflow.context import Context
 from perdure.workflow.definition import Call, Workflow
 from perdure.workflow.machine_runner import (
     Action,
     Actions,
+    Answer,
     CancelById,
     Complete,
     EndCancelled,
@@ -47,8 +48,8 @@ O = TypeVar("O")  # noqa: E741  # as in Output
 A = TypeVar("A", bound=Action)
 
 HANDLERS = (
-    "on_start", "on_activity_completed", "on_activity_failed", "on_timer", "on_message", "on_child_completed",
-    "on_child_failed", "on_cancel",
+    "on_start", "on_activity_completed", "on_activity_failed", "on_timer", "on_message", "on_question",
+    "on_child_completed", "on_child_failed", "on_cancel",
 )  # fmt: skip
 
 
@@ -61,6 +62,8 @@ class StateMachine(Generic[I, O]):
 
     #: Channels that `on_message` gets messages of; other messages stay in the inbox.
     messages: ClassVar[Sequence[Channel[Any]]] = ()
+    #: Questions that `on_question` answers.
+    questions: ClassVar[Sequence[Question[Any, Any]]] = ()
 
     _definition: ClassVar[Workflow[..., Any] | None] = None
     #: Runs this instance; None outside of a run.
@@ -107,6 +110,19 @@ class StateMachine(Generic[I, O]):
     def on_message(self, name: str, value: Any) -> Actions:
         """Handle a message of one of the channels in `messages`. Does nothing by default."""
         return None
+
+    def on_question(self, name: str, value: Any) -> Actions:
+        """Handle one of the `questions`; return its `answer(...)`, with other actions if need be.
+
+        The answer to a handler that raises is its error, and the machine goes on.
+        """
+        raise NotImplementedError(f"{type(self).__qualname__} has no on_question, which returns the answer")
+
+    def check_question(self, name: str, value: Any) -> None:
+        """Refuse a question by raising an error, before anything is recorded. Accepts every question by default.
+
+        The asking side gets a `QuestionRefused`. Replay does not call this: it must not change the machine.
+        """
 
     def on_child_completed(self, id: str, result: Any) -> Actions:
         """Handle the result of a child. Does nothing by default."""
@@ -178,6 +194,10 @@ class StateMachine(Generic[I, O]):
     def set_attributes(self, attributes: Mapping[str, AttributeValue | None]) -> Action:
         """Set attributes of the run, by which others find it, like `Context.set_attributes`; None removes one."""
         return self._make(SetAttributes(snapshot(attributes)))
+
+    def answer(self, value: Any) -> Action:
+        """Answer the question that is being handled."""
+        return self._make(Answer(snapshot(value)))
 
     def complete(self, value: O) -> Action:
         """End with this result; activities and children that still run are cancelled."""
@@ -288,6 +308,13 @@ def _check_handlers(cls: type[StateMachine[Any, Any]]) -> None:
             )
     if not all(isinstance(channel, Channel) for channel in cls.messages):
         raise BadArguments(f"{cls.__qualname__}.messages is a tuple of channels: (Channel('decision', bool),)")
+    if not all(isinstance(question, Question) for question in cls.questions):
+        raise BadArguments(f"{cls.__qualname__}.questions is a tuple of questions: (Question('quote', int, float),)")
+    if cls.on_question is not StateMachine.on_question and not cls.questions:
+        raise BadArguments(
+            f"{cls.__qualname__} has an on_question but no questions to answer: "
+            "questions = (Question('quote', int, float),)"
+        )
     if cls.on_message is not StateMachine.on_message and not cls.messages:
         raise BadArguments(
             f"{cls.__qualname__} has an on_message but no channels to receive from: "

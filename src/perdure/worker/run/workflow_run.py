@@ -735,6 +735,12 @@ def take_in(execution: Execution, draft: TurnDraft, messages: Iterable[Message],
     """Record inbox entries, in order, and let the workflow see them; return the number of the last one taken in."""
     together: list[Message] = []
     for message in messages:
+        if message.name in execution.validators and message.kind is _MESSAGE and message.seq > seen:
+            # The validator sees the state to which the messages before it have led.
+            _record_messages(execution, draft, together, now)
+            if execution.outcome is None and _is_refused(execution, draft, message):
+                seen = message.seq
+                continue
         if message.kind is _MESSAGE and message.seq > seen and execution.outcome is None:
             seen = message.seq
             together.append(message)
@@ -768,6 +774,16 @@ def _record_messages(execution: Execution, draft: TurnDraft, together: list[Mess
         draft.urgent = True
         execution.record_messages([(message.name, message.payload, message.seq) for message in together], now)
         together.clear()
+
+
+def _is_refused(execution: Execution, draft: TurnDraft, message: Message) -> bool:
+    """Tell whether a question is refused; its reply leaves with the next turn, which has no record of it."""
+    reply = execution.refusal(message.name, message.payload)
+    if reply is None:
+        return False
+    draft.took_in(message.seq)
+    draft.add([reply])
+    return True
 
 
 def _says_nothing(message: Message, execution: Execution) -> bool:
