@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import httpx
 
-from perdure import Context, Engine, Retry, activity, step, workflow
+from perdure import Context, Engine, Pending, Retry, activity, activity_info, step, workflow
 from perdure.admin import Role, Tokens
 from perdure.http import HttpApp
 from perdure.http.server import make_server
@@ -74,7 +74,18 @@ def mail(to: str) -> str:
     raise ConnectionError(f"no route to {to}")
 
 
-WORKFLOWS = (checkout, approval, desk, counting, sleeper, family, mail)
+#: Tokens of attempts that wait for their completion, by run.
+PERMITS: dict[str, str] = {}
+
+
+@activity("http.permit.v1", retry=Retry.never())
+def permit() -> int:
+    info = activity_info()
+    PERMITS[info.run_id] = info.token
+    return Pending
+
+
+WORKFLOWS = (checkout, approval, desk, counting, sleeper, family, mail, permit)
 
 
 @dataclass

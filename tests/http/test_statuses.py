@@ -18,7 +18,7 @@ from perdure.http import HttpApp
 from perdure.http.openapi import errors_of
 from perdure.http.routes import PREFIX, ROUTES, Route
 from tests.helpers import eventually
-from tests.http.serving import WORKFLOWS
+from tests.http.serving import PERMITS, WORKFLOWS
 from tests.stage import Stage
 
 ROUTED = {route.name: route for route in ROUTES}
@@ -118,6 +118,7 @@ async def _furnish(engine: Engine, admin: Collector) -> None:
         ("deleted", "http.counting.v1", {"upto": 1}),
         ("asleep", "http.sleeper.v1", {}),
         ("odd", "http.approval.v1", {}),
+        ("permitted", "http.permit.v1", {}),
     ):
         await admin.ask(ROUTED["start"], body={"type": type, "id": run_id, "input": input})
     # Not a text, so that it is set aside.
@@ -134,6 +135,11 @@ async def _furnish(engine: Engine, admin: Collector) -> None:
         await eventually(ended)
         [message] = await eventually(set_aside)
         assert message["number"] == 0
+        await eventually(lambda: "permitted" in PERMITS)
+    await admin.ask(ROUTED["complete_activity"], {"token": PERMITS["permitted"]}, {"value": 1})
+    for name in ("complete_activity", "fail_activity", "beat_activity"):
+        body = {"value": 2} if name == "complete_activity" else {}
+        await admin.ask(ROUTED[name], {"token": PERMITS["permitted"]}, body)
     await admin.ask(ROUTED["terminate"], {"run_id": "odd"})
     await admin.ask(ROUTED["delete"], {"run_id": "deleted"})
     await admin.ask(ROUTED["create_schedule"], {"schedule_id": "nightly"})

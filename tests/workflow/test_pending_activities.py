@@ -85,7 +85,7 @@ async def test_a_completion_from_outside_is_the_result(stage: Stage) -> None:
     engine = stage.engine(sell, pay)
     async with engine.worker(slots=1):
         run = await engine.start(sell(), id="s")
-        child = await parked(engine, "s/pay")
+        child = await parked(engine, "pay")
         # Neither slot nor thread is used meanwhile: with one slot, another run gets its turn.
         other = await engine.start(pay(), id="other")
         await given(tokens, 2)
@@ -290,7 +290,7 @@ async def test_a_cancelled_workflow_ends_its_pending_activity(stage: Stage) -> N
     engine = stage.engine(sell, pay)
     async with engine.worker():
         run = await engine.start(sell(), id="s")
-        child = await parked(engine, "s/pay")
+        child = await parked(engine, "pay")
         await run.cancel("closed")
         with pytest.raises(RunCancelled):
             await run.result("20s")
@@ -365,7 +365,7 @@ async def test_why_says_what_is_missing_and_since_when(stage: Stage) -> None:
     engine = stage.engine(sell, pay)
     async with engine.worker():
         run = await engine.start(sell(), id="s")
-        child = await parked(engine, "s/pay")
+        child = await parked(engine, "pay")
         for told in (await child.why(), await run.why()):
             assert "Its function returned Pending. It waits for its completion from outside since " in told
             assert ", at most until " in told
