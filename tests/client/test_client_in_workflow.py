@@ -23,6 +23,7 @@ from perdure.client.remote.handle import RemoteHandle
 from perdure.client.session import session_of
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import Failure
+from perdure.core.model.attempt_reports import make_token
 from perdure.errors import NotInWorkflow
 from perdure.push import Pusher
 from perdure.push.handler import QueueHandler
@@ -31,6 +32,8 @@ from tests.stage import Stage
 #: Arguments of verbs, by the name of the parameter.
 ARGUMENTS: dict[str, Any] = {
     "run_id": "r1",
+    "error": "no",
+    "token": make_token("r1", 1, 0, "seed"),
     "run_ids": "r1",
     "id": "nightly",
     "name": "greeting",

@@ -73,6 +73,7 @@ class Audit:
             *self._deeds(),
             *self._children(),
             *self._performances(),
+            *self._completions(),
             *self._clients(),
             *self._cancellations(),
             *self._tokens(),
@@ -209,6 +210,13 @@ class Audit:
                 effect = self._ledger.effects[int(result.rpartition(" ")[2]) - 1]
                 if (effect.run_id, effect.attempt) != (run.id, run.attempt):
                     yield f"attempt {run.attempt} of run {run.id} has the {result}, which is one of {effect}"
+
+    def _completions(self) -> Iterator[str]:
+        """A completion from outside that was acknowledged is the end of its run."""
+        for run_id, result in self._ledger.completed.items():
+            run = self._runs.get(run_id)
+            if run is not None and (run.status, run.output) != (Status.COMPLETED, msgspec.json.encode(result).decode()):
+                yield f"run {run_id} was completed from outside with {result!r} and is {run.status}: {run.output}"
 
     def _clients(self) -> Iterator[str]:
         for run_id, result in self._ledger.results.items():

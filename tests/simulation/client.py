@@ -12,7 +12,16 @@ from typing import Any, TypeVar
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
 from perdure.client.runs.start import StartOptions
-from perdure.errors import RunCancelled, RunFailed, RunFinished, RunNotFound, StoreError, UsageError
+from perdure.errors import (
+    AttemptNotFound,
+    AttemptOver,
+    RunCancelled,
+    RunFailed,
+    RunFinished,
+    RunNotFound,
+    StoreError,
+    UsageError,
+)
 from perdure.store.sqlite.store import SqliteStore
 from perdure.worker import Worker
 from perdure.workflow.channels import topic
@@ -35,6 +44,28 @@ SELECT t.run_id FROM perdure_topics t JOIN perdure_runs r ON r.id = t.run_id
 WHERE t.topic = ? AND r.status NOT IN ('completed', 'failed', 'cancelled')
 """
 _HAS = "SELECT 1 FROM perdure_messages WHERE run_id = ? AND message_key = ?"
+
+
+_PENDING = "SELECT id FROM perdure_runs WHERE status = 'waiting' AND reason = 'completion'"
+
+
+async def report(
+    engine: Engine, ledger: Ledger, token: str, kind: str, persist: Callable[[Callable[[], Awaitable[None]]], Any]
+) -> None:
+    """Report about an attempt; a completion that is acknowledged has to be the end of the run."""
+    run_id, result = ledger.permits[token]
+    try:
+        if kind == "complete":
+            await persist(lambda: engine.runs.complete(token, result))
+            ledger.completed[run_id] = result
+        elif kind == "fail":
+            await persist(lambda: engine.runs.fail(token, "refused outside"))
+        else:
+            await persist(lambda: engine.runs.heartbeat(token, kind))
+    except (AttemptOver, AttemptNotFound):
+        ledger.sometimes["a report about an attempt came too late"] += 1
+    else:
+        ledger.sometimes[f"an outsider reported: {kind}"] += 1
 
 
 class Client:
@@ -120,6 +151,14 @@ class Client:
                 self._ledger.sometimes["a message came after the end"] += 1
             else:
                 self._ledger.received.add((run.id, name))
+
+    async def _report(self, name: str) -> None:
+        """Report about an attempt whose function has returned, perhaps long ago."""
+        pending = [row[0] for row in await self._store.query(_PENDING)]
+        tokens = [token for token, (run_id, _) in self._ledger.permits.items() if run_id in pending]
+        if tokens:
+            kind = self._rng.choice(("complete", "complete", "fail", "heartbeat"))
+            await report(self._engine, self._ledger, self._rng.choice(tokens), kind, self._persist)
 
     async def _broadcast(self, name: str) -> None:
         correlation = self._rng.choice(CORRELATIONS)
@@ -222,6 +261,10 @@ class Operator:
                 await self._retry(run_id, reason)
         elif status == "waiting" and reason == "paused":
             await self._engine.runs.resume(run_id)
+        elif status == "waiting" and reason == "completion":
+            for token, (waiting, _) in [*self._ledger.permits.items()]:
+                if waiting == run_id:
+                    await report(self._engine, self._ledger, token, "complete", lambda ask: ask())
         elif status == "waiting" and reason == "message":
             if now - self._waiting_since.setdefault(run_id, now) > PATIENCE:
                 await self._send(run_id)

@@ -318,7 +318,7 @@ class Interpreter:
 
 def call_of(activity: Activity[Any, str], act: Act, seen: Sequence[str] = ()) -> Call[str]:
     """An activity, as it is to be called after a workflow has seen that."""
-    call: Call[str] = activity(list(seen[-_MEMORY:]), act.seconds, act.beats, act.failures, act.fatal)
+    call: Call[str] = activity(list(seen[-_MEMORY:]), act.seconds, act.beats, act.failures, act.fatal, act.pending)
     return _with_options(call, act)
 
 

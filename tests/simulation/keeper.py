@@ -24,6 +24,7 @@ class Keeper(Client):
     def _kinds(self) -> tuple[tuple[Action, int], ...]:
         return (
             *((self._if_there(kind), weight) for kind, weight in super()._kinds()),
+            (self._if_there(self._report), 4),
             (self._perform, 4), (self._requeue, 6), (self._delete, 6), (self._prune, 5),
         )  # fmt: skip
 

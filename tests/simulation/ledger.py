@@ -47,6 +47,10 @@ class Ledger:
         #: Run id and key of messages that a client sent, and of those that were acknowledged.
         self.sent: set[tuple[str, str]] = set()
         self.received: set[tuple[str, str]] = set()
+        #: By the token of a pending attempt, its run and its result; by run, the result of which a completion was
+        #: acknowledged.
+        self.permits: dict[str, tuple[str, str]] = {}
+        self.completed: dict[str, str] = {}
         #: Keys of broadcasts that a client made.
         self.broadcasts: set[str] = set()
         #: By run, what it was given to begin with, and whenever it began anew.

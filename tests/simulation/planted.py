@@ -9,7 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from perdure.core.model.attempt_reports import AttemptReport, ReportOutcome, make_token, read_token
 from perdure.core.model.record import NewMessage
 from perdure.core.model.turn import Finish, Lease, Park, Turn, TurnOutcome
 from perdure.replay.execution import Execution
@@ -17,7 +19,7 @@ from perdure.replay.operations import StepOperation
 from perdure.store.retrying import Retrying
 from perdure.store.sql import reads, store, workers
 from perdure.store.sql import turn as extras
-from perdure.store.sql.runs import inbox
+from perdure.store.sql.runs import attempt_reports, inbox
 from perdure.store.sql.runs import inbox as topics
 from perdure.store.sql.turn import TurnState
 from perdure.store.sqlite import claim, commit
@@ -359,6 +361,27 @@ def end_overtakes_details(patch: Patch) -> None:
     patch.setattr(ActivityRun, "_take_details", lambda self, attempt: None)
     patch.setattr(ActivityRun, "heartbeat_received", announced)
 
+
+def reports_about_any_attempt(patch: Patch) -> None:
+    """A report about an attempt that is over counts for the one that is under way."""
+
+    async def accept(tx: Any, report: AttemptReport) -> ReportOutcome:
+        [(last,)] = await tx.fetch(attempt_reports._LAST, {"run_id": report.token.run_id})
+        rows = await tx.fetch("SELECT seed FROM perdure_runs WHERE id = :run_id", {"run_id": report.token.run_id})
+        if not rows:
+            return ReportOutcome.UNKNOWN
+        number = 0 if last is None else last + 1
+        token = read_token(make_token(report.token.run_id, report.token.generation, number, rows[0][0]))
+        return await judged(tx, replace(report, token=token))
+
+    judged = attempt_reports.report_attempt
+    patch.setattr("perdure.store.sql.store.report_attempt", accept)
+
+
+#: Found in worlds with activities.
+PLANTED_IN_ACTIVITIES: dict[str, Callable[[Patch], None]] = {
+    plant.__name__: plant for plant in (reports_about_any_attempt,)
+}
 
 #: Found in worlds with streams.
 PLANTED_IN_STREAMS: dict[str, Callable[[Patch], None]] = {

@@ -65,6 +65,8 @@ class Act(Struct, frozen=True, tag="act"):
     close: float | None = None
     total: float | None = None
     heartbeat: float | None = None
+    #: Whether its end is reported from outside.
+    pending: bool = False
 
 
 class Guarded(Struct, frozen=True, tag="guarded"):

@@ -14,6 +14,7 @@ from typing import Any, cast
 from perdure.errors import Fatal
 from perdure.worker.run.workflow_run import WorkflowRun
 from perdure.worker.steps.attempt import Attempt
+from perdure.workflow.activity import Pending
 from perdure.workflow.step import StepInfo, activity_info, step_info
 from tests.simulation.emitted import STREAM, Execution
 from tests.simulation.guards import Guards
@@ -73,8 +74,10 @@ class Steps:
         self.ledger.once(info.run_id, info.location)
         return await self.work(seen, seconds, 0, False, False)
 
-    async def perform(self, seen: list[str], seconds: float, beats: int, failures: int, fatal: bool) -> str:
-        """The same as an activity, with signs of life."""
+    async def perform(
+        self, seen: list[str], seconds: float, beats: int, failures: int, fatal: bool, pending: bool = False
+    ) -> str:
+        """The same as an activity, with signs of life. If it is `pending`, its end is reported from outside."""
         info = activity_info()
         if info.max_attempts is not None and info.attempt > info.max_attempts:
             self.ledger.violated(f"attempt {info.attempt} of {info.max_attempts} was made at run {info.run_id}")
@@ -97,6 +100,9 @@ class Steps:
         if info.attempt <= failures:
             self.ledger.sometimes["an activity failed and was tried again"] += 1
             raise RuntimeError(f"execution {number} failed")
+        if pending:
+            self.ledger.permits.setdefault(info.token, (info.run_id, f"result {number}"))
+            return Pending
         return f"result {number}"
 
     async def _take(self, seconds: float) -> None:

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from tests.simulation.planted import PLANTED, PLANTED_IN_STREAMS
+from tests.simulation.planted import PLANTED, PLANTED_IN_ACTIVITIES, PLANTED_IN_STREAMS
 from tests.simulation.planted_at_ends import PLANTED_AT_ENDS
 from tests.simulation.planted_at_gates import PLANTED_AT_GATES
 from tests.simulation.planted_once import PLANTED_ONCE
@@ -144,6 +144,8 @@ RARE_WITH_ACTIVITIES = frozenset(
         "an activity failed and was tried again",
         "an activity was requeued",
         "an attempt knew how far the one before had got",
+        "an outsider reported: complete",
+        "an outsider reported: fail",
     }
 )
 
@@ -218,8 +220,14 @@ RARE_ONCE = frozenset(
 )
 
 ALL_PLANTED = {
-    **PLANTED, **PLANTED_AT_GATES, **PLANTED_IN_STREAMS, **PLANTED_WITH_CLOCKS, **PLANTED_AT_ENDS, **PLANTED_ONCE,
-}  # fmt: skip
+    **PLANTED,
+    **PLANTED_AT_GATES,
+    **PLANTED_IN_ACTIVITIES,
+    **PLANTED_IN_STREAMS,
+    **PLANTED_WITH_CLOCKS,
+    **PLANTED_AT_ENDS,
+    **PLANTED_ONCE,
+}
 
 
 def live(
@@ -311,6 +319,7 @@ def test_what_is_rare_does_happen(
 def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ALL_PLANTED[name](monkeypatch)
     world = {
+        "activities": name in PLANTED_IN_ACTIVITIES,
         "limits": name in PLANTED_AT_GATES,
         "streams": name in PLANTED_IN_STREAMS,
         "clocks": name in PLANTED_WITH_CLOCKS,

@@ -22,8 +22,8 @@ from perdure.workflow.activity import Activity
 
 async def complete(session: Session, token: str, value: object) -> None:
     """Complete an activity, having checked the result against the declared type if the code is known here."""
-    found = read_token(check_text("token", token))
-    run = await (await session.connect()).get(found.run_id)
+    store, found = await session.connect(), read_token(check_text("token", token))
+    run = await store.get(found.run_id)
     known = None if run is None or not found.is_genuine(run.seed) else session.workflows.get(run.type)
     what = f"result of run {found.run_id!r}"
     returns = known.signature.returns if isinstance(known, Activity) else Any
@@ -36,6 +36,7 @@ async def complete(session: Session, token: str, value: object) -> None:
 
 async def fail(session: Session, token: str, error: BaseException | Failure | str) -> None:
     """Report the failure of an attempt."""
+    await session.connect()
     found = read_token(check_text("token", token))
     await _report(session, found, ReportKind.FAILED, failure_of(session, error).to_json())
 
@@ -52,6 +53,7 @@ def failure_of(session: Session, error: object) -> Failure:
 
 async def heartbeat(session: Session, token: str, details: object) -> None:
     """Report a heartbeat of an attempt."""
+    await session.connect()
     found = read_token(check_text("token", token))
     payload = None if details is None else session.codec.encode(details, f"heartbeat of run {found.run_id!r}")
     await _report(session, found, ReportKind.HEARTBEAT, payload)
