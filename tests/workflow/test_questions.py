@@ -281,13 +281,13 @@ class Auction(StateMachine[int, list[int]], type="shop.auction_machine.v1"):
 
     def on_question(self, name: str, value: Any) -> Actions:
         if name == "best":
-            return self.answer(self.bids[-1])
+            return self.reply(self.bids[-1])
         if value == 66:
             raise Outbid("we do not take that", best=self.bids[-1])
         self.bids.append(value)
         if value >= 100:
-            return [self.answer(len(self.bids)), self.complete(self.bids)]
-        return [self.publish("best", value), self.answer(len(self.bids))]
+            return [self.reply(len(self.bids)), self.complete(self.bids)]
+        return [self.publish("best", value), self.reply(len(self.bids))]
 
 
 async def test_a_state_machine_answers_and_refuses_questions(stage: Stage) -> None:

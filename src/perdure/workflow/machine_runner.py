@@ -89,10 +89,10 @@ class Uncancel(Action, frozen=True):
     """Take the cancellation of the run back."""
 
 
-class Answer(Action, frozen=True):
+class Reply(Action, frozen=True):
     """Answer the question that is being handled."""
 
-    value: Any
+    answer: Any
 
 
 class End(Action, frozen=True):
@@ -330,10 +330,10 @@ class MachineRunner(Generic[I, O]):
                     self._refuse(handler, "returned uncancel(), but the run was not cancelled")
                 self._cancelled = None
                 self.ctx.uncancel()
-            case Answer():
+            case Reply():
                 if self._replies is None:
-                    self._refuse(handler, "returned answer(...), but no question is being handled")
-                self._replies.reply(action.value)
+                    self._refuse(handler, "returned reply(...), but no question is being handled")
+                self._replies.reply(action.answer)
             case End():
                 if isinstance(action, EndCancelled) and self._cancelled is None:
                     self._refuse(handler, "returned cancelled(), but the run was not cancelled")

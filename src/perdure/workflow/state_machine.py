@@ -27,13 +27,13 @@ from perdure.workflow.definition import Call, Workflow
 from perdure.workflow.machine_runner import (
     Action,
     Actions,
-    Answer,
     CancelById,
     Complete,
     EndCancelled,
     Fail,
     MachineRunner,
     Publish,
+    Reply,
     SendMessage,
     SetAttributes,
     StartRun,
@@ -112,7 +112,7 @@ class StateMachine(Generic[I, O]):
         return None
 
     def on_question(self, name: str, value: Any) -> Actions:
-        """Handle one of the `questions`; return its `answer(...)`, with other actions if need be.
+        """Handle one of the `questions`; return its `reply(...)`, with other actions if need be.
 
         The answer to a handler that raises is its error, and the machine goes on.
         """
@@ -195,9 +195,9 @@ class StateMachine(Generic[I, O]):
         """Set attributes of the run, by which others find it, like `Context.set_attributes`; None removes one."""
         return self._make(SetAttributes(snapshot(attributes)))
 
-    def answer(self, value: Any) -> Action:
+    def reply(self, answer: Any) -> Action:
         """Answer the question that is being handled."""
-        return self._make(Answer(snapshot(value)))
+        return self._make(Reply(snapshot(answer)))
 
     def complete(self, value: O) -> Action:
         """End with this result; activities and children that still run are cancelled."""
