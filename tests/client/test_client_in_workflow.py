@@ -32,7 +32,6 @@ from tests.stage import Stage
 #: Arguments of verbs, by the name of the parameter.
 ARGUMENTS: dict[str, Any] = {
     "run_id": "r1",
-    "error": "no",
     "token": make_token("r1", 1, 0, "seed"),
     "run_ids": "r1",
     "id": "nightly",
@@ -61,6 +60,7 @@ ARGUMENTS: dict[str, Any] = {
 
 #: Parameters with a default that have to be given, by verb.
 NEEDED: dict[str, dict[str, Any]] = {
+    "Runs.fail": {"error": "no"},
     "Queues.pause": {"queue": "default"},
     "Queues.resume": {"queue": "default"},
     "RemoteQueues.pause": {"queue": "default"},
