@@ -376,6 +376,20 @@ async def set_priority(store: Store, system: ManualSystem) -> Ask:
 
 
 @operation
+async def pin_two(store: Store, system: ManualSystem) -> Ask:
+    leases = [await held(store, "r1"), await held(store, "r2")]
+    return lambda store: store.pin(leases, "1.0", ACTOR)
+
+
+@operation
+async def unpin_one_that_waits(store: Store, system: ManualSystem) -> Ask:
+    lease = await held(store)
+    await store.pin([lease], "1.0", ACTOR)
+    await commit(store, lease, next=a_park())
+    return lambda store: store.unpin("r1", "1.0 is gone", ACTOR)
+
+
+@operation
 async def pause_a_queue(store: Store, system: ManualSystem) -> Ask:
     return lambda store: store.pause(Pause(kind=PauseKind.QUEUE, name="slow"), ACTOR)
 

@@ -98,6 +98,24 @@ def set_priority(target: str, run: str, priority: int, reason: str, output: Prin
     output.result({"id": run, "priority": priority, "changed": done}, text)
 
 
+_UNPIN = "perdure runs unpin sqlite:///shop.db order-42 --reason 'build 1.4.2 is gone, 1.4.3 follows its history'"
+
+
+@click.command("unpin", cls=Command, example=_UNPIN)
+@with_target
+@click.argument("run")
+@click.option("--reason", default="", metavar="TEXT", help="Stored in the audit trail.")
+@with_output
+def unpin(target: str, run: str, reason: str, output: Printer) -> None:
+    """Let workers of every build continue a run that is pinned to the build that began it.
+
+    Check first that the code follows its history: `perdure check app:engine --pinned`.
+    """
+    done = with_engine(target, lambda engine: engine.runs.unpin(run, reason))
+    text = f"{run} is no longer pinned." if done else f"{run} was not pinned, or has finished."
+    output.result({"id": run, "unpinned": done}, text)
+
+
 @click.command("evict", cls=Command, example="perdure runs evict sqlite:///shop.db order-42")
 @with_target
 @click.argument("run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import click
 import msgspec
@@ -24,17 +25,19 @@ FAILED = 1
 @click.option("--type", "types", multiple=True, help="Only runs of this workflow type.")
 @click.option("--own", is_flag=True, help="Only runs of the engine's own types.")
 @click.option("--limit", type=click.IntRange(1), help="Maximum number of runs, newest first.")
+@click.option("--pinned", is_flag=True, help="Also runs that are pinned to another build.")
 @click.option("--save/--no-save", default=True, help="Store a summary for the dashboard.  [default: save]")
 @with_output
-def check(target: str, types: tuple[str, ...], own: bool, limit: int | None, save: bool, output: Printer) -> int:
+def check(target: str, types: tuple[str, ...], own: bool, output: Printer, **options: Any) -> int:
     """Replay all unfinished runs against the current code, and report those that would diverge.
 
     Run it before a deploy: it leaves runs as they are and exits with 1 if a run would diverge. It stores a summary
-    for the dashboard, unless the database refuses. TARGET is an engine, such as shop:engine.
+    for the dashboard, unless the database refuses. Runs that are pinned to another build are left out. TARGET is an
+    engine, such as shop:engine.
     """
     if is_url(target):
         raise click.UsageError("a check needs code: name an engine such as shop:engine, not a database")
-    report = asyncio.run(_check(target, types, own, limit, save=save))
+    report = asyncio.run(_check(target, types, own=own, **options))
     if output.json:
         output.document(_document(report))
     else:
@@ -42,11 +45,11 @@ def check(target: str, types: tuple[str, ...], own: bool, limit: int | None, sav
     return 0 if report.ok else FAILED
 
 
-async def _check(target: str, types: tuple[str, ...], own: bool, limit: int | None, *, save: bool) -> DeployReport:
+async def _check(target: str, types: tuple[str, ...], *, own: bool, **options: Any) -> DeployReport:
     engine = find_engine(target)
     try:
         wanted = [*types, *(engine.workflows if own else ())]
-        return await engine.check(types=wanted or None, limit=limit, save=save)
+        return await engine.check(types=wanted or None, **options)
     finally:
         await engine.close()
 
@@ -56,6 +59,7 @@ def _document(report: DeployReport) -> dict[str, object]:
         "ok": report.ok,
         "checked": report.checked,
         "more": report.more,
+        "pinned": report.pinned,
         "findings": [_finding_document(finding) for finding in report.findings],
     }
 
@@ -82,6 +86,7 @@ def _print_report(output: Printer, report: DeployReport) -> None:
     bad = len({finding.run_id for finding in report.findings if not finding.is_warning})
     runs = f"{report.checked} run{'' if report.checked == 1 else 's'} checked"
     rest = "; there are more" if report.more else ""
+    rest += f"; {report.pinned} pinned to other builds left out" if report.pinned else ""
     output.line(f"{runs}, {bad} would diverge{rest}." if bad else f"{runs}, all continue with this code{rest}.")
 
 

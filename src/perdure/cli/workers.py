@@ -18,19 +18,25 @@ import msgspec
 from perdure.cli.console import logs
 from perdure.cli.console.command_groups import Command, CommandGroup
 from perdure.cli.console.describe import span, when
-from perdure.cli.console.document import Document, step_document
+from perdure.cli.console.document import Document, moment, step_document
 from perdure.cli.console.output import Printer
 from perdure.cli.console.params import with_output, with_target
 from perdure.cli.console.target import is_url, load_engine, with_engine
 from perdure.client.engine import Engine
 from perdure.client.runs.inspect import seconds_ago, silence
 from perdure.core.audit import Audit
-from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
+from perdure.core.model.worker_info import BuildInfo, WorkerInfo, WorkerStatus
 from perdure.store.url import shown
 
 group = CommandGroup(
     "workers",
-    {"Commands": {"list": "perdure.cli.workers:list_workers", "drain": "perdure.cli.workers:drain"}},
+    {
+        "Commands": {
+            "list": "perdure.cli.workers:list_workers",
+            "builds": "perdure.cli.workers:list_builds",
+            "drain": "perdure.cli.workers:drain",
+        }
+    },
     help="List and drain workers.",
     example="perdure workers sqlite:///shop.db",
 )
@@ -136,8 +142,15 @@ def _await_eof() -> None:
 @with_target
 @with_output
 def list_workers(target: str, output: Printer) -> None:
-    """List live and recent workers, what they execute for longer than a second, and the errors of their loops."""
-    workers = with_engine(target, lambda engine: engine.workers.list())
+    """List live and recent workers, what they execute for longer than a second, and the errors of their loops.
+
+    If there are several builds, or pinned runs, it also lists which builds still have runs.
+    """
+
+    async def read(engine: Engine) -> tuple[list[WorkerInfo], list[BuildInfo]]:
+        return await engine.workers.list(), [] if output.json else await engine.workers.builds()
+
+    workers, builds = with_engine(target, read)
     if output.json:
         output.document([_document(worker) for worker in workers])
     elif workers:
@@ -158,6 +171,54 @@ def list_workers(target: str, output: Printer) -> None:
         _print_running(output, workers)
     else:
         output.hint("No worker is known.")
+    if len(builds) > 1 or any(one.pinned.count for one in builds):
+        output.heading("Builds")
+        _print_builds(output, builds)
+
+
+@click.command("builds", cls=Command, example="perdure workers builds sqlite:///shop.db")
+@with_target
+@with_output
+def list_builds(target: str, output: Printer) -> None:
+    """List the builds of the application that have live workers or unfinished runs, the latest first.
+
+    Only workers of its build continue a pinned run. A build whose last run has ended needs no workers.
+    """
+    builds = with_engine(target, lambda engine: engine.workers.builds())
+    if output.json:
+        output.document([_build_document(one) for one in builds])
+    elif builds:
+        _print_builds(output, builds)
+    else:
+        output.hint("No build has live workers or unfinished runs.")
+
+
+def _print_builds(output: Printer, builds: Sequence[BuildInfo]) -> None:
+    rows = [
+        (one.build, str(one.workers), str(one.draining or ""), str(one.runs), str(one.pinned), _advice(one))
+        for one in builds
+    ]
+    output.table(("build", "workers", "draining", "unfinished runs", "pinned", ""), rows)
+
+
+def _advice(one: BuildInfo) -> str:
+    if one.pinned.count and not one.workers:
+        return "start a worker of this build, or unpin its runs: perdure runs unpin"
+    if not one.runs.count and one.runs.exact:
+        return "no run needs it" if one.draining else ""
+    return ""
+
+
+def _build_document(one: BuildInfo) -> Document:
+    return {
+        "build": one.build,
+        "workers": one.workers,
+        "draining": one.draining,
+        "runs": one.runs.count,
+        "pinned": one.pinned.count,
+        "exact": one.runs.exact and one.pinned.exact,
+        "started_at": moment(one.started_at),
+    }
 
 
 @click.command("drain", cls=Command, example="perdure workers drain sqlite:///shop.db 01931c5e --reason 'new host'")

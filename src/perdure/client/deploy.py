@@ -14,7 +14,7 @@ from perdure.core.model.claim import LoadedRun
 from perdure.core.model.documents import Document, DocumentKind, StoredDeployReport, deploy_body, deploy_report
 from perdure.core.model.record import RecordKind
 from perdure.core.model.reports import DeployFinding, DeployProblem, DeployReport
-from perdure.core.model.run import FINISHED, Reason, Run, RunFilter, Status
+from perdure.core.model.run import UNFINISHED, Reason, Run, RunFilter
 from perdure.core.option_checks import check_list, check_page, check_whole
 from perdure.core.printed_text import closest
 from perdure.errors import StoreError
@@ -27,12 +27,11 @@ T = TypeVar("T")
 
 logger = logging.getLogger("perdure.client")
 
-UNFINISHED = tuple(status for status in Status if status not in FINISHED)
 PAGE = 100
 
 
 async def check(
-    session: Session, types: Sequence[str] | None, limit: int | None, *, save: bool = False
+    session: Session, types: Sequence[str] | None, limit: int | None, *, save: bool = False, pinned: bool = False
 ) -> DeployReport:
     """Replay the history of every unfinished run, or of those of some types, against the code of this engine."""
     if limit is not None:
@@ -40,10 +39,12 @@ async def check(
     if types is not None:
         types = [check_name(type, "type") for type in check_list("types", types, "['shop.checkout.v1']")]
     findings: list[DeployFinding] = []
-    checked, more = 0, False
+    checked, left_out, more = 0, 0, False
     by_type: dict[str, int] = {}
     async with _readable(session) as store:
-        async for runs in _pages(store, types):
+        async for page in _pages(store, types):
+            runs = [run for run in page if pinned or run.pinned_to in (None, session.build)]
+            left_out += len(page) - len(runs)
             room = len(runs) if limit is None else limit - checked
             more = len(runs) > room
             for loaded in await store.load([run.id for run in runs[:room]]):
@@ -53,7 +54,7 @@ async def check(
                     findings += await _check(session, store, loaded)
             if more or (limit is not None and checked >= limit):
                 break
-        report = DeployReport(checked=checked, more=more, findings=tuple(findings), by_type=by_type)
+        report = DeployReport(checked=checked, more=more, findings=tuple(findings), by_type=by_type, pinned=left_out)
         if save:
             await _save(session, store, report)
     return report

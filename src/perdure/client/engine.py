@@ -81,6 +81,7 @@ class Engine(AsyncOnly):
         database_timeout: Duration = DATABASE_TIMEOUT,
         token: str | None = None,
         build: str | None = None,
+        pinned: bool = False,
         register_sources: bool = True,
         system: System | None = None,
         store: Store | None = None,
@@ -97,7 +98,8 @@ class Engine(AsyncOnly):
         errors and events. `watermarks`: once this many runs are queued, `start` is refused or waits. `database_timeout`
         is how long a call waits for a server that cannot be reached before it raises `StoreUnavailable`; workers wait
         for as long as it takes. `build` names the version of the application: workers show it, and runs keep the one
-        that began them; by default the version of the package and the git commit of its checkout. Workers store the
+        that began them; by default the version of the package and the git commit of its checkout. With `pinned`, only
+        workers of that build continue the runs of workflows that do not say `pinned` themselves. Workers store the
         source and docstring of each type for the dashboard, unless `register_sources` is false. `system` and `store`
         replace the real world and the database named by the URL; they are for tests.
         """
@@ -120,6 +122,7 @@ class Engine(AsyncOnly):
             watermarks=marks,
             database_timeout=database_timeout,
             build=None if build is None else check_build(build),
+            pinned=check_flag("pinned", pinned),
             register_sources=check_flag("register_sources", register_sources),
         )
         self._session = self._make_session(url, options, Host() if system is None else system, store, token)
@@ -247,15 +250,22 @@ class Engine(AsyncOnly):
         return engine_over(self)
 
     async def check(
-        self, *, types: Sequence[str] | None = None, limit: int | None = None, save: bool = True
+        self,
+        *,
+        types: Sequence[str] | None = None,
+        limit: int | None = None,
+        save: bool = True,
+        pinned: bool = False,
     ) -> DeployReport:
         """Replay the history of every unfinished run, or of those of some types, against this code.
 
         The gate before a deploy: it names the runs that would diverge, where, and how to fix that. `limit` bounds the
         number of runs, newest first. Runs are only read. With `save`, a summary by type is stored for the dashboard; a
-        database that refuses it is no error.
+        database that refuses it is no error. Runs that are pinned to another build are left out and counted, unless
+        `pinned`: check them before they are unpinned.
         """
-        return await deploy.check(self._session, types, limit, save=check_flag("save", save))
+        flags = {"save": check_flag("save", save), "pinned": check_flag("pinned", pinned)}
+        return await deploy.check(self._session, types, limit, **flags)
 
     # starting
 

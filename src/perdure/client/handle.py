@@ -234,6 +234,10 @@ class Handle(Generic[R_co]):
         """Change its priority; False if it has that priority already, or has finished."""
         return await Runs(self._session).set_priority(self.id, priority, reason)
 
+    async def unpin(self, reason: str = "") -> bool:
+        """Let workers of every build continue it; False if it is not pinned, or has finished."""
+        return await Runs(self._session).unpin(self.id, reason)
+
     async def evict(self) -> bool:
         """Make the worker that holds it give it back, for another to take; False if no worker held it."""
         return await self._runs.evict(self.id)

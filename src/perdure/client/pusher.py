@@ -123,6 +123,8 @@ class Pusher:
         if not 1 <= limit <= 10_000:
             raise UsageError(f"limit must be between 1 and 10000, not {limit}")
         names = [check_name(queue, "queue") for queue in ([queues] if isinstance(queues, str) else queues)]
+        if self._session.pinned_types(self._session.workflows):
+            names += self._session.pinned_queues(names)[len(names) :]
         store = await self._session.connect()
         while (await store.sweep(_SWEPT)).more:
             pass

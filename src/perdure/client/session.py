@@ -13,7 +13,7 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from perdure.client.build import build_of
 from perdure.client.runs.results import Results
@@ -25,6 +25,7 @@ from perdure.core.hooks import Hooks
 from perdure.core.ids import check_id
 from perdure.core.model.run import NewRun, Run
 from perdure.core.option_checks import check_time
+from perdure.core.pinning import pinned_queue
 from perdure.core.policy.retention import Retention
 from perdure.core.policy.watermark import Watermark
 from perdure.core.printed_text import closest
@@ -37,7 +38,7 @@ from perdure.store import Retrying, open_store
 from perdure.store.contract import Store
 from perdure.store.url import is_in_memory, shown
 from perdure.worker import HookCaller, Worker, WorkerSettings, in_workflow
-from perdure.workflow.definition import Call, Definition, call_hint
+from perdure.workflow.definition import Call, Definition, Workflow, call_hint
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine
@@ -74,6 +75,7 @@ class SessionOptions(Struct, frozen=True, kw_only=True):
     watermarks: tuple[Watermark, ...]
     database_timeout: Duration
     build: str | None = None
+    pinned: bool = False
     register_sources: bool = True
 
 
@@ -97,6 +99,7 @@ class Session:
         self.errors = ErrorTypes(options.errors, {one.function.__module__ for one in workflows.values()})
         self.retention = options.retention
         self._build = options.build
+        self._pinned = options.pinned
         self._register_sources = options.register_sources
         self._hooks = options.hooks
         self._migrate = options.migrate
@@ -208,9 +211,13 @@ class Session:
         store = self.store
         if isinstance(store, Retrying) and not self._lent:
             store = store.bounded(WORKER_TIMEOUT)
+        served = select_types(self.workflows if code is None else code, settings.types)
+        pinned = self.pinned_types(served)
+        if pinned:
+            settings = structs.replace(settings, queues=self.pinned_queues(settings.queues))
         worker = Worker(
             store,
-            select_types(self.workflows if code is None else code, settings.types),
+            served,
             system=self.system,
             codec=self.codec,
             errors=self.errors,
@@ -218,10 +225,29 @@ class Session:
             hook_caller=self._hook_caller,
             where=shown(self.url),
             build=self.build,
+            pinned=pinned,
             registers_sources=self._register_sources,
         )
         self.workers.add(worker)
         return worker
+
+    def pinned_types(self, workflows: Mapping[str, Definition[Any, Any]]) -> frozenset[str]:
+        """Return the types whose runs are pinned to the build that begins them."""
+        return frozenset(
+            type
+            for type, one in workflows.items()
+            if isinstance(one, Workflow) and (self._pinned if one.pinned is None else one.pinned)
+        )
+
+    def pinned_queues(self, queues: Iterable[str]) -> tuple[str, ...]:
+        """Return queues together with those of runs that are pinned to this build. Raises `UsageError`."""
+        if not self.build:
+            raise UsageError(
+                "runs are pinned to a build, and the build of this application is unknown; name it: "
+                "Engine(..., build='1.4.2')"
+            )
+        queues = tuple(queues)
+        return (*queues, *(pinned_queue(queue, self.build) for queue in queues))
 
     async def find(self, run_id: str) -> Run:
         """Read a run. Raises `RunNotFound`."""

@@ -16,8 +16,9 @@ from perdure.core.model.documents import (
     WorkflowSource,
     workflow_source,
 )
+from perdure.core.model.run import MOST_COUNTED, UNFINISHED, CountBy, RunFilter
 from perdure.core.model.run_orders import OrderOutcome, Pause, PauseKind
-from perdure.core.model.worker_info import DrainOrder, WorkerInfo
+from perdure.core.model.worker_info import BuildInfo, DrainOrder, WorkerInfo, list_builds
 from perdure.core.option_checks import check_duration, check_text
 from perdure.core.routing import TypeInfo
 from perdure.core.time.duration import Duration, seconds
@@ -41,6 +42,18 @@ class Workers:
     async def list(self) -> builtins.list[WorkerInfo]:
         """List the workers of the fleet, dead ones included until they are forgotten."""
         return await (await self._session.connect()).workers()
+
+    async def builds(self) -> builtins.list[BuildInfo]:
+        """List the builds that have live workers or unfinished runs, the latest first.
+
+        The counts are exact while at most 10,000 runs are unfinished. A build without live workers that has pinned runs
+        is to be started again, or its runs are to be unpinned.
+        """
+        store = await self._session.connect()
+        unfinished = RunFilter(status=UNFINISHED)
+        begun = await store.count(unfinished, CountBy(column="build"), MOST_COUNTED)
+        pinned = await store.count(unfinished, CountBy(column="queue"), MOST_COUNTED)
+        return list_builds(await store.workers(), begun, pinned)
 
     async def drain(self, worker_id: str, reason: str = "", *, grace: Duration | None = None) -> bool:
         """Order a worker to drain: it claims no more runs, lets steps finish, gives back the rest and stops.

@@ -129,6 +129,7 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/runs/{run_id}/pause", OPERATOR, control.pause, (200,), _RUN),
     Route("POST", "/runs/{run_id}/resume", OPERATOR, control.resume, (200,), _RUN),
     Route("POST", "/runs/{run_id}/evict", OPERATOR, control.evict, (200,), _RUN),
+    Route("POST", "/runs/{run_id}/unpin", OPERATOR, control.unpin, (200,), _RUN),
     Route("PUT", "/runs/{run_id}/priority", OPERATOR, control.set_priority, (200,), _RUN),
     Route("POST", "/runs/{run_id}/wake", OPERATOR, control.wake, (200,), _RUN_STATE),
     Route("POST", "/runs/{run_id}/retry", OPERATOR, reopen.retry, (200,), _RUN_STATE),

@@ -73,6 +73,8 @@ MUTATING_VERBS = (
     "report_attempt",
     "order_run",
     "set_priority",
+    "pin",
+    "unpin",
     "pause",
     "resume",
     "unblock",
@@ -335,6 +337,12 @@ class Store(Protocol):
 
         DONE also if it has that priority.
         """
+
+    async def pin(self, leases: Sequence[Lease], build: str, actor: str) -> builtins.list[bool]:
+        """Pin held runs to a build: from now on only workers of that build claim them. False: the lease was lost."""
+
+    async def unpin(self, run_id: str, reason: str, actor: str) -> OrderOutcome:
+        """Let workers of every build claim a run that has not finished. DONE also if it is not pinned."""
 
     async def pause(self, pause: Pause, actor: str) -> None:
         """Stop workers from claiming runs of a type or a queue. An existing pause is left as it is."""

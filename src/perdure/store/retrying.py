@@ -155,6 +155,8 @@ class Retrying(Repeating):
     report_attempt = _repeated(Store.report_attempt)
     order_run = _repeated(Store.order_run)
     set_priority = _repeated(Store.set_priority)
+    pin = _repeated(Store.pin)
+    unpin = _repeated(Store.unpin)
     pause = _repeated(Store.pause)
     resume = _repeated(Store.resume)
     pauses = _repeated(Store.pauses)

@@ -86,12 +86,17 @@ class Worker:
         hook_caller: HookCaller | None = None,
         where: str = "its database",
         build: str = "",
+        pinned: frozenset[str] = frozenset(),
         registers_sources: bool = True,
     ) -> None:
-        """`where`: the database in the log, without a password. `build`: version of the code."""
+        """`where`: the database in the log, without a password. `build`: version of the code.
+
+        `pinned`: types whose runs are pinned to the build that begins them.
+        """
         self.id = ""
         self.build, self._where = build, where
         self.settings = settings
+        self.pinned = pinned
         #: Whether the worker lets go of its runs and begins nothing: it was stopped, or it drains.
         self.stopping = False
         self._stopped = False

@@ -22,7 +22,7 @@ from perdure.core.ids import check_name
 from perdure.core.limits.breaker import Breaker, check_breaker
 from perdure.core.limits.call_limits import make_call_breaker, make_call_fair, make_call_limits
 from perdure.core.limits.limit import Fair, Limit, check_limits
-from perdure.core.option_checks import check_instance, check_retry
+from perdure.core.option_checks import check_flag, check_instance, check_retry
 from perdure.core.policy.broken_code import check_block_on
 from perdure.core.policy.retry import Retry
 from perdure.core.policy.singleton import Singleton
@@ -108,6 +108,7 @@ class Workflow(Definition[P, R]):
         fair: Fair | None = None,
         singleton: Singleton | None = None,
         block_on: tuple[type[Exception], ...] | None = None,
+        pinned: bool | None = None,
         local_names: Mapping[str, Any] | None = None,
     ) -> None:
         _check_function(type, function)
@@ -116,6 +117,8 @@ class Workflow(Definition[P, R]):
         super().__init__(type, function, signature, "workflow", retry=check_retry(retry), limits=limits, fair=fair)
         #: Classes of errors of its own code that block a run; None: as the worker says.
         self.block_on = block_on
+        #: True: only the build that began a run continues it; None: as the engine says.
+        self.pinned = pinned
         #: True: the code waits for all messages that it ever takes, whenever it waits.
         self.declares_channels = False
         #: Class or function whose source is the workflow's; None: the function itself.
@@ -174,6 +177,7 @@ def workflow(
     fair: Fair | None = None,
     singleton: Singleton | None = None,
     block_on: Sequence[type[Exception]] | None = None,
+    pinned: bool | None = None,
 ) -> Callable[[Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]], Workflow[P, R]]: ...
 
 
@@ -185,6 +189,7 @@ def workflow(
     fair: Fair | None = None,
     singleton: Singleton | None = None,
     block_on: Sequence[type[Exception]] | None = None,
+    pinned: bool | None = None,
 ) -> Any:
     """Make an async function a workflow of the given type, such as `"shop.checkout.v1"`.
 
@@ -199,6 +204,8 @@ def workflow(
     `block_on`: classes of errors of the workflow's own code that block a run until corrected code is deployed, instead
     of failing it; by default `NameError`, `AttributeError`, `ImportError`, `TypeError`, `SyntaxError` and
     `RecursionError`, or as the worker says. Empty: none.
+    `pinned`: only workers of the build that began a run continue it (`Engine(build=...)`); by default as the engine
+    says.
     """
     local_names = names_at_decorator()
     limits, policy, blocking = check_limits(limit), check_retry(retry), check_block_on(block_on)
@@ -206,12 +213,13 @@ def workflow(
     given = None if type is None or bare is not None else check_name(type, "workflow type")
     check_instance("fair", fair, Fair, "Fair(lambda tenant: tenant)")
     check_instance("singleton", singleton, Singleton, "Singleton(policy='queue')")
+    pinning = None if pinned is None else check_flag("pinned", pinned)
 
     def decorate(function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]) -> Workflow[P, R]:
         name = default_type(function) if given is None else given
         return Workflow(
             name, function, retry=policy, limits=limits, fair=fair, singleton=singleton, block_on=blocking,
-            local_names=local_names,
+            pinned=pinning, local_names=local_names,
         )  # fmt: skip
 
     return decorate if bare is None else decorate(bare)

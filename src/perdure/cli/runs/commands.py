@@ -54,6 +54,7 @@ group = CommandGroup(
             "resume": "perdure.cli.control:resume",
             "wake": "perdure.cli.control:wake",
             "evict": "perdure.cli.control:evict",
+            "unpin": "perdure.cli.control:unpin",
             "set-priority": "perdure.cli.control:set_priority",
             "bulk": "perdure.cli.runs.bulk:bulk",
         },

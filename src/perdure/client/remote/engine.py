@@ -107,7 +107,14 @@ class RemoteEngine(Engine):
     def worker(self, **_: Any) -> Any:
         raise refused("a worker", "workers have the database: Engine('postgresql://...', [...]).worker()")
 
-    async def check(self, *, types: Sequence[str] | None = None, limit: int | None = None, save: bool = True) -> Never:
+    async def check(
+        self,
+        *,
+        types: Sequence[str] | None = None,
+        limit: int | None = None,
+        save: bool = True,
+        pinned: bool = False,
+    ) -> Never:
         raise refused(
             "check",
             "it compares histories with the code of this process; run it where the database is, or ask the server to "

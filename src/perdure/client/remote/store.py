@@ -225,6 +225,14 @@ class RemoteStore:
         run = await self.get(run_id)
         return OrderOutcome.FINISHED if run is None or run.status.finished else OrderOutcome.DONE
 
+    async def unpin(self, run_id: str, reason: str, actor: str) -> OrderOutcome:
+        """Let workers of every build continue a run."""
+        if await self._write("/runs/{id}/unpin", {"reason": reason}, id=run_id):
+            return OrderOutcome.DONE
+        # The run has finished, or this was a repetition of the request.
+        run = await self.get(run_id)
+        return OrderOutcome.FINISHED if run is None or run.status.finished else OrderOutcome.DONE
+
     async def drain(self, worker_id: str, order: DrainOrder, actor: str) -> OrderOutcome:
         """Order a worker to drain."""
         body = {"reason": order.reason, "grace": None if order.grace is None else f"{order.grace:.6f}s"}

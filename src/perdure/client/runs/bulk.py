@@ -26,7 +26,7 @@ from perdure.core.ids import check_id, check_name
 from perdure.core.model.outputs import OutputKind
 from perdure.core.model.record import NewMessage, RecordKind, SendOutcome
 from perdure.core.model.reports import BulkAction, BulkPreview, BulkReport
-from perdure.core.model.run import CountBy, Run, RunFilter, RunGroup, Status
+from perdure.core.model.run import MOST_COUNTED, CountBy, Run, RunFilter, RunGroup, Status
 from perdure.core.model.run_orders import OrderOutcome, RunOrder
 from perdure.core.option_checks import check_flag, check_list, check_text, no_option
 from perdure.core.policy.retry import Retry
@@ -46,8 +46,6 @@ _PAGE = 100
 MOST_IDS = 10_000
 _NAMED = 100
 _FIRST = 10
-#: Runs that are counted for a preview.
-_MOST_COUNTED = 10_000
 #: Seconds between two looks at the progress.
 _PROGRESS = 0.2
 
@@ -135,7 +133,7 @@ async def preview(session: Session, run_ids: str | Sequence[str] | None, where: 
         runs = {run.id: run for run in await store.get_many(ids)}
         there = [runs[run_id] for run_id in ids if run_id in runs]
         return BulkPreview(count=RunGroup("", len(there)), first=tuple(there[:_FIRST]))
-    [count] = await store.count(filter or RunFilter(), CountBy(), _MOST_COUNTED)
+    [count] = await store.count(filter or RunFilter(), CountBy(), MOST_COUNTED)
     page = await Runs(session).list(order="oldest", limit=_FIRST, **(where or {}))
     return BulkPreview(count=count, first=page.runs)
 
@@ -255,6 +253,7 @@ class _Performer:
             BulkAction.RESUME: self._order,
             BulkAction.DELETE: self._delete,
             BulkAction.SEND: self._send,
+            BulkAction.UNPIN: self._unpin,
         }
         self._action = actions[job.action]
 
@@ -323,3 +322,7 @@ class _Performer:
         if outcome is SendOutcome.UNKNOWN:
             return f"there is no run {run_id!r}"
         return f"run {run_id!r} had finished" if outcome is SendOutcome.FINISHED else True
+
+    async def _unpin(self, run_id: str, key: str) -> Answer:
+        done = await Runs(self._session).unpin(run_id, self._job.reason)
+        return done or f"run {run_id!r} was not pinned, or had finished"

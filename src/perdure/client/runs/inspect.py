@@ -26,6 +26,7 @@ from perdure.core.model.run_orders import Pause, PauseKind
 from perdure.core.model.set_aside_messages import set_aside_of
 from perdure.core.model.waits import RunWaits, Wait, WaitKind
 from perdure.core.model.worker_info import RunningStep, WorkerInfo, WorkerStatus, living_workers, workers_for
+from perdure.core.pinning import base_queue
 from perdure.core.policy.singleton import stored_singleton_of
 from perdure.core.routing import served_elsewhere
 from perdure.core.time.duration import NEVER, length
@@ -163,7 +164,7 @@ def _explained(run: Run, facts: Facts) -> str:
 def _pending(run: Run, facts: Facts) -> str:
     now = facts.now
     for pause in facts.pauses:
-        if pause.name == (run.type if pause.kind is PauseKind.TYPE else run.queue):
+        if pause.name == (run.type if pause.kind is PauseKind.TYPE else base_queue(run.queue)):
             because = f": {pause.reason}" if pause.reason else ""
             return f"It is ready, but the {pause.kind} {pause.name!r} was paused {ago(pause.paused_at, now)}{because}."
     alive = living_workers(facts.workers, now)
@@ -180,11 +181,25 @@ def _pending(run: Run, facts: Facts) -> str:
             "in memory, `perdure worker module:engine` in a terminal; its engine needs the workflow "
             f"{run.type!r}: `Engine(url, [...])`."
         )
+    if (build := run.pinned_to) is not None:
+        return _unserved_pin(run, build, alive)
     if any(run.type in w.types for w in alive):
         return f"It is ready, but no live worker takes the queue {run.queue!r}; add it to a worker's queues."
     return (
         f"It is ready, but none of the {len(alive)} live worker(s) serves the type {run.type!r}; add it to a worker's "
         "engine, `Engine(url, [...])`, or deploy the code that has it."
+    )
+
+
+def _unserved_pin(run: Run, build: str, alive: Sequence[WorkerInfo]) -> str:
+    """Sentence about a run that is pinned to a build, none of whose workers takes it."""
+    builds = sorted({worker.build for worker in alive if worker.build})
+    there = f"the live workers are of {', '.join(map(repr, builds))}" if builds else "no live worker names its build"
+    if build in builds:
+        there = f"no worker of that build takes the type {run.type!r} in the queue {base_queue(run.queue)!r}"
+    return (
+        f"It is ready, but it is pinned to the build {build!r}, and {there}. Start a worker of that build; or, if "
+        f"other code follows its history (`perdure check app:engine --pinned`), `perdure runs unpin URL {run.id}`."
     )
 
 

@@ -23,7 +23,7 @@ from perdure.core.model.attributes import make_attribute, make_conditions
 from perdure.core.model.dead_letter import DeleteOutcome, dead_letter_reason
 from perdure.core.model.record import RecordKind
 from perdure.core.model.reports import BulkPreview, BulkReport
-from perdure.core.model.run import CountBy, Run, RunFilter, RunGroup, RunPage, Status
+from perdure.core.model.run import MOST_COUNTED, CountBy, Run, RunFilter, RunGroup, RunPage, Status
 from perdure.core.model.run_orders import OrderOutcome, RunOrder
 from perdure.core.model.worker_info import is_unserved
 from perdure.core.option_checks import (
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 
 #: Runs examined for deletion in one transaction.
 CHUNK = 100
-#: Largest number of runs that is counted.
-MOST_COUNTED = 10_000
 
 
 class PruneReport(Struct, frozen=True, kw_only=True):
@@ -189,17 +187,18 @@ class Runs:
         return group
 
     async def count_by(self, by: str, **filter: Unpack[RunFilters]) -> builtins.list[RunGroup]:
-        """Count the runs that fulfil all filters by `status`, `type`, `queue` or `attribute:NAME`, the largest first.
+        """Count the runs that fulfil all filters, in groups, the largest first.
 
-        The counts are exact while the filters leave at most 10,000 runs; by status, at most 10,000 of that status.
+        `by` is `status`, `type`, `queue`, `build` or `attribute:NAME`. The counts are exact while the filters
+        leave at most 10,000 runs; by status, at most 10,000 of that status.
         """
         by = check_text("by", by)
         if by.startswith("attribute:"):
             wanted = CountBy(attribute=make_attribute(by.removeprefix("attribute:"), "").name)
-        elif by in ("status", "type", "queue"):
+        elif by in ("status", "type", "queue", "build"):
             wanted = CountBy(column=by)
         else:
-            raise UsageError(f"by={brief(by)}: give 'status', 'type', 'queue' or 'attribute:NAME'")
+            raise UsageError(f"by={brief(by)}: give 'status', 'type', 'queue', 'build' or 'attribute:NAME'")
         return await (await self._session.connect()).count(make_filter(filter), wanted, MOST_COUNTED)
 
     async def complete(self, token: str, value: object = None) -> None:
@@ -296,6 +295,23 @@ class Runs:
         outcome = await (await session.connect()).set_priority(run_id, wanted, reason, session.actor)
         if outcome is OrderOutcome.UNKNOWN:
             raise RunNotFound(f"there is no run {run_id!r} to give a priority")
+        return outcome is OrderOutcome.DONE
+
+    async def unpin(self, run_id: str, reason: str = "") -> bool:
+        """Let workers of every build continue a run that is pinned to the build that began it.
+
+        False if it is not pinned, or has finished. Check first that the code of the other builds follows its history:
+        `perdure check --pinned`. Raises `RunNotFound`.
+        """
+        session = self._session
+        session.codec.encode(reason, "the reason for unpinning a run")
+        check_text("reason", reason)
+        run = await session.find(run_id)
+        if run.pinned_to is None:
+            return False
+        outcome = await (await session.connect()).unpin(run_id, reason, session.actor)
+        if outcome is OrderOutcome.UNKNOWN:
+            raise RunNotFound(f"there is no run {run_id!r} to unpin")
         return outcome is OrderOutcome.DONE
 
     async def evict(self, run_id: str) -> bool:

@@ -172,6 +172,8 @@ class DeployReport(Struct, frozen=True, kw_only=True):
     findings: tuple[DeployFinding, ...]
     #: Number of runs that were checked, by type.
     by_type: dict[str, int] = {}
+    #: Number of runs that were left out because they are pinned to another build.
+    pinned: int = 0
 
     @property
     def ok(self) -> bool:
@@ -189,6 +191,7 @@ class BulkAction(StrEnum):
     RESUME = "resume"
     DELETE = "delete"
     SEND = "send"
+    UNPIN = "unpin"
 
 
 class BulkReport(Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from perdure.core.model.attributes import Attribute, Condition
 from perdure.core.model.record import Record
+from perdure.core.pinning import pinned_build
 from perdure.core.time.duration import NEVER
 
 #: Queue and priority of a run that names none. Lower priorities go first.
@@ -43,6 +44,9 @@ class Status(StrEnum):
 
 
 FINISHED = frozenset(status for status in Status if status.finished)
+UNFINISHED = tuple(status for status in Status if not status.finished)
+#: Number of runs up to which a count is exact.
+MOST_COUNTED = 10_000
 
 
 class Reason(StrEnum):
@@ -157,6 +161,11 @@ class Run(Struct, frozen=True, gc=False):
     #: Attributes by name, of a run that a handle or a listing has read; None: not read.
     attributes: dict[str, Any] | None = None
 
+    @property
+    def pinned_to(self) -> str | None:
+        """Build whose workers alone continue the run; None: it is not pinned."""
+        return pinned_build(self.queue) or None
+
 
 class CreatedRun(Struct, frozen=True):
     """Answer to one `NewRun`."""
@@ -197,7 +206,7 @@ class RunFilter(Struct, frozen=True, kw_only=True):
 
 
 class CountBy(Struct, frozen=True):
-    """Groups of a count: a column (`status`, `type` or `queue`), an attribute, or none."""
+    """Groups of a count: a column (`status`, `type`, `queue` or `build`), an attribute, or none."""
 
     column: str = ""
     attribute: str = ""

@@ -12,7 +12,8 @@ import msgspec
 from msgspec import Struct
 
 from perdure.core.codec.decoders import decoder_for
-from perdure.core.model.run import Run, Status
+from perdure.core.model.run import Run, RunGroup, Status
+from perdure.core.pinning import pinned_build
 
 #: Share of its lease after which a heartbeat is missing. One is sent about every third of it.
 _LATE = 0.4
@@ -145,6 +146,46 @@ def living_workers(workers: Sequence[WorkerInfo], now: int) -> list[WorkerInfo]:
 def workers_for(run: Run, alive: Sequence[WorkerInfo]) -> list[WorkerInfo]:
     """Return the workers that serve the type and the queue of a run."""
     return [w for w in alive if run.type in w.types and run.queue in w.queues]
+
+
+class BuildInfo(Struct, frozen=True, kw_only=True):
+    """A build of the application: its live workers, and the unfinished runs that it began."""
+
+    build: str
+    #: Live workers, and those of them that drain.
+    workers: int
+    draining: int
+    #: Unfinished runs that it began, and those of them that only its workers continue.
+    runs: RunGroup
+    pinned: RunGroup
+    #: Start of its latest worker that is known, in microseconds since the epoch; 0: none is.
+    started_at: int
+
+
+def list_builds(
+    workers: Sequence[WorkerInfo], begun: Sequence[RunGroup], queues: Sequence[RunGroup]
+) -> list[BuildInfo]:
+    """Combine workers with counts of unfinished runs by build and by queue; builds without either are left out."""
+    runs = {str(one.value): one for one in begun}
+    exact = all(one.exact for one in (*begun, *queues))
+    pinned: dict[str, int] = {}
+    for one in queues:
+        if build := pinned_build(str(one.value)):
+            pinned[build] = pinned.get(build, 0) + one.count
+    alive = [worker for worker in workers if worker.status is WorkerStatus.ALIVE]
+    found = [
+        BuildInfo(
+            build=build,
+            workers=sum(worker.build == build for worker in alive),
+            draining=sum(worker.build == build and worker.is_draining for worker in alive),
+            runs=runs.get(build, RunGroup(build, 0, exact)),
+            pinned=RunGroup(build, pinned.get(build, 0), exact),
+            started_at=max((worker.started_at for worker in workers if worker.build == build), default=0),
+        )
+        for build in {*runs, *pinned, *(worker.build for worker in alive)}
+        if build
+    ]
+    return sorted(found, key=lambda one: (-one.started_at, one.build))
 
 
 def is_unserved(run: Run, workers: Sequence[WorkerInfo], elsewhere: Container[str], now: int) -> bool:

@@ -49,6 +49,11 @@ async def set_priority(api: ApiRequest, run_id: str, body: PriorityBody) -> Done
     return Done(await api.engine.runs.set_priority(run_id, body.priority, body.reason))
 
 
+async def unpin(api: ApiRequest, run_id: str, body: ReasonBody) -> Done:
+    """Let workers of every build continue a run that is pinned to the build that began it."""
+    return Done(await api.engine.runs.unpin(run_id, body.reason))
+
+
 async def evict(api: ApiRequest, run_id: str) -> Done:
     """Make the worker that holds a run give it back, for another to take."""
     return Done(await api.engine.runs.evict(run_id))

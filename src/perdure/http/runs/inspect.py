@@ -262,7 +262,7 @@ async def list_runs(api: ApiRequest, query: RunsQuery) -> Page[RunView]:
 class CountBody(RunsFilter, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Filter of a count, and what to group it by."""
 
-    #: `status`, `type`, `queue` or `attribute:NAME`.
+    #: `status`, `type`, `queue`, `build` or `attribute:NAME`.
     by: str | None = None
 
 

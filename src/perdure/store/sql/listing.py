@@ -539,7 +539,7 @@ ORDER BY deleted_at, id
 LIMIT 1
 """
 #: Columns by which runs are grouped, and by which attributes are.
-_GROUPS = {"": "''", "status": "r.status", "type": "r.type", "queue": "r.queue"}
+_GROUPS = {"": "''", "status": "r.status", "type": "r.type", "queue": "r.queue", "build": "r.build"}
 _GROUPED_ATTRIBUTE = "a.kind, a.text_value, a.number_value, a.time_value"
 
 

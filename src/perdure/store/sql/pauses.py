@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from perdure.core.model.claim import ClaimRequest
 from perdure.core.model.run_orders import Pause, PauseKind
+from perdure.core.pinning import base_queue
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Transaction
 
@@ -77,5 +78,5 @@ def unpaused(request: ClaimRequest, paused: Iterable[tuple[str, str]]) -> ClaimR
     return replace(
         request,
         types=tuple(name for name in request.types if name not in types),
-        queues=tuple(name for name in request.queues if name not in queues),
+        queues=tuple(name for name in request.queues if base_queue(name) not in queues),
     )

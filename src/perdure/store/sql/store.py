@@ -77,6 +77,7 @@ from perdure.store.sql.runs.create import create
 from perdure.store.sql.runs.inbox import broadcast, cancel, send
 from perdure.store.sql.runs.outputs import outputs
 from perdure.store.sql.runs.pause_and_evict import order_run, set_priority
+from perdure.store.sql.runs.pinning import pin, unpin
 from perdure.store.sql.runs.pruning import prune
 from perdure.store.sql.runs.reopen import fork as fork_run
 from perdure.store.sql.runs.reopen import retry, unblock
@@ -320,6 +321,14 @@ class SqlStore(ABC):
         return await self._write(
             "set_priority", actor, partial(set_priority, run_id=run_id, priority=priority, reason=reason)
         )
+
+    async def pin(self, leases: Sequence[Lease], build: str, actor: str) -> builtins.list[bool]:
+        """Pin held runs to a build; False: the lease was lost."""
+        return await self._write("pin", actor, partial(pin, leases=leases, build=build))
+
+    async def unpin(self, run_id: str, reason: str, actor: str) -> OrderOutcome:
+        """Let workers of every build claim a run that has not finished. DONE also if it is not pinned."""
+        return await self._write("unpin", actor, partial(unpin, run_id=run_id, reason=reason))
 
     async def pause(self, pause: Pause, actor: str) -> None:
         """Stop workers from claiming runs of a type or a queue. An existing pause is left as it is."""

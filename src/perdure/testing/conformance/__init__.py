@@ -27,6 +27,7 @@ from perdure.testing.conformance.runs.dead_letters import DeadLetters, Requeuein
 from perdure.testing.conformance.runs.inbox import Cancelling, Inbox, Parking
 from perdure.testing.conformance.runs.outputs import Outputs, SetAside, Trimming
 from perdure.testing.conformance.runs.pause_and_evict import Pauses, Priorities, Steering, Terminations
+from perdure.testing.conformance.runs.pinning import Pinning
 from perdure.testing.conformance.runs.reopen import Families, Forking, Recovering, Reopening
 from perdure.testing.conformance.runs.retention import Deleting, Pruning
 from perdure.testing.conformance.runs.topics import Broadcasting
@@ -81,6 +82,7 @@ __all__ = [
     "Passing",
     "Pauses",
     "PlainSql",
+    "Pinning",
     "Points",
     "Priorities",
     "Pruning",

@@ -99,6 +99,16 @@ async def _prepare_set_priority(store: Store) -> Verb:
     return lambda store: store.set_priority("r1", 7, "urgent", ACTOR)
 
 
+async def _prepare_pin(store: Store) -> Verb:
+    lease = await held(store)
+    return lambda store: store.pin([lease], "1.0", ACTOR)
+
+
+async def _prepare_unpin(store: Store) -> Verb:
+    await store.pin([await held(store)], "1.0", ACTOR)
+    return lambda store: store.unpin("r1", "1.0 is gone", ACTOR)
+
+
 async def _prepare_pause(store: Store) -> Verb:
     return lambda store: store.pause(Pause(kind=PauseKind.TYPE, name="t", reason="lunch"), ACTOR)
 
@@ -272,6 +282,8 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "report_attempt": _prepare_report_attempt,
     "order_run": _prepare_order_run,
     "set_priority": _prepare_set_priority,
+    "pin": _prepare_pin,
+    "unpin": _prepare_unpin,
     "pause": _prepare_pause,
     "resume": _prepare_resume,
     "unblock": _prepare_unblock,

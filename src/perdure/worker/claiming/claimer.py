@@ -23,6 +23,7 @@ from perdure.core.codec.failure import Failure
 from perdure.core.model.claim import SUSPECT_AFTER, ClaimedRun, ClaimRequest, ClaimResult, LoadedRun
 from perdure.core.model.run import Reason, Status
 from perdure.core.model.turn import Block, Finish, Lease, Release, Turn, TurnOutcome
+from perdure.core.pinning import pinned_build, pinned_queue
 from perdure.core.system import System
 from perdure.core.time.duration import NEVER
 from perdure.errors import (
@@ -33,6 +34,7 @@ from perdure.errors import (
     StoreFull,
     StoreReadOnly,
     StoreUnavailable,
+    UsageError,
 )
 from perdure.store.contract import Change, Store
 from perdure.store.sql.reads import check_counters
@@ -423,6 +425,8 @@ class Claimer:
 
     async def take_up(self, runs: tuple[ClaimedRun, ...]) -> None:
         """Hand claimed runs to the worker, with their histories. A run that cannot be loaded is blocked alone."""
+        if self._worker.pinned:
+            runs = await self._pin(runs)
         to_load: dict[str, ClaimedRun] = {}
         unread: list[str] = []
         for claimed in runs:
@@ -455,6 +459,29 @@ class Claimer:
                     await self._block(claimed.lease, error)
         if unread:
             await self._deliver_to(unread)
+
+    async def _pin(self, runs: tuple[ClaimedRun, ...]) -> tuple[ClaimedRun, ...]:
+        """Pin runs that begin here to this build, before anything of them is executed; return those still held."""
+        pinned, build = self._worker.pinned, self._worker.build
+        # A run with a history was begun by another build before its type was pinned, or was unpinned.
+        new = [one for one in runs if one.fresh and one.run.type in pinned and not pinned_build(one.run.queue)]
+        kept: dict[str, bool] = {}
+        for one in new:
+            try:
+                pinned_queue(one.run.queue, build)
+            except UsageError as error:
+                await self._block(one.lease, error)
+                kept[one.run.id] = False
+        leases = [one.lease for one in new if one.run.id not in kept]
+        while leases:
+            try:
+                answers = await self._store.pin(leases, build, self._worker.id)
+            except (StoreUnavailable, StoreFull, StoreReadOnly) as error:
+                await self._system.sleep(self._guard.failed(error))
+            else:
+                kept |= {lease.run_id: answer for lease, answer in zip(leases, answers, strict=True)}
+                break
+        return tuple(_pinned(one, build) if kept.get(one.run.id) else one for one in runs if kept.get(one.run.id, True))
 
     async def _deliver_to(self, run_ids: list[str]) -> None:
         """Deliver messages to runs that were just claimed."""
@@ -544,3 +571,8 @@ class Claimer:
         turns = [Turn(lease=lease, next=Release()) for lease in leases]
         if TurnOutcome.BUSY in await self._store.commit(turns, self._worker.id):
             self._reconcile_at = 0.0
+
+
+def _pinned(claimed: ClaimedRun, build: str) -> ClaimedRun:
+    """Return a claimed run as its pin left it."""
+    return replace(claimed, run=replace(claimed.run, queue=pinned_queue(claimed.run.queue, build)))

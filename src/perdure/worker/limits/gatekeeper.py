@@ -35,6 +35,7 @@ from perdure.core.limits.limit import Limit, PermitScope, RequiredGates, queue_g
 from perdure.core.model.claim import ClaimedRun
 from perdure.core.model.run import NO_OPTIONS, Run
 from perdure.core.model.turn import Finish, NextState
+from perdure.core.pinning import base_queue
 from perdure.core.policy.retry import Retry
 from perdure.core.system import System
 from perdure.core.time.duration import NEVER
@@ -149,7 +150,7 @@ class Gatekeeper:
     def _split_types(self) -> None:
         limited, asked = self._limited, self._declared | self._lined | self._mixed
         gated = {type for type in self._definitions if type in asked or type_gate(type) in limited}
-        queues = {queue for queue in self._queues if queue_gate(queue) in limited}
+        queues = {queue for queue in self._queues if queue_gate(base_queue(queue)) in limited}
         self.types = tuple(type for type in self._definitions if type not in gated)
         self.queues = tuple(queue for queue in self._queues if queue not in queues)
         self._pairs = [
@@ -373,7 +374,7 @@ class Gatekeeper:
     def _gating(self, one: UnadmittedRun) -> RequiredGates:
         definition = self._definitions[one.type]
         breaker = definition.breaker
-        also = [gate for gate in (queue_gate(one.queue), type_gate(one.type)) if gate in self._limited]
+        also = [gate for gate in (queue_gate(base_queue(one.queue)), type_gate(one.type)) if gate in self._limited]
         hold = PermitScope.LEASE if isinstance(definition, Activity) else PermitScope.RUN
         given = NO_CALL_LIMITS
         self._key_errors.pop(one.run_id, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from msgspec import Struct
 
@@ -12,9 +13,11 @@ from perdure.core.model.outputs import NewOutput, source_of
 from perdure.core.model.record import NewMessage, Record, RecordKind
 from perdure.core.model.run import ABANDONED, NewRun, Run
 from perdure.core.model.turn import ContinueAsNew, Lease, NextState, Trim, Turn
+from perdure.core.pinning import base_queue, pinned_build, pinned_queue
 from perdure.core.policy.singleton import stored_singleton_of
 from perdure.replay.operations import ChildOperation
 from perdure.workflow.child import cancel_key
+from perdure.workflow.definition import Definition, Workflow
 from perdure.workflow.runtime import Effect
 
 #: Messages that a run has taken in, and events of its audit trail, that outlive a trimming of its history.
@@ -74,7 +77,7 @@ class TurnDraft(Struct):
         self._trim = Trim(records=records, inbox=max(0, seen - REMEMBERED), events=REMEMBERED)
 
     def start_child(self, operation: ChildOperation, parent: Run, max_depth: int, now: int) -> None:
-        """Start a child with the next turn. Raises `EncodeError`.
+        """Start a child with the next turn. Raises `EncodeError` and `UsageError`.
 
         Its id follows from the parent's location, so that asking twice creates one run.
         """
@@ -85,7 +88,7 @@ class TurnDraft(Struct):
             id=operation.child_id,
             type=operation.call.type,
             input=operation.call.encode(self._codec),
-            queue=placed.queue or parent.queue,
+            queue=child_queue(placed.queue, parent.queue, operation.call.definition),
             priority=parent.priority if placed.priority is None else placed.priority,
             deadline=placed.deadline,
             close_by=placed.close_by,
@@ -174,3 +177,16 @@ class TurnDraft(Struct):
         )
         self.clear()
         return turn
+
+
+def child_queue(given: str | None, parents: str, definition: Definition[Any, Any] | None) -> str:
+    """Return the queue of a child: the one of its call, or its parent's.
+
+    A workflow that a pinned run starts is pinned to the same build, unless its code says otherwise. Activities are not
+    pinned: workers in any language execute them.
+    """
+    queue = given or base_queue(parents)
+    build = pinned_build(parents)
+    if not build or not isinstance(definition, Workflow) or definition.pinned is False:
+        return queue
+    return pinned_queue(queue, build)

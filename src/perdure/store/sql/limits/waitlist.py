@@ -17,6 +17,7 @@ from perdure.core.limits.admission_requests import AdmissionPreview, AdmissionRe
 from perdure.core.limits.call_limits import call_limits_of
 from perdure.core.limits.limit import STRIDE, RequiredGates, WaitlistPosition
 from perdure.core.model.run import Run
+from perdure.core.pinning import base_queue
 from perdure.core.time.duration import NEVER
 from perdure.errors import StoreCorrupt
 from perdure.store.contract import Change
@@ -42,7 +43,7 @@ SELECT * FROM (
   FROM perdure_runs r {use perdure_runs_to_claim}
   WHERE {pending r.queue} = :queue# AND r.type = :type# AND NOT EXISTS (
     SELECT 1 FROM perdure_pauses p
-    WHERE (p.kind = 'type' AND p.name = :type#) OR (p.kind = 'queue' AND p.name = :queue#)
+    WHERE (p.kind = 'type' AND p.name = :type#) OR (p.kind = 'queue' AND p.name = :base#)
   )
   ORDER BY r.priority, r.wake_at, r.id
   LIMIT :limit
@@ -158,7 +159,7 @@ async def preview_admission(
         part = pairs[start : start + _PARTS]
         params: dict[str, object] = {"limit": limit}
         for number, (queue, type) in enumerate(part):
-            params |= {f"queue{number}": queue, f"type{number}": type}
+            params |= {f"queue{number}": queue, f"base{number}": base_queue(queue), f"type{number}": type}
         arrived_by = _ARRIVED.replace(_FIRST, _LAST) if newest else _ARRIVED
         sql = " UNION ALL ".join(arrived_by.replace("#", str(number)) for number in range(len(part)))
         rows += await tx.fetch(sql, params)

@@ -28,6 +28,7 @@ from perdure.core.model.claim import (
     ClaimResult,
 )
 from perdure.core.model.run import FINISHED, Reason, Run, Status
+from perdure.core.pinning import base_queue, pinned_build
 from perdure.errors import WorkflowError
 from perdure.store.sql.audit import claim_event
 from perdure.store.sql.dialect import Transaction, placeholders
@@ -339,13 +340,14 @@ async def _refusal(
     in_line = kept and bool(await tx.fetch(_PLACE, {"run_id": run.id}))
     if run.wake_at > tx.now and not in_line:
         return ClaimRefusal.WAITING
-    if run.type not in request.types:
+    if run.type not in request.types or pinned_build(run.queue) not in ("", request.build):
         return ClaimRefusal.FOREIGN
-    if ("type", run.type) in known or ("queue", run.queue) in known:
+    queue = base_queue(run.queue)
+    if ("type", run.type) in known or ("queue", queue) in known:
         return ClaimRefusal.PAUSED
     if not await tx.fetch(_ALIVE, {"worker": request.worker}):
         return ClaimRefusal.DEAD
-    guarded = (LIMITED_TYPE, run.type) in known or (LIMITED_QUEUE, run.queue) in known
+    guarded = (LIMITED_TYPE, run.type) in known or (LIMITED_QUEUE, queue) in known
     gated = in_line or guarded or run.type in request.gated or has_call_limits(run.options)
     return ClaimRefusal.GATED if gated else None
 
@@ -371,7 +373,7 @@ async def ready_run_ids(tx: Transaction, types: Sequence[str], queues: Sequence[
     """Runs that could be worked on now, longest waiting first."""
     paused = {tuple(row) for row in await tx.fetch(_PAUSES, {})}
     types = [name for name in types if ("type", name) not in paused]
-    queues = [name for name in queues if ("queue", name) not in paused]
+    queues = [name for name in queues if ("queue", base_queue(name)) not in paused]
     if not types or not queues:
         return []
     some_types, of_types = placeholders("type", types)
