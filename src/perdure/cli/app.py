@@ -43,6 +43,9 @@ COMMANDS = MappingProxyType(
             "terminate": "perdure.cli.control:terminate",
             "serve": "perdure.cli.serve:serve",
             "check": "perdure.cli.deploy:check",
+            "export": "perdure.cli.histories:export",
+            "replay": "perdure.cli.histories:replay",
+            "debug": "perdure.cli.debug:debug",
             "lint": "perdure.cli.lint:lint",
         },
         "Short for `perdure runs ...`": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -60,11 +61,12 @@ def _document(report: DeployReport) -> dict[str, object]:
         "checked": report.checked,
         "more": report.more,
         "pinned": report.pinned,
-        "findings": [_finding_document(finding) for finding in report.findings],
+        "findings": [finding_document(finding) for finding in report.findings],
     }
 
 
-def _finding_document(finding: DeployFinding) -> dict[str, object]:
+def finding_document(finding: DeployFinding) -> dict[str, object]:
+    """Return a finding as a JSON document."""
     return {
         "id": finding.run_id,
         "type": finding.type,
@@ -76,13 +78,18 @@ def _finding_document(finding: DeployFinding) -> dict[str, object]:
     }
 
 
-def _print_report(output: Printer, report: DeployReport) -> None:
-    for finding in report.findings:
+def print_findings(output: Printer, findings: Iterable[DeployFinding]) -> None:
+    """Print the runs that the code does not fit, where, and the most likely fix."""
+    for finding in findings:
         style = "yellow" if finding.is_warning else "red"
         output.line(f"{finding.run_id} ({finding.type}): {finding.problem.value}", style)
         output.line(f"  - {finding.expected}")
         output.line(f"  + {finding.found}")
         output.line(f"  fix: {finding.fix}")
+
+
+def _print_report(output: Printer, report: DeployReport) -> None:
+    print_findings(output, report.findings)
     bad = len({finding.run_id for finding in report.findings if not finding.is_warning})
     runs = f"{report.checked} run{'' if report.checked == 1 else 's'} checked"
     rest = "; there are more" if report.more else ""

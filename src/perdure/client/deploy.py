@@ -12,7 +12,7 @@ from perdure.client.session import Session
 from perdure.core.ids import check_name, uuid7
 from perdure.core.model.claim import LoadedRun
 from perdure.core.model.documents import Document, DocumentKind, StoredDeployReport, deploy_body, deploy_report
-from perdure.core.model.record import RecordKind
+from perdure.core.model.record import Record, RecordKind
 from perdure.core.model.reports import DeployFinding, DeployProblem, DeployReport
 from perdure.core.model.run import UNFINISHED, Reason, Run, RunFilter
 from perdure.core.option_checks import check_list, check_page, check_whole
@@ -41,7 +41,7 @@ async def check(
     findings: list[DeployFinding] = []
     checked, left_out, more = 0, 0, False
     by_type: dict[str, int] = {}
-    async with _readable(session) as store:
+    async with readable(session) as store:
         async for page in _pages(store, types):
             runs = [run for run in page if pinned or run.pinned_to in (None, session.build)]
             left_out += len(page) - len(runs)
@@ -78,20 +78,28 @@ async def list_reports(session: Session, limit: int) -> list[StoredDeployReport]
 
 
 async def _check(session: Session, store: Store, loaded: LoadedRun) -> list[DeployFinding]:
-    run = loaded.run
+    # Without code that follows its history, a run needs no further reading.
+    follows = isinstance(session.workflows.get(loaded.run.type), Workflow)
+    children = await unheard_children(store, loaded) if follows else []
+    return await check_history(session, loaded.run, loaded.records, children)
+
+
+async def check_history(
+    session: Session, run: Run, records: Sequence[Record], children: Sequence[str]
+) -> list[DeployFinding]:
+    """Replay one history against the code of an engine; `children`: locations whose outcome is outstanding."""
     workflow = session.workflows.get(run.type)
     if workflow is None:
         return [_unserved(run, session.workflows)]
     if not isinstance(workflow, Workflow):
         return []  # an activity has no history that its code would have to follow
-    children = await _unheard_children(store, loaded)
     checkup = ReplayCheck(session.codec, session.errors)
-    return await aside(lambda: checkup.findings(run, workflow, loaded.records, children))
+    return await aside(lambda: checkup.findings(run, workflow, records, children))
 
 
 @asynccontextmanager
-async def _readable(session: Session) -> AsyncGenerator[Store, None]:
-    """A store to read from that must not migrate: the engine's own, if that is open already."""
+async def readable(session: Session) -> AsyncGenerator[Store, None]:
+    """Open a store to read from that must not migrate: the engine's own, if that is open already."""
     if session.is_connected():
         yield await session.connect()
         return
@@ -114,7 +122,7 @@ async def _pages(store: Store, types: Sequence[str] | None) -> AsyncIterator[tup
                 break
 
 
-async def _unheard_children(store: Store, loaded: LoadedRun) -> list[str]:
+async def unheard_children(store: Store, loaded: LoadedRun) -> list[str]:
     """Return the locations of children whose end the run's history does not have yet."""
     run = loaded.run
     waits = run.reason is Reason.CHILD or any(message.kind is RecordKind.CHILD for message in loaded.inbox)

@@ -3,8 +3,8 @@
 It needs the extra `perdure[dashboard]`.
 """
 
+from perdure.core.redaction import Redaction
 from perdure.http.access import Access, Principal, ProxyLogin
 from perdure.http.app import HttpApp
-from perdure.http.redaction import Redaction
 
 __all__ = ["Access", "HttpApp", "Principal", "ProxyLogin", "Redaction"]

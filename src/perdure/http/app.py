@@ -25,6 +25,7 @@ from perdure.core.access import Role
 from perdure.core.codec.decoders import convert_to, decoder_for
 from perdure.core.ids import check_id
 from perdure.core.option_checks import check_whole
+from perdure.core.redaction import Redaction
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import PerdureError
 from perdure.http.access import LOOPBACK_HOSTS, Access, Authenticator, Principal, check_csrf, without_port
@@ -50,7 +51,7 @@ from perdure.http.problems import (
     kind_of,
     problem_of,
 )
-from perdure.http.redaction import Redaction, Redactor
+from perdure.http.redaction import Redactor
 from perdure.http.routes import PREFIX, Route, Router
 
 logger = logging.getLogger("perdure.http")

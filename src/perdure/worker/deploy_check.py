@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from perdure.core.codec.codec import Codec
@@ -19,6 +20,7 @@ from perdure.core.model.run import Run
 from perdure.core.policy.broken_code import BROKEN_CODE
 from perdure.errors import DecodeError, Diverged
 from perdure.replay.execution import Execution
+from perdure.replay.observed_execution import ObservedExecution, Observer
 from perdure.replay.outcome import BrokenCode
 from perdure.worker.run.workflow_run import execution_of
 from perdure.workflow.definition import Workflow
@@ -33,9 +35,15 @@ _EXPECTED = re.compile(r"record \d+: (\w+) '(.*)'")
 class ReplayCheck:
     """Replays runs against workflows and reports what does not fit."""
 
-    def __init__(self, codec: Codec, errors: ErrorTypes) -> None:
+    def __init__(self, codec: Codec, errors: ErrorTypes, observer: Observer | None = None) -> None:
+        """`observer`: called before the workflow function is, and before each record is applied."""
         self._codec = codec
         self._errors = errors
+        self._make: Callable[..., Execution] = Execution
+        if observer is not None:
+            self._make = partial(ObservedExecution, observer=observer)
+        #: Sentence about the end of the last replay; empty if it did not come to the end of the history.
+        self.end = ""
 
     def findings(
         self, run: Run, workflow: Workflow[Any, Any], records: Sequence[Record], children: Iterable[str] = ()
@@ -61,7 +69,9 @@ class ReplayCheck:
         self, run: Run, workflow: Workflow[Any, Any], records: Sequence[Record], children: Iterable[str],
         block_on: tuple[type[Exception], ...] = (),
     ) -> Iterator[DeployFinding]:  # fmt: skip
-        execution = execution_of(run, workflow, tuple(records), self._codec, self._errors, _SILENT, block_on)
+        world = (self._codec, self._errors, _SILENT, block_on)
+        execution = execution_of(run, workflow, tuple(records), *world, make=self._make)
+        self.end = ""
         if not run.started_at:
             return
         try:
@@ -72,9 +82,19 @@ class ReplayCheck:
                 yield _finding(run, DeployProblem.ARGUMENTS, warning, "other arguments or times", fix)
             if execution.outcome is not None and execution.outcome.broken:
                 yield _broken(run, execution.outcome.error)
+            self.end = _end(execution)
             yield from _unknown_children(run, execution, children)
         finally:
             execution.evict()
+
+
+def _end(execution: Execution) -> str:
+    """Say where a replay has ended."""
+    if execution.outcome is not None:
+        return "The history is complete: the code has come to its end."
+    places = [f"{one.kind} {one.location!r}" for one in execution.open_operations()]
+    places += [f"message {name!r}" for name in execution.awaited_messages()]
+    return f"The history ends here; the code waits for {', '.join(places) or 'nothing'}."
 
 
 def _broken(run: Run, error: BaseException | None) -> DeployFinding:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import builtins
 import datetime
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+from typing import IO, TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,6 +22,7 @@ from perdure.core.codec.failure import Failure
 from perdure.core.ids import check_id
 from perdure.core.model.attributes import make_attribute, make_conditions
 from perdure.core.model.dead_letter import DeleteOutcome, dead_letter_reason
+from perdure.core.model.histories import ExportReport
 from perdure.core.model.record import RecordKind
 from perdure.core.model.reports import BulkPreview, BulkReport
 from perdure.core.model.run import MOST_COUNTED, CountBy, Run, RunFilter, RunGroup, RunPage, Status
@@ -38,6 +40,7 @@ from perdure.core.option_checks import (
 from perdure.core.policy.retention import PruneRequest
 from perdure.core.policy.singleton import stored_singleton_of
 from perdure.core.printed_text import brief
+from perdure.core.redaction import Redaction
 from perdure.core.routing import check_patterns, served_elsewhere
 from perdure.core.time.duration import NEVER, Duration, instant, microseconds
 from perdure.errors import BadArguments, RunFinished, RunNotFound, StoreError, UsageError
@@ -374,6 +377,27 @@ class Runs:
             raise UsageError(f"run {run_id!r} is hidden, but not purged: a parent or a child of it is not over")
         return gone.runs > 0
 
+    async def export(
+        self,
+        file: str | os.PathLike[str] | IO[bytes],
+        run_ids: str | Sequence[str] | None = None,
+        *,
+        where: RunFilters | None = None,
+        limit: int | None = None,
+        redact: Redaction | None = None,
+    ) -> ExportReport:
+        """Write the histories of runs to a file, for `engine.replay` and `perdure debug`; by default of all runs.
+
+        A named file appears once it is complete. Runs are only read, newest first, at most `limit` of them. Payloads
+        are written as they are stored; `redact=Redaction(keys=["password"])` replaces parts of them, and a workflow
+        whose path depends on such a part may then seem to diverge. The format is described in the guide on changing
+        code.
+        """
+        # Imported late: it builds on this class.
+        from perdure.client import histories
+
+        return await histories.export(self._session, file, run_ids, where, limit, redact)
+
     async def preview_bulk(
         self, run_ids: str | Sequence[str] | None = None, *, where: RunFilters | None = None
     ) -> BulkPreview:
@@ -394,8 +418,8 @@ class Runs:
     ) -> BulkReport:
         """Do an action to the runs that are named, or to all that `where` selects, and wait for the end.
 
-        The actions are `cancel`, `terminate`, `retry`, `pause`, `resume`, `delete` and `send`. This is `start_bulk`
-        and a `bulk_worker`: if this process dies, the same call with the same `id` goes on where it was.
+        The actions are `cancel`, `terminate`, `retry`, `pause`, `resume`, `delete`, `send` and `unpin`. This is
+        `start_bulk` and a `bulk_worker`: if this process dies, the same call with the same `id` goes on where it was.
         `on_progress` is called with the report so far.
         """
         from perdure.client.runs import bulk

@@ -455,7 +455,7 @@ WITH pair (queue, type) AS MATERIALIZED (
   WHERE NOT EXISTS (
     SELECT 1 FROM perdure_pauses p
     WHERE (p.kind IN ('type', 'limited-type') AND p.name = named.type)
-      OR (p.kind IN ('queue', 'limited-queue') AND p.name = named.queue)
+      OR (p.kind IN ('queue', 'limited-queue') AND p.name = split_part(named.queue, '~', 1))
   )
 ), wanted AS MATERIALIZED (
   SELECT $6::bigint AS by_priority, $7::bigint AS by_age

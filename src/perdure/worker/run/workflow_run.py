@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -846,6 +846,7 @@ def execution_of(
     logger: logging.Logger,
     block_on: tuple[type[Exception], ...] = (),
     trace: LoopTrace = NO_TRACE,
+    make: Callable[..., Execution] = Execution,
 ) -> Execution:
     """Make the execution of a run without a worker, as the deploy check does."""
     signature = workflow.signature
@@ -862,7 +863,7 @@ def execution_of(
         taken_up_before=run.token > 1 and _was_taken_up(run),
     )
 
-    return Execution(
+    return make(
         signature.bound(arguments),
         signature.returns,
         origin,
