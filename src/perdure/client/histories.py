@@ -16,6 +16,8 @@ from perdure.client.runs.namespace import RunFilters
 from perdure.client.session import Session
 from perdure.core.ids import check_id, check_name
 from perdure.core.model.histories import (
+    FORMAT,
+    VERSION,
     DamagedLine,
     ExportReport,
     HistoriesHeader,
@@ -81,7 +83,13 @@ async def _write(
 ) -> ExportReport:
     report = ExportReport()
     async with readable(session) as store:
-        header = HistoriesHeader(exported_at=await store.now(), build=session.build, redacted=redact is not None)
+        header = HistoriesHeader(
+            perdure=FORMAT,
+            version=VERSION,
+            exported_at=await store.now(),
+            build=session.build,
+            redacted=redact is not None,
+        )
         stream.write(to_header(header))
         async for found in _pages(store, ids, filter):
             room = len(found) if limit is None else limit - report.runs

@@ -112,6 +112,7 @@ def run_document(run: Run) -> Document:
         "claims": run.claims,
         "worker": run.worker,
         "build": run.build,
+        "pinned_to": run.pinned_to,
         "created_at": moment(run.created_at),
         "started_at": moment(run.started_at),
         "finished_at": moment(run.finished_at),

@@ -30,8 +30,8 @@ _SUM_CHARACTERS = 16
 class HistoriesHeader(Struct, frozen=True, kw_only=True):
     """First line of a file of histories."""
 
-    perdure: str = FORMAT
-    version: int = VERSION
+    perdure: str
+    version: int
     #: Time of the export, in microseconds since the epoch, and the build that exported.
     exported_at: int = 0
     build: str = ""
@@ -122,7 +122,7 @@ def _read_header(line: bytes, name: str) -> HistoriesHeader:
     try:
         header = _header.decode(line)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        header = HistoriesHeader(perdure="")
+        header = HistoriesHeader(perdure="", version=0)
     if header.perdure != FORMAT:
         raise UsageError(f"{name} is no file of histories: its first line is no header; write one: perdure export")
     if header.version > VERSION:

@@ -55,6 +55,8 @@ class RunView(Struct, frozen=True, kw_only=True):
     worker: str | None
     #: Build that began the run; empty if it is unknown.
     build: str
+    #: Build whose workers alone continue the run; null: it is not pinned.
+    pinned_to: str | None
     created_at: Time
     started_at: Time
     finished_at: Time
