@@ -17,6 +17,7 @@ from perdure.core.limits.breaker import BreakerInfo, BreakerRule, Circuit
 from perdure.core.limits.limit import LimitBounds, LimitInfo, PermitScope
 from perdure.core.model.dead_letter import DeadLetter, DeadLetterAttempt, DeadLetterPage, DeadLetterReason
 from perdure.core.model.documents import StoredDeployReport, TypeFindings, WorkflowSource
+from perdure.core.model.histories import DamagedLine, ExportReport, HistoriesReport
 from perdure.core.model.lock import LockInfo
 from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record, RecordKind
@@ -35,8 +36,9 @@ from perdure.core.model.run import Reason, Run, RunGroup, RunPage
 from perdure.core.model.run_orders import Pause, PauseKind
 from perdure.core.model.set_aside_messages import SetAsideMessage
 from perdure.core.model.waits import RunWaits, Wait, WaitKind
-from perdure.core.model.worker_info import DrainOrder, RunningStep, RunningSteps, WorkerInfo
+from perdure.core.model.worker_info import BuildInfo, DrainOrder, RunningStep, RunningSteps, WorkerInfo
 from perdure.core.policy.classify import Classification, ErrorCategory
+from perdure.core.redaction import Redaction
 from perdure.core.routing import TypeInfo
 from perdure.core.time.schedule import BackfillPreview, Fire, Misfire, Schedule
 from perdure.workflow.definition import Definition
@@ -48,6 +50,7 @@ __all__ = [
     "BreakerInfo",
     "BreakerRule",
     "Breakers",
+    "BuildInfo",
     "BulkAction",
     "BulkPreview",
     "BulkReport",
@@ -55,6 +58,7 @@ __all__ = [
     "Circuit",
     "Classification",
     "CreatedToken",
+    "DamagedLine",
     "DeadLetter",
     "DeadLetterAttempt",
     "DeadLetterNotice",
@@ -71,9 +75,11 @@ __all__ = [
     "ErrorNotice",
     "Event",
     "EventPage",
+    "ExportReport",
     "FailedAttempt",
     "Failure",
     "Fire",
+    "HistoriesReport",
     "Interruption",
     "LimitBounds",
     "LimitInfo",
@@ -91,6 +97,7 @@ __all__ = [
     "Reason",
     "Record",
     "RecordKind",
+    "Redaction",
     "Role",
     "Run",
     "RunGroup",

@@ -20,7 +20,7 @@ from perdure.core.model.histories import VERSION, DamagedLine, RunHistory, read_
 from perdure.core.model.record import Record
 from perdure.core.redaction import Redaction
 from perdure.errors import RunNotFound
-from perdure.worker.deploy_check import ReplayCheck
+from perdure.worker import ReplayCheck
 from tests.client.changes import child, other_child
 from tests.client.test_deploy_check import deployed, settled
 from tests.stage import Stage, until
@@ -81,16 +81,15 @@ async def test_histories_are_replayed_without_their_database_and_nothing_is_writ
     report = await engine.runs.export(file)
     assert (report.runs, report.records, report.more) == (5, 5, False)
     assert await stage.dump() == before
-    assert [path.name for path in tmp_path.glob("*.jsonl")] == ["histories.jsonl"]
-    same = await nowhere(order, failing).replay(file)
+    same = await nowhere(order, failing).runs.replay(file)
     assert (same.ok, same.checked, same.findings, same.damaged) == (True, 5, (), ())
     assert same.by_type == {"histories.order.v1": 4, "histories.failing.v1": 1}
-    changed = await nowhere(other_order, failing).replay(file)
+    changed = await nowhere(other_order, failing).runs.replay(file)
     assert {one.run_id: one.problem.value for one in changed.findings} == dict.fromkeys(
         ["w1", "w2", "done"], "diverged"
     )
     assert all(one.fix and "step 'charge'" in one.expected for one in changed.findings)
-    unserved = await nowhere(order).replay(file, types=["histories.failing.v1"])
+    unserved = await nowhere(order).runs.replay(file, types=["histories.failing.v1"])
     assert [(one.run_id, one.problem.value) for one in unserved.findings] == [("bad", "unserved")]
 
 
@@ -128,7 +127,7 @@ async def test_a_replayed_file_gives_the_findings_of_a_check_for_every_planted_c
     unfinished = [one for one in Status if not one.finished]
     await before.runs.export(file, where={"status": unfinished})
     after = deployed(on_disk, new=True)
-    checked, replayed = await after.check(), await after.replay(file)
+    checked, replayed = await after.check(), await after.runs.replay(file)
     assert checked.findings
     assert replayed.checked == checked.checked
     assert sorted(replayed.findings, key=repr) == sorted(checked.findings, key=repr)
@@ -140,7 +139,7 @@ async def test_a_damaged_line_is_reported_and_the_others_are_replayed(on_disk: S
     await engine.runs.export(file)
     whole = file.read_bytes()
     lines = whole.splitlines(keepends=True)
-    rng = random.Random(7)  # noqa: S311 - it chooses where to damage
+    rng = random.Random(7)
     for _ in range(200):
         number = rng.randrange(1, len(lines))
         line = bytearray(lines[number])
@@ -149,13 +148,13 @@ async def test_a_damaged_line_is_reported_and_the_others_are_replayed(on_disk: S
         damaged = [*lines]
         damaged[number] = bytes(line)
         broken.write_bytes(b"".join(damaged))
-        report = await engine.replay(broken)
+        report = await engine.runs.replay(broken)
         if b"\n" in line[:-1]:
             continue  # one line became two, both of which are damaged
         assert (report.checked, [one.line for one in report.damaged], report.ok) == (4, [number + 1], False), line
     # A file that ends in the middle of a line, as one that was copied in part does.
     broken.write_bytes(whole[:-40])
-    report = await engine.replay(broken)
+    report = await engine.runs.replay(broken)
     assert (report.checked, [one.line for one in report.damaged]) == (4, [6])
     assert report.damaged[0].error
 
@@ -165,15 +164,15 @@ async def test_a_file_that_is_none_or_is_of_a_newer_version_is_refused(on_disk: 
     for text in ("", "\n", "{}", "[1]", "no JSON", '{"perdure":"histories","version":"x"}', "\x00\xff", "[" * 100_000):
         file.write_text(text)
         with pytest.raises(UsageError, match="is no file of histories"):
-            await engine.replay(file)
+            await engine.runs.replay(file)
     file.write_text(json.dumps({"perdure": "histories", "version": VERSION + 1}))
     with pytest.raises(UsageError, match=f"has version {VERSION + 1} of the format"):
-        await engine.replay(file)
+        await engine.runs.replay(file)
     for missing in (tmp_path / "missing.jsonl", tmp_path):
         with pytest.raises(UsageError, match="cannot be read"):
-            await engine.replay(missing)
+            await engine.runs.replay(missing)
     file.write_text(json.dumps({"perdure": "histories", "version": VERSION, "later": 1}))
-    assert (await engine.replay(file)).ok
+    assert (await engine.runs.replay(file)).ok
 
 
 async def test_fields_of_a_later_version_are_ignored(on_disk: Stage) -> None:
@@ -200,9 +199,9 @@ async def test_secrets_are_redacted_and_the_history_still_replays(on_disk: Stage
     assert "4111" not in text
     assert "sk-abc123" not in text
     assert "Ada" in text
-    report = await nowhere(order, failing).replay(file)
+    report = await nowhere(order, failing).runs.replay(file)
     assert (report.ok, report.checked, report.findings) == (True, 5, ())
-    assert not (await nowhere(other_order, failing).replay(file)).ok
+    assert not (await nowhere(other_order, failing).runs.replay(file)).ok
     # No lease, no key and no outcome of a run leaves with it.
     [history] = [one for one in read_histories(text.encode().splitlines(), "it") if one.run.id == "done"]  # type: ignore[union-attr]
     assert isinstance(history, RunHistory)
@@ -259,7 +258,7 @@ def test_the_blocking_facade_exports_and_replays(on_disk: Stage, tmp_path: Path)
             run.send("go", "!")
             assert run.result("60s") == "größer 💡!"
         assert engine.runs.export(file).runs == 1
-        assert engine.replay(file).ok
+        assert engine.runs.replay(file).ok
 
 
 def test_lines_are_read_one_at_a_time() -> None:

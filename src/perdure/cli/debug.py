@@ -23,7 +23,7 @@ from perdure.core.model.histories import RunHistory
 from perdure.core.model.record import Record
 from perdure.core.printed_text import brief, closest, harmless
 from perdure.errors import UnknownWorkflow, UsageError
-from perdure.worker.deploy_check import ReplayCheck
+from perdure.worker import ReplayCheck
 from perdure.workflow.definition import Workflow
 
 #: Modules that are not stepped into.

@@ -69,7 +69,7 @@ def replay(target: str, file: str, types: tuple[str, ...], output: Printer) -> i
     """
     if is_url(target):
         raise click.UsageError("a replay needs code: name an engine such as shop:engine, not a database")
-    report = asyncio.run(load_engine(target).replay(file, types=types or None))
+    report = asyncio.run(load_engine(target).runs.replay(file, types=types or None))
     if output.json:
         output.document(_document(report))
     else:

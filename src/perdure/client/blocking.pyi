@@ -4,7 +4,7 @@ import builtins
 import datetime
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Generic, Literal, Never, Self, TypeVar, Unpack, overload
+from typing import IO, Any, Generic, Literal, Never, Self, TypeVar, Unpack, overload
 
 from perdure.client.audit import EventOptions
 from perdure.client.dead_letters import BulkResult, DeadOptions
@@ -28,6 +28,7 @@ from perdure.core.model.attributes import AttributeValue
 from perdure.core.model.claim import ExecutionResult
 from perdure.core.model.dead_letter import DeadLetter, DeadLetterPage
 from perdure.core.model.documents import StoredDeployReport, WorkflowSource
+from perdure.core.model.histories import ExportReport, HistoriesReport
 from perdure.core.model.lock import LockInfo
 from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record
@@ -35,11 +36,12 @@ from perdure.core.model.reports import BulkPreview, BulkReport, DeployReport, Ru
 from perdure.core.model.run import DEFAULT_QUEUE, Run, RunGroup, RunPage, Status
 from perdure.core.model.run_orders import Pause
 from perdure.core.model.set_aside_messages import SetAsideMessage
-from perdure.core.model.worker_info import WorkerInfo
+from perdure.core.model.worker_info import BuildInfo, WorkerInfo
 from perdure.core.policy.retention import Retention
 from perdure.core.policy.retry import Retry
 from perdure.core.policy.singleton import Singleton
 from perdure.core.policy.watermark import Watermark
+from perdure.core.redaction import Redaction
 from perdure.core.routing import TypeInfo
 from perdure.core.system import System
 from perdure.core.time.cron import Timing
@@ -85,6 +87,7 @@ class Engine:
         database_timeout: Duration = DATABASE_TIMEOUT,
         token: str | None = None,
         build: str | None = None,
+        pinned: bool = False,
         register_sources: bool = True,
         system: System | None = None,
         store: Store | None = None,
@@ -101,7 +104,8 @@ class Engine:
         errors and events. `watermarks`: once this many runs are queued, `start` is refused or waits. `database_timeout`
         is how long a call waits for a server that cannot be reached before it raises `StoreUnavailable`; workers wait
         for as long as it takes. `build` names the version of the application: workers show it, and runs keep the one
-        that began them; by default the version of the package and the git commit of its checkout. Workers store the
+        that began them; by default the version of the package and the git commit of its checkout. With `pinned`, only
+        workers of that build continue the runs of workflows that do not say `pinned` themselves. Workers store the
         source and docstring of each type for the dashboard, unless `register_sources` is false. `system` and `store`
         replace the real world and the database named by the URL; they are for tests.
         """
@@ -157,12 +161,15 @@ class Engine:
         beginning of one followed by `%`. When it starts, it waits for a server that cannot be reached, at most for
         `wait_for_database`.
         """
-    def check(self, *, types: Sequence[str] | None = None, limit: int | None = None, save: bool = True) -> DeployReport:
+    def check(
+        self, *, types: Sequence[str] | None = None, limit: int | None = None, save: bool = True, pinned: bool = False
+    ) -> DeployReport:
         """Replay the history of every unfinished run, or of those of some types, against this code.
 
         The gate before a deploy: it names the runs that would diverge, where, and how to fix that. `limit` bounds the
         number of runs, newest first. Runs are only read. With `save`, a summary by type is stored for the dashboard; a
-        database that refuses it is no error.
+        database that refuses it is no error. Runs that are pinned to another build are left out and counted, unless
+        `pinned`: check them before they are unpinned.
         """
     def start(
         self, call: Call[R], *misplaced: Never, connection: object = None, **options: Unpack[StartOptions]
@@ -313,6 +320,8 @@ class Handle(Generic[R_co]):
         """End its pause; False if it is not paused."""
     def set_priority(self, priority: int, reason: str = "") -> bool:
         """Change its priority; False if it has that priority already, or has finished."""
+    def unpin(self, reason: str = "") -> bool:
+        """Let workers of every build continue it; False if it is not pinned, or has finished."""
     def evict(self) -> bool:
         """Make the worker that holds it give it back, for another to take; False if no worker held it."""
     def wake(self, at: Moment | None = None) -> None:
@@ -340,6 +349,12 @@ class Workers:
     """`Workers` whose methods block."""
     def list(self) -> builtins.list[WorkerInfo]:
         """List the workers of the fleet, dead ones included until they are forgotten."""
+    def builds(self) -> builtins.list[BuildInfo]:
+        """List the builds that have live workers or unfinished runs, the latest first.
+
+        The counts are exact while at most 10,000 runs are unfinished. A build without live workers that has pinned runs
+        is to be started again, or its runs are to be unpinned.
+        """
     def drain(self, worker_id: str, reason: str = "", *, grace: Duration | None = None) -> bool:
         """Order a worker to drain: it claims no more runs, lets steps finish, gives back the rest and stops.
 
@@ -510,9 +525,10 @@ class Runs:
     def count(self, **filter: Unpack[RunFilters]) -> RunGroup:
         """Count the runs that fulfil all filters: exactly up to 10,000, and beyond `str(count)` is "10,000+"."""
     def count_by(self, by: str, **filter: Unpack[RunFilters]) -> builtins.list[RunGroup]:
-        """Count the runs that fulfil all filters by `status`, `type`, `queue` or `attribute:NAME`, the largest first.
+        """Count the runs that fulfil all filters, in groups, the largest first.
 
-        The counts are exact while the filters leave at most 10,000 runs; by status, at most 10,000 of that status.
+        `by` is `status`, `type`, `queue`, `build` or `attribute:NAME`. The counts are exact while the filters
+        leave at most 10,000 runs; by status, at most 10,000 of that status.
         """
     def complete(self, token: str, value: object = None) -> None:
         """Complete an activity that has returned `Pending`, with its result.
@@ -558,6 +574,12 @@ class Runs:
         False if it has that priority already, or has finished. It also counts on the waitlist of a limit. Raises
         `RunNotFound`.
         """
+    def unpin(self, run_id: str, reason: str = "") -> bool:
+        """Let workers of every build continue a run that is pinned to the build that began it.
+
+        False if it is not pinned, or has finished. Check first that the code of the other builds follows its history:
+        `perdure check --pinned`. Raises `RunNotFound`.
+        """
     def evict(self, run_id: str) -> bool:
         """Make the worker that holds a run give it back, for another to take; False if no worker held it.
 
@@ -585,6 +607,28 @@ class Runs:
         and its descendants, and its id is free again. Raises `RunNotFound`, and `UsageError` if it has not finished:
         cancel it first.
         """
+    def export(
+        self,
+        file: str | os.PathLike[str] | IO[bytes],
+        run_ids: str | Sequence[str] | None = None,
+        *,
+        where: RunFilters | None = None,
+        limit: int | None = None,
+        redact: Redaction | None = None,
+    ) -> ExportReport:
+        """Write the histories of runs to a file, for `replay` and `perdure debug`; by default of all runs.
+
+        A named file appears once it is complete. Runs are only read, newest first, at most `limit` of them. Payloads
+        are written as they are stored; `redact=Redaction(keys=["password"])` replaces parts of them, and a workflow
+        whose path depends on such a part may then seem to diverge. The format is described in the guide on changing
+        code.
+        """
+    def replay(self, file: str | os.PathLike[str], *, types: Sequence[str] | None = None) -> HistoriesReport:
+        """Replay the histories of a file against the code of this engine, as `engine.check` does with the database's.
+
+        The file is one of `export`. Nothing else is read, and nothing is written: for tests and CI. A line that cannot
+        be read is reported, and the others are replayed. Raises `UsageError` if it is no such file.
+        """
     def preview_bulk(
         self, run_ids: str | Sequence[str] | None = None, *, where: RunFilters | None = None
     ) -> BulkPreview:
@@ -601,8 +645,8 @@ class Runs:
     ) -> BulkReport:
         """Do an action to the runs that are named, or to all that `where` selects, and wait for the end.
 
-        The actions are `cancel`, `terminate`, `retry`, `pause`, `resume`, `delete` and `send`. This is `start_bulk`
-        and a `bulk_worker`: if this process dies, the same call with the same `id` goes on where it was.
+        The actions are `cancel`, `terminate`, `retry`, `pause`, `resume`, `delete`, `send` and `unpin`. This is
+        `start_bulk` and a `bulk_worker`: if this process dies, the same call with the same `id` goes on where it was.
         `on_progress` is called with the report so far.
         """
     def start_bulk(

@@ -5,11 +5,10 @@ An engine is a value: a database and the workflows it knows. Nothing is global.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Never, TypeVar, Unpack, overload
 
-from perdure.client import deploy, histories
+from perdure.client import deploy
 from perdure.client.audit import AuditTrail
 from perdure.client.build import check_build
 from perdure.client.dead_letters import DeadLetters
@@ -29,7 +28,6 @@ from perdure.core.codec.codec import Codec
 from perdure.core.codec.snapshot import snapshot
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice, Hooks
 from perdure.core.model.attributes import AttributeValue
-from perdure.core.model.histories import HistoriesReport
 from perdure.core.model.reports import DeployReport
 from perdure.core.model.run import NewRun
 from perdure.core.option_checks import check_flag, check_list, check_whole
@@ -268,14 +266,6 @@ class Engine(AsyncOnly):
         """
         flags = {"save": check_flag("save", save), "pinned": check_flag("pinned", pinned)}
         return await deploy.check(self._session, types, limit, **flags)
-
-    async def replay(self, file: str | os.PathLike[str], *, types: Sequence[str] | None = None) -> HistoriesReport:
-        """Replay the histories of a file against this code, as `check` does with those of the database.
-
-        The file is one of `engine.runs.export`. Nothing else is read, and nothing is written: for tests and CI. A line
-        that cannot be read is reported, and the others are replayed. Raises `UsageError` if it is no such file.
-        """
-        return await histories.replay(self._session, file, types)
 
     # starting
 

@@ -9,7 +9,7 @@ import builtins
 import datetime
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Unpack
+from typing import Any, Never, Unpack
 
 import msgspec
 
@@ -86,6 +86,9 @@ class RemoteRuns(Runs):
             answer = await self._session.call("POST", "/runs/unserved", {"ids": ids[at : at + _CHUNK]})
             found |= {*decoded(answer, "ids", list[str])}
         return found
+
+    async def export(self, *_: Any, **__: Any) -> Never:
+        raise refused("export", "a history is read with its seed, which no answer has; run it where the database is")
 
     async def terminate(self, run_id: str, reason: str = "", *, undo: bool = False) -> bool:
         body = {"reason": check_text("reason", reason), "undo": check_flag("undo", undo)}

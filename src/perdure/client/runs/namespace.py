@@ -22,7 +22,7 @@ from perdure.core.codec.failure import Failure
 from perdure.core.ids import check_id
 from perdure.core.model.attributes import make_attribute, make_conditions
 from perdure.core.model.dead_letter import DeleteOutcome, dead_letter_reason
-from perdure.core.model.histories import ExportReport
+from perdure.core.model.histories import ExportReport, HistoriesReport
 from perdure.core.model.record import RecordKind
 from perdure.core.model.reports import BulkPreview, BulkReport
 from perdure.core.model.run import MOST_COUNTED, CountBy, Run, RunFilter, RunGroup, RunPage, Status
@@ -386,7 +386,7 @@ class Runs:
         limit: int | None = None,
         redact: Redaction | None = None,
     ) -> ExportReport:
-        """Write the histories of runs to a file, for `engine.replay` and `perdure debug`; by default of all runs.
+        """Write the histories of runs to a file, for `replay` and `perdure debug`; by default of all runs.
 
         A named file appears once it is complete. Runs are only read, newest first, at most `limit` of them. Payloads
         are written as they are stored; `redact=Redaction(keys=["password"])` replaces parts of them, and a workflow
@@ -397,6 +397,16 @@ class Runs:
         from perdure.client import histories
 
         return await histories.export(self._session, file, run_ids, where, limit, redact)
+
+    async def replay(self, file: str | os.PathLike[str], *, types: Sequence[str] | None = None) -> HistoriesReport:
+        """Replay the histories of a file against the code of this engine, as `engine.check` does with the database's.
+
+        The file is one of `export`. Nothing else is read, and nothing is written: for tests and CI. A line that cannot
+        be read is reported, and the others are replayed. Raises `UsageError` if it is no such file.
+        """
+        from perdure.client import histories
+
+        return await histories.replay(self._session, file, types)
 
     async def preview_bulk(
         self, run_ids: str | Sequence[str] | None = None, *, where: RunFilters | None = None
