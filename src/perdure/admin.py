@@ -38,7 +38,6 @@ from perdure.core.model.set_aside_messages import SetAsideMessage
 from perdure.core.model.waits import RunWaits, Wait, WaitKind
 from perdure.core.model.worker_info import BuildInfo, DrainOrder, RunningStep, RunningSteps, WorkerInfo
 from perdure.core.policy.classify import Classification, ErrorCategory
-from perdure.core.redaction import Redaction
 from perdure.core.routing import TypeInfo
 from perdure.core.time.schedule import BackfillPreview, Fire, Misfire, Schedule
 from perdure.workflow.definition import Definition
@@ -97,7 +96,6 @@ __all__ = [
     "Reason",
     "Record",
     "RecordKind",
-    "Redaction",
     "Role",
     "Run",
     "RunGroup",

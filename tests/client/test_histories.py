@@ -18,7 +18,6 @@ from perdure.client.histories import find_history
 from perdure.client.session import session_of
 from perdure.core.model.histories import VERSION, DamagedLine, RunHistory, read_histories
 from perdure.core.model.record import Record
-from perdure.core.redaction import Redaction
 from perdure.errors import RunNotFound
 from perdure.worker import ReplayCheck
 from tests.client.changes import child, other_child
@@ -109,9 +108,9 @@ async def test_filters_ids_and_a_limit_choose_the_runs(stage: Stage) -> None:
     assert await chosen(limit=2) == ["new", "bad"]
     assert (await engine.runs.export(io.BytesIO(), limit=2)).more
     assert not (await engine.runs.export(io.BytesIO(), limit=5)).more
-    for options in ({"limit": 0}, {"where": 7}, {"redact": "password"}, {"run_ids": "w1", "where": {}}):
+    for options in ({"limit": 0}, {"where": 7}, {"redact_keys": "password"}, {"run_ids": "w1", "where": {}}):
         with pytest.raises(UsageError):
-            await engine.runs.export(io.BytesIO(), **options)  # type: ignore[arg-type] # that is the test
+            await engine.runs.export(io.BytesIO(), **options)
 
 
 async def test_a_replayed_file_gives_the_findings_of_a_check_for_every_planted_change(
@@ -194,7 +193,7 @@ async def test_fields_of_a_later_version_are_ignored(on_disk: Stage) -> None:
 async def test_secrets_are_redacted_and_the_history_still_replays(on_disk: Stage, tmp_path: Path) -> None:
     engine, file = on_disk.engine(order, failing), tmp_path / "h.jsonl"
     await some_runs(engine)
-    await engine.runs.export(file, redact=Redaction(keys=["number", "tok*"], texts=["sk-[a-z0-9]+"]))
+    await engine.runs.export(file, redact_keys=["number", "tok*"], redact_texts=["sk-[a-z0-9]+"])
     text = file.read_text()
     assert "4111" not in text
     assert "sk-abc123" not in text

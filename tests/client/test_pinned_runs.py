@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from perdure import Call, Context, Engine, Handle, RunNotFound, Status, UsageError, activity, step, workflow
+from perdure.admin import Run
 from perdure.blocking import Engine as BlockingEngine
 from perdure.push import Pusher
 from tests.helpers import eventually
@@ -104,17 +105,19 @@ async def test_children_of_a_pinned_run_stay_with_its_build_and_activities_do_no
     old, new = engine_of(stage, OLD), engine_of(stage, NEW)
     run = await old.start(Call.named("pin.parent.v1"))
 
-    async def child(type: str) -> Handle[object] | None:
-        found = (await old.runs.list(parent=run.id, type=type)).runs
-        return await old.get(found[0].id) if found else None
+    async def child(type: str) -> Handle[object]:
+        async def found() -> tuple[Run, ...]:
+            return (await old.runs.list(parent=run.id, type=type)).runs
+
+        return await old.get((await eventually(found))[0].id)
 
     for type in ("pin.activity.v1", "pin.free.v1"):
         async with old.worker(types=["pin.parent.v1"]):
-            made = await eventually(lambda type=type: child(type))
+            made = await child(type)
         async with new.worker():
             assert await made.result("60s") == NEW
     async with old.worker():
-        made = await eventually(lambda: child("pin.child.v1"))
+        made = await child("pin.child.v1")
         assert (await made.info()).pinned_to == OLD
         await made.send("go", "on")
         assert await run.result("60s") == [NEW, NEW, OLD]

@@ -14,7 +14,6 @@ from perdure.cli.console.params import read_filters, with_filters, with_output, 
 from perdure.cli.console.target import is_url, load_engine, with_engine
 from perdure.cli.deploy import FAILED, finding_document, print_findings
 from perdure.core.model.histories import HistoriesReport
-from perdure.core.redaction import Redaction
 
 _EXPORT = "perdure export sqlite:///shop.db --type checkout --since 7d -o histories.jsonl --redact-key password"
 
@@ -43,11 +42,12 @@ def export(
     Runs are only read. A named file appears once it is complete.
     """
     where = None if run_ids else read_filters(options)
-    redact = Redaction(keys=keys, texts=texts) if keys or texts else None
     chosen: Any = sys.stdout.buffer if file == "-" else file
     report = with_engine(
         target,
-        lambda engine: engine.runs.export(chosen, run_ids or None, where=where, limit=limit, redact=redact),
+        lambda engine: engine.runs.export(
+            chosen, run_ids or None, where=where, limit=limit, redact_keys=keys, redact_texts=texts
+        ),
     )
     if file != "-":
         more = "; there are more" if report.more else ""

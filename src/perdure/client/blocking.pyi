@@ -3,6 +3,7 @@
 import builtins
 import datetime
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from os import PathLike
 from types import TracebackType
 from typing import IO, Any, Generic, Literal, Never, Self, TypeVar, Unpack, overload
 
@@ -41,7 +42,6 @@ from perdure.core.policy.retention import Retention
 from perdure.core.policy.retry import Retry
 from perdure.core.policy.singleton import Singleton
 from perdure.core.policy.watermark import Watermark
-from perdure.core.redaction import Redaction
 from perdure.core.routing import TypeInfo
 from perdure.core.system import System
 from perdure.core.time.cron import Timing
@@ -609,21 +609,22 @@ class Runs:
         """
     def export(
         self,
-        file: str | os.PathLike[str] | IO[bytes],
+        file: str | PathLike[str] | IO[bytes],
         run_ids: str | Sequence[str] | None = None,
         *,
         where: RunFilters | None = None,
         limit: int | None = None,
-        redact: Redaction | None = None,
+        redact_keys: Iterable[str] = (),
+        redact_texts: Iterable[str] = (),
     ) -> ExportReport:
         """Write the histories of runs to a file, for `replay` and `perdure debug`; by default of all runs.
 
         A named file appears once it is complete. Runs are only read, newest first, at most `limit` of them. Payloads
-        are written as they are stored; `redact=Redaction(keys=["password"])` replaces parts of them, and a workflow
-        whose path depends on such a part may then seem to diverge. The format is described in the guide on changing
-        code.
+        are written as they are stored. `redact_keys` are patterns of keys, such as `["password", "*_token"]`, whose
+        values are replaced, and `redact_texts` are regular expressions whose matches are; a workflow whose path depends
+        on such a part may then seem to diverge. The guide on changing code describes the format.
         """
-    def replay(self, file: str | os.PathLike[str], *, types: Sequence[str] | None = None) -> HistoriesReport:
+    def replay(self, file: str | PathLike[str], *, types: Sequence[str] | None = None) -> HistoriesReport:
         """Replay the histories of a file against the code of this engine, as `engine.check` does with the database's.
 
         The file is one of `export`. Nothing else is read, and nothing is written: for tests and CI. A line that cannot

@@ -31,7 +31,7 @@ from perdure.core.model.histories import (
 )
 from perdure.core.model.reports import DeployFinding, DeployProblem
 from perdure.core.model.run import RunFilter
-from perdure.core.option_checks import check_instance, check_list, check_whole
+from perdure.core.option_checks import check_list, check_whole
 from perdure.core.printed_text import brief
 from perdure.core.redaction import Redaction
 from perdure.errors import UsageError
@@ -54,7 +54,6 @@ async def export(
     """Write the histories of runs to a file; a file that is named appears once it is complete."""
     if limit is not None:
         check_whole("limit", limit, 1)
-    check_instance("redact", redact, Redaction, "Redaction(keys=['password'])")
     ids, filter = selected(run_ids, {} if run_ids is None and where is None else where)
     if not isinstance(file, str | os.PathLike):
         return await _write(session, file, ids, filter, limit, redact)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import builtins
 import datetime
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from os import PathLike
 from typing import IO, TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from msgspec import Struct
@@ -379,26 +379,29 @@ class Runs:
 
     async def export(
         self,
-        file: str | os.PathLike[str] | IO[bytes],
+        file: str | PathLike[str] | IO[bytes],
         run_ids: str | Sequence[str] | None = None,
         *,
         where: RunFilters | None = None,
         limit: int | None = None,
-        redact: Redaction | None = None,
+        redact_keys: Iterable[str] = (),
+        redact_texts: Iterable[str] = (),
     ) -> ExportReport:
         """Write the histories of runs to a file, for `replay` and `perdure debug`; by default of all runs.
 
         A named file appears once it is complete. Runs are only read, newest first, at most `limit` of them. Payloads
-        are written as they are stored; `redact=Redaction(keys=["password"])` replaces parts of them, and a workflow
-        whose path depends on such a part may then seem to diverge. The format is described in the guide on changing
-        code.
+        are written as they are stored. `redact_keys` are patterns of keys, such as `["password", "*_token"]`, whose
+        values are replaced, and `redact_texts` are regular expressions whose matches are; a workflow whose path depends
+        on such a part may then seem to diverge. The guide on changing code describes the format.
         """
         # Imported late: it builds on this class.
         from perdure.client import histories
 
-        return await histories.export(self._session, file, run_ids, where, limit, redact)
+        redact = Redaction(keys=redact_keys, texts=redact_texts)
+        chosen = redact if redact.changes_values else None
+        return await histories.export(self._session, file, run_ids, where, limit, chosen)
 
-    async def replay(self, file: str | os.PathLike[str], *, types: Sequence[str] | None = None) -> HistoriesReport:
+    async def replay(self, file: str | PathLike[str], *, types: Sequence[str] | None = None) -> HistoriesReport:
         """Replay the histories of a file against the code of this engine, as `engine.check` does with the database's.
 
         The file is one of `export`. Nothing else is read, and nothing is written: for tests and CI. A line that cannot
