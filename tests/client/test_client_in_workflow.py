@@ -31,6 +31,7 @@ from tests.stage import Stage
 
 #: Arguments of verbs, by the name of the parameter.
 ARGUMENTS: dict[str, Any] = {
+    "file": "/nonexistent/histories.jsonl",
     "run_id": "r1",
     "token": make_token("r1", 1, 0, "seed"),
     "run_ids": "r1",

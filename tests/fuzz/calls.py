@@ -94,6 +94,8 @@ _PLAUSIBLE: dict[str, list[Any]] = {
     "worker_id": ["w1"],
     "from_step": ["len", 0],
     "order": ["newest", "oldest"],
+    # No name of a file that a call could write.
+    "file": ["/nonexistent/h.jsonl", "/dev/full", "\0", "", b"h.jsonl", 7, None],
 }
 
 #: Methods of an engine and of the trail that open or end it, or never end. Those of breakers open and close breakers.
@@ -162,7 +164,7 @@ def plausible(name: str) -> list[Any]:
 
 def _value(name: str, draw: Draw) -> Any:
     known = _PLAUSIBLE.get(name)
-    if known is not None and (draw.random.random() < 0.5 or name in ("store", "system")):
+    if known is not None and (draw.random.random() < 0.5 or name in ("store", "system", "file")):
         return draw.random.choice(known)
     if name == "follow":
         return False

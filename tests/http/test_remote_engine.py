@@ -331,6 +331,7 @@ UNENCODABLE: dict[str, Callable[[Engine], Any]] = {
     "delete": lambda engine: engine.runs.delete("r", LONE),
     "purge": lambda engine: engine.runs.delete("r", LONE, purge=True),
     "set_priority": lambda engine: engine.runs.set_priority("r", 1, LONE),
+    "unpin": lambda engine: engine.runs.unpin("r", LONE),
     "pause a schedule": lambda engine: engine.schedules.pause("s", LONE),
     "pause a queue": lambda engine: engine.queues.pause(queue="q", reason=LONE),
     "a limit": lambda engine: engine.limits.set("l", rate=LONE),
@@ -438,6 +439,7 @@ REFUSED = {
     "Engine.worker": "a worker claims runs from the database",
     "Locks.acquire": "as Engine.lock",
     "Runs.bulk_worker": "the server works on bulk actions",
+    "Runs.export": "reads histories with the seeds of their runs",
     "AuditTrail.level": "belongs to the processes that write",
 }
 #: Members that end the engine, or make another view of it.

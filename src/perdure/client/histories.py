@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from perdure.client.deploy import check_history, readable, unheard_children
 from perdure.client.runs.bulk import selected
 from perdure.client.runs.namespace import RunFilters
-from perdure.client.session import Session
+from perdure.client.session import Session, refuse_in_workflow
 from perdure.core.ids import check_id, check_name
 from perdure.core.model.histories import (
     FORMAT,
@@ -52,24 +52,35 @@ async def export(
     redact: Redaction | None,
 ) -> ExportReport:
     """Write the histories of runs to a file; a file that is named appears once it is complete."""
+    refuse_in_workflow()
     if limit is not None:
         check_whole("limit", limit, 1)
     ids, filter = selected(run_ids, {} if run_ids is None and where is None else where)
-    if not isinstance(file, str | os.PathLike):
+    if not isinstance(file, str | os.PathLike) and hasattr(file, "write"):
         return await _write(session, file, ids, filter, limit, redact)
-    path = Path(file)
-    part = path.with_name(f".{path.name}.{session.system.entropy(4).hex()}.part")
+    path = _path_of(file)
+    part = path.parent / f".{path.name}.{session.system.entropy(4).hex()}.part"
     try:
         with part.open("wb") as stream:
             report = await _write(session, stream, ids, filter, limit, redact)
             stream.flush()
             os.fsync(stream.fileno())
         part.replace(path)
+    except (OSError, ValueError) as error:
+        with suppress(OSError, ValueError):
+            part.unlink(missing_ok=True)
+        raise UsageError(f"the file {brief(str(file))} cannot be written: {error}") from error
     except BaseException:
-        with suppress(OSError):
-            part.unlink()
+        part.unlink(missing_ok=True)
         raise
     return report
+
+
+def _path_of(file: object) -> Path:
+    """Check the name of a file. Raises `UsageError`."""
+    if not isinstance(file, str | os.PathLike) or not isinstance(os.fspath(file), str) or not str(file):
+        raise UsageError(f"file={brief(file)}: give the name of a file, such as 'histories.jsonl'")
+    return Path(file)
 
 
 async def _write(
@@ -125,6 +136,7 @@ async def load_histories(store: Store, run_ids: Sequence[str]) -> list[RunHistor
 
 async def replay(session: Session, file: Target, types: Sequence[str] | None) -> HistoriesReport:
     """Replay the histories of a file against the code of this engine. Nothing but the file is read."""
+    refuse_in_workflow()
     if types is not None:
         types = [check_name(type, "type") for type in check_list("types", types, "['shop.checkout.v1']")]
     findings: list[DeployFinding] = []
@@ -162,8 +174,9 @@ async def find_history(session: Session, run_id: str, file: Target | None) -> Ru
 
 def _histories_in(file: Target) -> Iterator[RunHistory | DamagedLine]:
     """Read a file a line at a time. Raises `UsageError`."""
+    path = _path_of(file)
     try:
-        with Path(file).open("rb") as stream:
+        with path.open("rb") as stream:
             yield from read_histories(stream, str(file))
-    except OSError as error:
-        raise UsageError(f"the file {brief(str(file))} cannot be read: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the file {brief(str(file))} cannot be read: {error}") from error

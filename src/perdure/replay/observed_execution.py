@@ -7,6 +7,7 @@ from typing import Any
 
 from perdure.core.model.record import Record
 from perdure.replay.execution import Execution
+from perdure.replay.run_loop import DrainContext
 
 #: Called before the workflow function is (None), and before each record is applied.
 Observer = Callable[[Record | None], None]
@@ -19,10 +20,10 @@ class ObservedExecution(Execution):
         super().__init__(*args, **options)
         self._observer = observer
 
-    def begin(self, *args: Any) -> None:
+    def begin(self, drain_context: DrainContext | None = None) -> None:
         """Call the workflow function and run it to its first wait."""
         self._observer(None)
-        super().begin(*args)
+        super().begin(drain_context)
 
     def _apply(self, record: Record) -> None:
         self._observer(record)

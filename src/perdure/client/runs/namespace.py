@@ -307,8 +307,8 @@ class Runs:
         `perdure check --pinned`. Raises `RunNotFound`.
         """
         session = self._session
+        reason = check_text("reason", reason)
         session.codec.encode(reason, "the reason for unpinning a run")
-        check_text("reason", reason)
         run = await session.find(run_id)
         if run.pinned_to is None:
             return False
