@@ -22,7 +22,7 @@ ALLOWED = {
     "client": {"core", "workflow", "store", "worker", "host"},
     "push": {"core", "store", "client", "host"},
     "admin": {"core", "workflow", "client"},
-    "blocking": {"client"},
+    "blocking": {"workflow", "client"},
     "machine": {"workflow"},
     "testing": {"core", "workflow", "replay", "store", "worker", "client", "host"},
     "lint": set[str](),

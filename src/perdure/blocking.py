@@ -1,4 +1,4 @@
-"""Perdure for code that is not async: the names of the client, whose methods block."""
+"""Perdure for code that is not async: the names of the client and of workflow code, whose methods block."""
 
 from perdure.client.blocking import (
     AuditTrail,
@@ -19,10 +19,13 @@ from perdure.client.blocking import (
     Watermarks,
     Workers,
 )
+from perdure.workflow.blocking import Child, Context, Saga
 
 __all__ = [
     "AuditTrail",
     "Breakers",
+    "Child",
+    "Context",
     "DeadLetters",
     "Engine",
     "EngineWorker",
@@ -34,6 +37,7 @@ __all__ = [
     "Pusher",
     "Queues",
     "Runs",
+    "Saga",
     "Schedules",
     "Tokens",
     "Watermarks",

@@ -37,6 +37,7 @@ from perdure.core.process_fork import watch_forks
 from perdure.core.system import Background, CpuClock, LoopTrace, System
 from perdure.replay.execution import Execution
 from perdure.worker.steps.attempt import RUN_STEP, Attempt
+from perdure.workflow.runtime import run_blocking
 from perdure.workflow.step import current_step
 
 logger = logging.getLogger("perdure.worker")
@@ -58,6 +59,10 @@ _KEPT_LOCK_REMEDY = "a thread does not help such code; put it in a step with pro
 _NAMED = 3
 
 _DRAIN = Execution.drain.__code__
+#: The outermost function of a `def` workflow, whose frames do not lead to those of its run.
+_BLOCKING = run_blocking.__code__
+#: Functions that call code of users, and the variable that has its owner.
+_OWNERS = {_DRAIN: "self", RUN_STEP: "self", _BLOCKING: "runtime"}
 _PACKAGE = errors.__file__.removesuffix("errors.py")
 _STANDARD = sysconfig.get_path("stdlib")
 _ASYNCIO = asyncio.__file__.removesuffix("__init__.py")
@@ -369,7 +374,7 @@ def _find_culprit(frames: Sequence[FrameType], loop: asyncio.AbstractEventLoop) 
     has_users = False
     for one in _callback_frames(frames):
         # A frame that has ended meanwhile may have lost its variables.
-        owner = one.f_locals.get("self") if one.f_code is _DRAIN or one.f_code is RUN_STEP else None
+        owner = one.f_locals.get(_OWNERS[one.f_code]) if one.f_code in _OWNERS else None
         if (culprit := _culprit_of(owner)) is not None:
             return culprit
         has_users = has_users or _is_of_user(one.f_code.co_filename)
@@ -408,7 +413,7 @@ def _stack_of(frames: Sequence[FrameType]) -> traceback.StackSummary:
     """The stack below the frames of Perdure, outermost first."""
     users: list[FrameType] = []
     for one in _callback_frames(frames):
-        if one.f_code is _DRAIN or one.f_code is RUN_STEP:
+        if one.f_code in _OWNERS:
             break
         users.append(one)
     while users and not _is_of_user(users[-1].f_code.co_filename):

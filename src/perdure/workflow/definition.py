@@ -11,8 +11,10 @@ import inspect
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.util import find_spec
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from msgspec import structs
 
@@ -28,6 +30,7 @@ from perdure.core.policy.retry import Retry
 from perdure.core.policy.singleton import Singleton
 from perdure.core.printed_text import brief
 from perdure.errors import BadArguments, EncodeError, UsageError
+from perdure.workflow import blocking
 from perdure.workflow.context import Context
 from perdure.workflow.run_settings import NO_SETTINGS, ActivityOptions, Placement, RunSettings, make_settings, place
 from perdure.workflow.signature import Signature, describe, names_at_decorator
@@ -88,7 +91,7 @@ class Definition(Generic[P, R]):
         return f"which is a run of its own; write `await ctx.call({self.__name__}(...))`"
 
     def _refuse_context(self, values: Iterable[object]) -> None:
-        if any(isinstance(value, Context) for value in values):
+        if any(isinstance(value, Context | blocking.Context) for value in values):
             raise BadArguments(
                 f"{self.type}() was given a context; leave it out, because each run gets its own: "
                 f"`await ctx.call({self.__name__}(...))`"
@@ -96,12 +99,13 @@ class Definition(Generic[P, R]):
 
 
 class Workflow(Definition[P, R]):
-    """A durable function that takes a `Context`; `retry` is the policy for the workflow as a whole."""
+    """A durable function that takes a `Context`, async or not; `retry` is the policy for the workflow as a whole."""
 
     def __init__(
         self,
         type: str,
-        function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]],
+        function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]
+        | Callable[Concatenate[blocking.Context, P], R],
         *,
         retry: Retry | int | None,
         limits: tuple[Limit, ...] = (),
@@ -112,7 +116,8 @@ class Workflow(Definition[P, R]):
         local_names: Mapping[str, Any] | None = None,
     ) -> None:
         _check_function(type, function)
-        signature = Signature(function, local_names)
+        is_async = inspect.iscoroutinefunction(function)
+        signature = Signature(function, local_names) if is_async else BlockingSignature(function, local_names)
         _check_context(type, function, signature)
         super().__init__(type, function, signature, "workflow", retry=check_retry(retry), limits=limits, fair=fair)
         #: Classes of errors of its own code that block a run; None: as the worker says.
@@ -130,16 +135,27 @@ class Workflow(Definition[P, R]):
         return f"<workflow {self.type}>"
 
 
+class BlockingSignature(Signature):
+    """Parameters of a workflow function that is not async."""
+
+    def bound(self, arguments: dict[str, Any]) -> Callable[[Any], Coroutine[Any, Any, Any]]:
+        """Return the function with arguments by name, as a coroutine function of the context."""
+        return partial(blocking.begin, super().bound(arguments))
+
+
 def _check_function(type: str, function: Callable[..., Any]) -> None:
-    if inspect.isasyncgenfunction(function):
+    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
         raise BadArguments(
             f"workflow {type!r}: {describe(function)} has a `yield`; a workflow returns one result, and shows others "
             "what it does by `ctx.emit(stream, item)`"
         )
-    if not inspect.iscoroutinefunction(function):
+    if inspect.iscoroutinefunction(function):
+        return
+    if not inspect.isroutine(function) or find_spec("greenlet") is None:
         raise BadArguments(
             f"workflow {type!r}: {describe(function)} must be an `async def`; "
-            "an ordinary function can be a step: `await ctx.step(function, ...)`"
+            "an ordinary function can be a step: `await ctx.step(function, ...)`; "
+            "workflows that are a `def` need greenlet: pip install 'perdure[sync]'"
         )
 
 
@@ -153,19 +169,44 @@ def _check_context(type: str, function: Callable[..., Any], signature: Signature
         )
     if declared is Any:
         return
+    is_async = not isinstance(signature, BlockingSignature)
+    own, other = (Context, blocking.Context) if is_async else (blocking.Context, Context)
     try:
-        fits = not isinstance(declared, builtins.type) or issubclass(Context, declared) or issubclass(declared, Context)
+        fits = not isinstance(declared, builtins.type) or issubclass(own, declared) or issubclass(declared, own)
+        is_other = not fits and issubclass(declared, other)
     except TypeError:  # a protocol that cannot be checked
         return
+    if is_other:
+        raise BadArguments(
+            f"workflow {type!r}: {describe(function)} is an `async def`, whose context is a perdure.Context"
+            if is_async
+            else f"workflow {type!r}: {describe(function)} must be an `async def` to take a perdure.Context; "
+            f"a `def` takes a perdure.blocking.Context: `def {function.__name__}({name}: blocking.Context, ...)`"
+        )
     if not fits:
         raise BadArguments(
-            f"workflow {type!r}: the first parameter of {describe(function)} is {name}: {declared.__name__}; "
-            f"put the context before it: `async def {function.__name__}(ctx: Context, {name}: {declared.__name__})`"
+            f"workflow {type!r}: the first parameter of {describe(function)} is {name}: {declared.__name__}; put the "
+            f"context before it: `{'async ' * is_async}def {function.__name__}(ctx: Context, "
+            f"{name}: {declared.__name__})`"
         )
+
+
+class WorkflowDecorator(Protocol):
+    """Makes a function a workflow."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[blocking.Context, P], R], /) -> Workflow[P, R]: ...
 
 
 @overload
 def workflow(function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
+
+
+@overload
+def workflow(function: Callable[Concatenate[blocking.Context, P], R], /) -> Workflow[P, R]: ...
 
 
 @overload
@@ -178,7 +219,7 @@ def workflow(
     singleton: Singleton | None = None,
     block_on: Sequence[type[Exception]] | None = None,
     pinned: bool | None = None,
-) -> Callable[[Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]], Workflow[P, R]]: ...
+) -> WorkflowDecorator: ...
 
 
 def workflow(
@@ -191,7 +232,10 @@ def workflow(
     block_on: Sequence[type[Exception]] | None = None,
     pinned: bool | None = None,
 ) -> Any:
-    """Make an async function a workflow of the given type, such as `"shop.checkout.v1"`.
+    """Make a function a workflow of the given type, such as `"shop.checkout.v1"`.
+
+    An `async def` gets a `Context`, a `def` a `perdure.blocking.Context`, whose calls block; it needs the extra
+    `perdure[sync]`.
 
     The type names the workflow in the database; do not change it while runs of it exist. A bare `@workflow` takes the
     module and the name of the function, such as `shop.orders.checkout`: do not rename or move it then.
@@ -215,7 +259,7 @@ def workflow(
     check_instance("singleton", singleton, Singleton, "Singleton(policy='queue')")
     pinning = None if pinned is None else check_flag("pinned", pinned)
 
-    def decorate(function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]) -> Workflow[P, R]:
+    def decorate(function: Callable[..., Any]) -> Workflow[..., Any]:
         name = default_type(function) if given is None else given
         return Workflow(
             name, function, retry=policy, limits=limits, fair=fair, singleton=singleton, block_on=blocking,

@@ -234,3 +234,8 @@ class Runtime(Protocol):
 
     def step_at(self, location: str, request: StepRequest) -> asyncio.Future[Any]:
         """Run a step at a location that is not used otherwise. Raises `EncodeError`."""
+
+
+def run_blocking(runtime: Runtime, function: Callable[[], R]) -> R:
+    """Call a function of a `def` workflow: the outermost frame of its greenlet, in which the loop watch finds the run."""
+    return function()

@@ -82,7 +82,8 @@ class Signature:
             ):
                 raise BadArguments(
                     f"{describe(function)} must take the Context as its first parameter: "
-                    f"`async def {getattr(function, '__name__', 'workflow')}(ctx: Context, ...)`"
+                    f"`{'async ' * inspect.iscoroutinefunction(function)}def "
+                    f"{getattr(function, '__name__', 'workflow')}(ctx: Context, ...)`"
                 )
             self._context = parameters[0].name
             parameters = parameters[1:]
