@@ -1,20 +1,26 @@
-"""Writes `client/blocking.pyi`, the types of the blocking client, from the source of the async one.
+"""Writes the types of the blocking client and of the blocking context from the sources of the async ones.
 
     python -m tests.typing.blocking_stub
 
-A coroutine function becomes a function, an async generator a generator, an async context manager a context manager. The
-name of an async class stands for its blocking view.
+They are `client/blocking.pyi` and `workflow/blocking.pyi`. A coroutine function becomes a function, an async generator
+a generator, an async context manager a context manager. The name of an async class stands for its blocking view.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 import subprocess
 import sys
+from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
+
+from perdure.workflow import blocking
 
 ROOT = Path(__file__).parent.parent.parent
 STUB = ROOT / "src" / "perdure" / "client" / "blocking.pyi"
+WORKFLOW_STUB = ROOT / "src" / "perdure" / "workflow" / "blocking.pyi"
 
 #: Async classes by module, in the order of the stub.
 CLASSES = {
@@ -84,7 +90,7 @@ def stub() -> str:
         classes += [_class(node) for node in tree.body if isinstance(node, ast.ClassDef) and node.name in names]
     imports.append("from perdure.client.engine import Engine as AsyncEngine")
     text = "\n".join([HEADER, *dict.fromkeys(imports), VARIABLES, *classes, _OVER])
-    return _formatted(text)
+    return _formatted(text, STUB)
 
 
 _OVER = '''
@@ -170,10 +176,10 @@ def _indented(text: str) -> str:
     return "\n".join(f"    {line}" if line else "" for line in text.split("\n"))
 
 
-def _formatted(text: str) -> str:
+def _formatted(text: str, path: Path) -> str:
     for command in (["check", "--fix-only", "--select", "F401,F811,I,E402,UP", "--quiet"], ["format"]):
         text = subprocess.run(
-            [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(STUB), "-"],
+            [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(path), "-"],
             input=text,
             capture_output=True,
             text=True,
@@ -183,5 +189,215 @@ def _formatted(text: str) -> str:
     return text
 
 
+# The context of `def` workflows
+
+#: Async classes of workflow code by module.
+WORKFLOW_CLASSES = {"context": "Context", "child": "Child", "saga": "Saga"}
+
+_WORKFLOW_HEADER = '''"""Types of blocking workflow code, made by `python -m tests.typing.blocking_stub`; do not edit."""
+
+import datetime
+import logging
+import uuid
+from collections.abc import (
+    Awaitable, Callable, Collection, Coroutine, Generator, Iterable, Mapping
+)
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from types import TracebackType
+from typing import Any, Concatenate, Generic, Literal, Never, NoReturn, ParamSpec, Self, TypeVar, Unpack, overload
+import asyncio
+from perdure.workflow.context import Context as AsyncContext
+from perdure.workflow.context import NotAStep
+'''
+
+_WORKFLOW_VARIABLES = """
+A = TypeVar("A")
+P = ParamSpec("P")
+Q = TypeVar("Q")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+S = TypeVar("S")
+T = TypeVar("T")
+T1 = TypeVar("T1")
+T2 = TypeVar("T2")
+T3 = TypeVar("T3")
+T4 = TypeVar("T4")
+T5 = TypeVar("T5")
+V = TypeVar("V")
+
+#: The body of a loop.
+Body = Callable[["Context", S], Continue[S] | Break[V]]
+"""
+
+#: Members that the async context does not have.
+_OWN_MEMBERS = """
+@overload
+def gather(
+    self, first: Callable[[], T1], second: Callable[[], T2], /, *, return_exceptions: Literal[False] = False
+) -> tuple[T1, T2]: ...
+@overload
+def gather(
+    self, first: Callable[[], T1], second: Callable[[], T2], third: Callable[[], T3], /, *,
+    return_exceptions: Literal[False] = False
+) -> tuple[T1, T2, T3]: ...
+@overload
+def gather(
+    self, first: Callable[[], T1], second: Callable[[], T2], third: Callable[[], T3], fourth: Callable[[], T4], /, *,
+    return_exceptions: Literal[False] = False
+) -> tuple[T1, T2, T3, T4]: ...
+@overload
+def gather(
+    self, first: Callable[[], T1], second: Callable[[], T2], third: Callable[[], T3], fourth: Callable[[], T4],
+    fifth: Callable[[], T5], /, *, return_exceptions: Literal[False] = False
+) -> tuple[T1, T2, T3, T4, T5]: ...
+@overload
+def gather(self, *functions: Callable[[], T], return_exceptions: Literal[False] = False) -> tuple[T, ...]: ...
+@overload
+def gather(self, *functions: Callable[[], T], return_exceptions: Literal[True]) -> tuple[T | BaseException, ...]: ...
+def timeout(self, duration: Duration | None) -> AbstractContextManager[asyncio.Timeout]: ...
+def wait(self, awaitable: Awaitable[R]) -> R: ...
+def enter(self, manager: AbstractAsyncContextManager[T]) -> AbstractContextManager[T]: ...
+"""
+
+_WORKFLOW_OVER = '''
+def begin(function: Callable[..., Any], given: AsyncContext) -> Coroutine[Any, Any, Any]:
+    """Begin a `def` workflow: a coroutine that calls it with the blocking view of a context."""
+
+def view(target: Any) -> Any:
+    """Make the blocking view of an object; values of other classes stay as they are."""
+'''
+
+
+#: Types of branches. Each has an overload, because a lambda is not inferred from a union.
+_BRANCHES = (
+    "Callable[[Context], T]",
+    "Callable[[], T]",
+    "Callable[[Context], T] | Callable[[], T]",
+)
+
+
+class _Waiting(ast.NodeTransformer):
+    """Types as they are in blocking code: the result of an operation, and functions for awaitables.
+
+    `branch` is the type of a branch.
+    """
+
+    def __init__(self, branch: str) -> None:
+        self._chosen = branch
+        self.has_choice = False
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        if ast.unparse(node) == "Awaitable[T] | Callable[[Context], Awaitable[T]]":
+            return self._branch()
+        self.generic_visit(node)
+        return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        name = node.value.id if isinstance(node.value, ast.Name) else ""
+        if name == "Branch":
+            return self._branch()
+        if name == "Operation":
+            result: ast.AST = self.visit(node.slice)
+            return result
+        if name == "Coroutine" and isinstance(node.slice, ast.Tuple):
+            return node.slice.elts[2]
+        if name == "Awaitable":
+            return _type(f"Callable[[], {ast.unparse(node.slice)}]")
+        if name == "Callable" and isinstance(node.slice, ast.Tuple):
+            parameters, returned = node.slice.elts
+            if "Context" in ast.unparse(parameters) and isinstance(returned, ast.Subscript):
+                return _type(f"Callable[{ast.unparse(parameters)}, {ast.unparse(returned.slice)}]")
+            return node
+        self.generic_visit(node)
+        return node
+
+    def _branch(self) -> ast.expr:
+        self.has_choice = True
+        return _type(self._chosen)
+
+
+def _type(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def workflow_stub() -> str:
+    """The text of the stub of the context."""
+    imports: list[str] = []
+    classes: list[str] = []
+    views = set(WORKFLOW_CLASSES.values())
+    for module, name in WORKFLOW_CLASSES.items():
+        tree = ast.parse((ROOT / "src" / "perdure" / "workflow" / f"{module}.py").read_text(encoding="utf-8"))
+        imports += [
+            f"from {node.module} import {alias.name}"
+            for node in _imports(tree)
+            for alias in node.names
+            if alias.name not in views and alias.name not in ("Body", "Branch", "Operation")
+        ]
+        [found] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+        classes.append(_workflow_class(found))
+    imports.append("from perdure.workflow.endless_loop import Break, Continue")
+    text = [_WORKFLOW_HEADER, *dict.fromkeys(imports), _WORKFLOW_VARIABLES, *classes, _WORKFLOW_OVER]
+    return _formatted("\n".join(text), WORKFLOW_STUB)
+
+
+def _workflow_class(node: ast.ClassDef) -> str:
+    view = vars(blocking)[node.name]
+    functions = [one for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+    overloaded = {one.name for one in functions if _is(one, "overload")}
+    lines = [_head(node), _indented(f'"""{view.__doc__}"""')]
+    for one in functions:
+        if not one.name.startswith("_") and (one.name not in overloaded or _is(one, "overload")):
+            lines += [_indented(text) for text in _waiting(one, view)]
+    if node.name == "Context":
+        lines += [_indented(_documented(one, view)) for one in ast.parse(_OWN_MEMBERS).body]
+    if "__aenter__" in {one.name for one in functions}:
+        lines += ["    def __enter__(self) -> Self: ...", _EXIT]
+    return "\n".join(lines) + "\n"
+
+
+def _head(node: ast.ClassDef) -> str:
+    bases = [ast.unparse(base) for base in node.bases]
+    return f"class {node.name}{f'({chr(44).join(bases)})' if bases else ''}:"
+
+
+def _waiting(node: ast.FunctionDef | ast.AsyncFunctionDef, view: type) -> Iterator[str]:
+    """A member of the view; once for each kind of branch that it takes."""
+    choices = [_Waiting(branch) for branch in _BRANCHES]
+    made = [_converted(deepcopy(node), choice, view) for choice in choices]
+    if not choices[0].has_choice:
+        made = made[:1]
+    for one in made:
+        if len(made) > 1:
+            one.decorator_list.append(ast.Name("overload"))
+        yield _documented(one, view)
+
+
+def _converted(node: ast.FunctionDef | ast.AsyncFunctionDef, types: _Waiting, view: type) -> ast.FunctionDef:
+    for argument in [*node.args.args, *node.args.posonlyargs, *node.args.kwonlyargs]:
+        if argument.annotation is not None:
+            argument.annotation = types.visit(argument.annotation)
+    if node.name in vars(view.__base__ or object):
+        # The view defines this member itself, and calls its parameters by other names.
+        own = list(inspect.signature(inspect.getattr_static(view, node.name)).parameters)
+        for argument, name in zip(node.args.args, own, strict=False):
+            argument.arg = name
+    returns = None if node.returns is None else types.visit(node.returns)
+    made = ast.FunctionDef(node.name, node.args, [ast.Expr(ast.Constant(...))], node.decorator_list, returns)
+    return ast.fix_missing_locations(made)
+
+
+def _documented(node: ast.stmt, view: type) -> str:
+    assert isinstance(node, ast.FunctionDef)
+    text = ast.unparse(node)
+    if _is(node, "overload"):
+        return text
+    doc = inspect.getdoc(inspect.getattr_static(view, node.name))
+    assert doc is not None
+    head, _, _ = text.rpartition("\n")
+    paragraphs = doc.replace("\n", "\n    ").replace("\n    \n", "\n\n")
+    return f'{head}\n    """{paragraphs}{chr(10) + "    " if chr(10) in doc else ""}"""'
+
+
 if __name__ == "__main__":
     STUB.write_text(stub(), encoding="utf-8")
+    WORKFLOW_STUB.write_text(workflow_stub(), encoding="utf-8")

@@ -379,3 +379,62 @@ async def branches(ctx: Context) -> None:
     assert_type(quotes["far"].result, bool)
     assert_type(await ctx.join({"a": count_stock(), "b": count_stock()}), dict[str, int])
     assert_type((await ctx.race({"a": count_stock()}, until="completion")).value, int)
+
+
+# workflows that are not async
+
+
+@workflow("shop.pack.v1")
+def pack_up(ctx: blocking_client.Context, order: Order, boxes: int = 1) -> str:
+    assert_type(ctx.step(charge, order.id, order.cents), str)
+    assert_type(ctx.step(reserve, order.id), list[int])
+    ctx.step(charge, order.id)  # type: ignore[call-overload] # wrong on purpose
+    assert_type(ctx.transaction(take, order.id, 3), int)
+    assert_type(ctx.options(timeout="5s", undo=give_back).step(take_seats, order.id), list[int])
+    assert_type(ctx.receive(Channel("approval", bool)), bool)
+    assert_type(ctx.receive_many(Channel("approval", bool), limit=3), list[bool])
+    assert_type(ctx.call(ship(order)), datetime.date)
+    child = ctx.spawn(ship(order))
+    assert_type(child, blocking_client.Child[datetime.date])
+    assert_type(child.result(), datetime.date)
+    assert_type(ctx.gather(lambda: ctx.step(len, "a"), lambda: ctx.step(str, 1)), tuple[int, str])
+    assert_type(ctx.gather(*[lambda: ctx.step(len, "a")]), tuple[int, ...])
+    assert_type(ctx.map(len, ["a", "b"], limit=2), list[int])
+    assert_type(ctx.map(part, ["a", "b"]), list[float])
+    assert_type(ctx.join({"a": blocking_branch}), dict[str, int])
+    assert_type(ctx.join({"a": lambda: ctx.step(len, "a")}), dict[str, int])
+    assert_type(ctx.race({"a": lambda: ctx.step(len, "a")}).value, int)
+    ended = ctx.outcome(lambda: ctx.step(len, "a"))
+    if isinstance(ended, Succeeded):
+        assert_type(ended.value, int)
+    assert_type(ctx.shield(lambda: ctx.step(len, "a")), int)
+    with ctx.timeout("5s") as limit, ctx.saga() as saga, ctx.enter(asyncio.Lock()):
+        assert_type(limit.expired(), bool)
+        assert_type(saga, blocking_client.Saga)
+    assert_type(ctx.wait(asyncio.Queue[int]().get()), int)
+    return order.id
+
+
+def part(ctx: blocking_client.Context, item: str) -> float:
+    return float(ctx.step(len, item))
+
+
+def blocking_branch(ctx: blocking_client.Context) -> int:
+    return ctx.step(len, "a")
+
+
+@workflow
+def bare_blocking(ctx: blocking_client.Context, to: str) -> int:
+    return len(to)
+
+
+async def blocking_calls(engine: Engine, order: Order) -> None:
+    assert_type(pack_up(order, boxes=2), Call[str])
+    pack_up(order, boxes="2")  # type: ignore[arg-type] # wrong on purpose
+    assert_type(bare_blocking("a"), Call[int])
+    assert_type(await (await engine.start(pack_up(order))).result(), str)
+
+
+@workflow("shop.confused.v1")  # type: ignore[arg-type] # wrong on purpose
+def confused(ctx: Context, to: str) -> int:
+    return len(to)

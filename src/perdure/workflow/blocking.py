@@ -131,7 +131,7 @@ class ContextView(View):
     __slots__ = ()
     __perdure_advice__ = AsyncContext.__perdure_advice__
 
-    def gather(self, *functions: Callable[[], Any], return_exceptions: bool = False) -> list[Any]:
+    def gather(self, *functions: Callable[[], Any], return_exceptions: bool = False) -> tuple[Any, ...]:
         """Call functions concurrently, each as a task of its own; returns their results in order.
 
         `ctx.gather(lambda: ctx.step(one), lambda: ctx.step(two))` is `asyncio.gather` of an async workflow. The first
@@ -139,8 +139,7 @@ class ContextView(View):
         """
         parts = [Part(self._target._runtime, _checked("ctx.gather", one)) for one in functions]
         gathered = asyncio.gather(*(part.begin() for part in parts), return_exceptions=return_exceptions)
-        results: list[Any] = _wait(gathered)
-        return results
+        return tuple(_wait(gathered))
 
     def timeout(self, duration: Duration | None) -> Entered:
         """Bound a block: `with ctx.timeout("5m"): ...` raises `TimeoutError` in it when the time is over.
@@ -305,11 +304,26 @@ def _mirror(target: type, base: type[View]) -> Any:
     return made
 
 
+#: Words of docstrings of async members, and those of blocking ones.
+_WORDS = {
+    "`await child` gives": "`child.result()` gives",
+    "replay; await it.": "replay.",
+    "`await ": "`",
+    "`async with ": "`with ",
+    "; awaiting it raises": "; `result()` raises",
+    "An operation that resolves to the child's result, or raises its error.": "Wait for the child's result; raises its "
+    "error.",
+    " `asyncio.sleep` does the same.": "",
+}
+
+
 def _method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def call(self: View, *args: Any, **kwargs: Any) -> Any:
         return _settle(getattr(self._target, name)(*args, **kwargs))
 
+    for words, ours in _WORDS.items():
+        call.__doc__ = (call.__doc__ or "").replace(words, ours)
     return call
 
 

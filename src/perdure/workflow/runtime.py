@@ -237,5 +237,5 @@ class Runtime(Protocol):
 
 
 def run_blocking(runtime: Runtime, function: Callable[[], R]) -> R:
-    """Call a function of a `def` workflow: the outermost frame of its greenlet, in which the loop watch finds the run."""
+    """Call a function of a `def` workflow: the outermost frame of a greenlet, where the loop watch finds the run."""
     return function()
