@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
 
+from perdure import Context
 from perdure.core.model.record import Record, RecordKind
 from perdure.replay.checkpoints import is_part_over, read_checkpoint
 from perdure.replay.operations import ChildOperation, StepOperation
@@ -25,7 +26,7 @@ class Play(Driver):
 
     def __init__(self, program: Node, history: Sequence[Record] = ()) -> None:
         self.program = program
-        self.machine = Machine()
+        self.machine = self.make_machine()
         #: Effects that have left the run each time, and children that were started or stopped.
         self.left: list[str] = []
         self.lefts: list[int] = []
@@ -34,7 +35,15 @@ class Play(Driver):
         self._looked = 0
         #: Whether it is unknown if the effects of the last record have left: the record was written without them.
         self.is_uncertain = not history or _was_committed_alone(history[-1])
-        super().__init__(self.machine.perform, program, history=history)
+        super().__init__(self.start, program, history=history)
+
+    def make_machine(self) -> Machine:
+        """A machine that performs the program."""
+        return Machine()
+
+    def start(self, ctx: Context, program: Node) -> Coroutine[Any, Any, Any]:
+        """The workflow."""
+        return self.machine.perform(ctx, program)
 
     @property
     def position(self) -> list[str]:
@@ -53,7 +62,7 @@ class Play(Driver):
 
     def again(self, history: Any = None) -> Play:
         """The same program taken up with its history, or the one given."""
-        return Play(self.program, tuple(self.history if history is None else history))
+        return type(self)(self.program, tuple(self.history if history is None else history))
 
     def close(self) -> None:
         """Let go of what is left."""
@@ -91,9 +100,9 @@ class Recording(Struct, frozen=True):
     lefts: list[int]
 
 
-def record(program: Node, events: Sequence[int]) -> Play:
+def record(program: Node, events: Sequence[int], kind: type[Play] = Play) -> Play:
     """Perform a program while things happen to it in a random order."""
-    play = Play(program)
+    play = kind(program)
     tape = Tape(events)
     while play.outcome is None and not tape.is_exhausted and len(play.happened) < _MOST_HAPPENINGS:
         _happen(play, tape)
@@ -151,14 +160,14 @@ def recording_of(play: Play) -> Recording:
     )
 
 
-def verify(recording: Recording) -> str:
+def verify(recording: Recording, kind: type[Play] = Play) -> str:
     """Replay, cut after anything that happened, must stand where the recorded run stood, and go on as it went on.
 
     Gives what is wrong.
     """
     for cut in reversed(range(len(recording.stages))):
         for history in _histories(recording, cut):
-            play = Play(recording.program, history)
+            play = kind(recording.program, history)
             wrong = _taken_up(play, recording, cut) or _gone_on(play, recording, cut)
             if wrong:
                 return f"cut after {cut} happenings, {wrong}"

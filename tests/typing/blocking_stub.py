@@ -194,7 +194,7 @@ def _formatted(text: str, path: Path) -> str:
 #: Async classes of workflow code by module.
 WORKFLOW_CLASSES = {"context": "Context", "child": "Child", "saga": "Saga"}
 
-_WORKFLOW_HEADER = '''"""Types of blocking workflow code, made by `python -m tests.typing.blocking_stub`; do not edit."""
+_WORKFLOW_HEADER = '''"""Types of blocking workflow code, by `python -m tests.typing.blocking_stub`; do not edit."""
 
 import datetime
 import logging
