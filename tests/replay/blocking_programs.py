@@ -136,8 +136,8 @@ class BlockingMachine(Machine):
         return self._noted(node, self._work(node.name, node.id))
 
     def act_deed(self, node: Node) -> Any:
-        ctx = self._blocking.options(name=f"{DEED}{node.name}")
-        return self._noted(node, ctx.transaction(work, node.id))  # type: ignore[call-arg] # never called
+        function: Any = work
+        return self._noted(node, self._blocking.options(name=f"{DEED}{node.name}").transaction(function, node.id))
 
     def act_child(self, node: Node) -> Any:
         return self._noted(node, self._blocking.call(Call.named(f"{node.name}.v1", node.id)))

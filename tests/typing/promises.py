@@ -398,7 +398,7 @@ def pack_up(ctx: blocking_client.Context, order: Order, boxes: int = 1) -> str:
     assert_type(child, blocking_client.Child[datetime.date])
     assert_type(child.result(), datetime.date)
     assert_type(ctx.gather(lambda: ctx.step(len, "a"), lambda: ctx.step(str, 1)), tuple[int, str])
-    assert_type(ctx.gather(*[lambda: ctx.step(len, "a")]), tuple[int, ...])
+    assert_type(ctx.gather(*[lambda: ctx.step(len, "a")]), list[int])
     assert_type(ctx.map(len, ["a", "b"], limit=2), list[int])
     assert_type(ctx.map(part, ["a", "b"]), list[float])
     assert_type(ctx.join({"a": blocking_branch}), dict[str, int])

@@ -131,7 +131,7 @@ class ContextView(View):
     __slots__ = ()
     __perdure_advice__ = AsyncContext.__perdure_advice__
 
-    def gather(self, *functions: Callable[[], Any], return_exceptions: bool = False) -> tuple[Any, ...]:
+    def gather(self, *functions: Callable[[], Any], return_exceptions: bool = False) -> list[Any]:
         """Call functions concurrently, each as a task of its own; returns their results in order.
 
         `ctx.gather(lambda: ctx.step(one), lambda: ctx.step(two))` is `asyncio.gather` of an async workflow. The first
@@ -139,7 +139,8 @@ class ContextView(View):
         """
         parts = [Part(self._target._runtime, _checked("ctx.gather", one)) for one in functions]
         gathered = asyncio.gather(*(part.begin() for part in parts), return_exceptions=return_exceptions)
-        return tuple(_wait(gathered))
+        results: list[Any] = _wait(gathered)
+        return results
 
     def timeout(self, duration: Duration | None) -> Entered:
         """Bound a block: `with ctx.timeout("5m"): ...` raises `TimeoutError` in it when the time is over.

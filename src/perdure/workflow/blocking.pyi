@@ -1,4 +1,8 @@
-"""Types of blocking workflow code, made by `python -m tests.typing.blocking_stub`; do not edit."""
+"""Types of blocking workflow code, by `python -m tests.typing.blocking_stub`; do not edit."""
+
+# `gather` is typed as `asyncio.gather` is.
+# mypy: disable-error-code="overload-overlap"
+# pyright: reportOverlappingOverload=false
 
 import asyncio
 import datetime
@@ -331,11 +335,9 @@ class Context:
         return_exceptions: Literal[False] = False,
     ) -> tuple[T1, T2, T3, T4, T5]: ...
     @overload
-    def gather(self, *functions: Callable[[], T], return_exceptions: Literal[False] = False) -> tuple[T, ...]: ...
+    def gather(self, *functions: Callable[[], T], return_exceptions: Literal[False] = False) -> list[T]: ...
     @overload
-    def gather(
-        self, *functions: Callable[[], T], return_exceptions: Literal[True]
-    ) -> tuple[T | BaseException, ...]: ...
+    def gather(self, *functions: Callable[[], T], return_exceptions: Literal[True]) -> list[T | BaseException]: ...
     def timeout(self, duration: Duration | None) -> AbstractContextManager[asyncio.Timeout]:
         """Bound a block: `with ctx.timeout("5m"): ...` raises `TimeoutError` in it when the time is over.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
+from traceback import clear_frames
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -30,10 +31,13 @@ class EvictedGreenlet(Evicted, GeneratorExit):
 class WorkflowGreenlet(greenlet):
     """The stack of one task."""
 
+    #: Whether the run is evicted.
+    is_evicted = False
+
 
 async def drive(runtime: Runtime, function: Callable[[], T]) -> T:
     """Call a blocking function of a run in a greenlet, and await what it waits for."""
-    code = WorkflowGreenlet(run_blocking)
+    code = WorkflowGreenlet(_run)
     # The context variables of the code are those of the task.
     code.gr_context = getcurrent().gr_context
     error: BaseException | None = None
@@ -43,8 +47,10 @@ async def drive(runtime: Runtime, function: Callable[[], T]) -> T:
         while not code.dead:
             try:
                 value = await awaited
+            except Evicted:
+                code.is_evicted, error = True, EvictedGreenlet()
             except BaseException as raised:
-                error = _for_code(raised)
+                error = _without_frame(raised)
             # Another greenlet of the thread may have resumed the task.
             code.parent = getcurrent()
             if error is None:
@@ -64,6 +70,17 @@ async def drive(runtime: Runtime, function: Callable[[], T]) -> T:
     return cast("T", awaited)
 
 
+def _run(runtime: Runtime, function: Callable[[], T]) -> T:
+    try:
+        return run_blocking(runtime, function)
+    except BaseException as error:
+        current = getcurrent()
+        if isinstance(current, WorkflowGreenlet) and current.is_evicted:
+            # Generators that the frames have left in the middle end here, where their `finally` may still block.
+            clear_frames(error.__traceback__)
+        raise
+
+
 def block(awaitable: Awaitable[T]) -> T:
     """Wait for an awaitable in the greenlet of a task. Raises `WorkflowError` outside of one."""
     current = getcurrent()
@@ -77,10 +94,8 @@ def block(awaitable: Awaitable[T]) -> T:
     return cast("T", current.parent.switch(awaitable))
 
 
-def _for_code(error: BaseException) -> BaseException:
-    """The error to raise in the code, without the frame of `drive`."""
-    if isinstance(error, Evicted):
-        return EvictedGreenlet()
+def _without_frame(error: BaseException) -> BaseException:
+    """An error to be raised in the code, without the frame of `drive` in its traceback."""
     trace = error.__traceback__
     return error.with_traceback(None if trace is None else trace.tb_next)
 
