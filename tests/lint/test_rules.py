@@ -285,6 +285,56 @@ def test_correct_code_is_left_alone(body: str, tmp_path: Path) -> None:
     assert codes(tmp_path, in_workflow(body)) == []
 
 
+def in_blocking_workflow(body: str) -> str:
+    body = body.replace("await ", "").replace("async ", "")
+    head = "def flow(ctx: BlockingContext, order, names: set[str], tasks=()):"
+    imported = "from perdure.blocking import Context as BlockingContext"
+    return f'{HEAD}\n{imported}\n@workflow("shop.v1")\n{head}\n{indent(dedent(body).strip(), "    ")}\n'
+
+
+#: Code of asyncio, which a `def` has not.
+ASYNC = ("asyncio", "relay", "plain(1)", "async for", "yield")
+
+
+def is_portable(body: str) -> bool:
+    return not any(word in body for word in ASYNC)
+
+
+@pytest.mark.parametrize(
+    ("code", "body"),
+    [(code, body) for code, bodies in WRONG.items() for body in bodies if is_portable(body) and code != "PD012"],
+)
+def test_a_rule_finds_the_same_in_a_workflow_that_is_not_async(code: str, body: str, tmp_path: Path) -> None:
+    assert code in codes(tmp_path, in_blocking_workflow(body))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(body for body in RIGHT if is_portable(body) and "ctx.step(charge, 1)\nif op" not in body),
+        "ctx.step(charge, 1)\nif ctx.step(charge, 2): return ctx.receive('x') + 1",
+        "ctx.gather(lambda: ctx.step(charge, 1), lambda: ctx.sleep(1))",
+        "paid = ctx.options(name='x').step(charge, 1)\nreturn paid.total",
+        "with ctx.timeout(5): ctx.sleep(1)",
+        "def part(): return ctx.step(charge, 1)\nctx.gather(part, part)",
+        "def helper(ctx, cents): ctx.step(charge, cents)\nhelper(ctx, 3)",
+    ],
+)
+def test_correct_code_that_is_not_async_is_left_alone(body: str, tmp_path: Path) -> None:
+    assert codes(tmp_path, in_blocking_workflow(body)) == []
+
+
+@pytest.mark.parametrize("head", ["def f(ctx):", "def f(ctx: 'perdure.blocking.Context'):"])
+def test_a_workflow_that_is_not_async_is_recognised(head: str, tmp_path: Path) -> None:
+    text = f"import time, perdure, perdure.blocking\n@perdure.workflow('x')\n{head} ctx.sleep(1), time.time()\n"
+    assert codes(tmp_path, text) == ["PD001"]
+
+
+@pytest.mark.parametrize("body", ["ctx.gather(part)", "ctx.shield(part)", "ctx.join({'a': part})", "ctx.gather(now)"])
+def test_functions_that_a_blocking_context_calls_are_workflow_code(body: str, tmp_path: Path) -> None:
+    assert codes(tmp_path, in_blocking_workflow(f"def part(): time.time()\nnow = part\n{body}")) == ["PD001"]
+
+
 def test_a_comment_allows_only_the_rule_that_it_names(tmp_path: Path) -> None:
     assert codes(tmp_path, in_workflow("time.time()  # perdure: allow PD002")) == ["PD001"]
 

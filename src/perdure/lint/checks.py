@@ -10,6 +10,7 @@ from perdure.lint.project import FunctionInfo, Module, Project
 from perdure.lint.reach import Reach, Reached, label, workflow_nodes
 from perdure.lint.rules import (
     AWAIT,
+    BLOCKING_CALLS,
     CALLED,
     CANCEL,
     CLIENT,
@@ -42,7 +43,7 @@ from perdure.lint.rules import (
     rule_of,
     shown_path,
 )
-from perdure.lint.values import ACTIVITY, CONTEXT, STEP, WORKFLOW, Value, Values, held
+from perdure.lint.values import ACTIVITY, BLOCKING, STEP, WORKFLOW, Value, Values, held, is_context
 
 #: Keywords that get a function to be called later, by a class or a sort.
 _CALLBACK_KEYWORDS = frozenset(("default_factory", "factory", "key", "default"))
@@ -72,7 +73,7 @@ class FunctionCheck:
             elif isinstance(node, ast.Assign | ast.AugAssign | ast.Delete):
                 self._check_target(node)
             elif isinstance(node, ast.Try | ast.With | ast.AsyncWith):
-                for place in swallows_cancellation(node, self._function, self._name_of):
+                for place in swallows_cancellation(node, self._function, self._name_of, self._blocks):
                     self._report(CANCEL, place, "the handler")
             if (reason := depends_on_order(node, self._function, self._values)) is not None:
                 self._report(ORDER, node, reason)
@@ -83,6 +84,15 @@ class FunctionCheck:
 
     def _name_of(self, node: ast.expr) -> str:
         return self._values.full_name(node, self._function, self._module)
+
+    def _blocks(self, node: ast.AST) -> bool:
+        """True if a node is a call of a blocking context that waits."""
+        return (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in BLOCKING_CALLS
+            and held(self._of(node.func.value)) == BLOCKING
+        )
 
     # calls
 
@@ -153,7 +163,7 @@ class FunctionCheck:
         return (
             isinstance(node.func, ast.Attribute)
             and node.func.attr in STEP_METHODS
-            and held(self._of(node.func.value)) == CONTEXT
+            and is_context(held(self._of(node.func.value)))
         )
 
     def _check_defaults(self, node: ast.Call, called: Value) -> None:
@@ -342,10 +352,12 @@ NameOf = Callable[[ast.expr], str]
 
 
 def swallows_cancellation(
-    node: ast.Try | ast.With | ast.AsyncWith, function: FunctionInfo, name_of: NameOf
+    node: ast.Try | ast.With | ast.AsyncWith, function: FunctionInfo, name_of: NameOf, blocks: Callable[[ast.AST], bool]
 ) -> Iterator[ast.AST]:
     """Return handlers, or calls of `suppress`, that catch a cancellation and go on."""
-    if not _has_await(node.body) or _awaits_cancelled_task(node.body, function):
+    if not _has_await(node.body) and not any(map(blocks, _walk(node.body))):
+        return
+    if _awaits_cancelled_task(node.body, function):
         return
     if isinstance(node, ast.Try):
         for handler in node.handlers:

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from perdure.lint.project import FunctionInfo, Module, Project
 from perdure.lint.rules import STEP_METHODS
-from perdure.lint.values import ACTIVITY, CONTEXT, STEP, WORKFLOW, Value, Values, held, is_property
+from perdure.lint.values import ACTIVITY, STEP, WORKFLOW, Value, Values, held, is_context, is_property
 
 HANDLERS = frozenset(
     (
@@ -23,7 +23,8 @@ _CALLERS = frozenset(
     (
         "sorted", "min", "max", "map", "filter", "sort", "functools.reduce", "itertools.groupby", "itertools.takewhile",
         "add_done_callback", "call_soon", "call_later", "call_at", "callback", "push_async_callback", "join", "race",
-        "loop", "outcome", "map", "itertools.accumulate", "itertools.filterfalse", "itertools.dropwhile",
+        "loop", "outcome", "map", "gather", "shield", "itertools.accumulate", "itertools.filterfalse",
+        "itertools.dropwhile",
     )
 )  # fmt: skip
 
@@ -86,7 +87,7 @@ class Reach:
 
     def _takes_context(self, function: FunctionInfo, name: str) -> bool:
         annotation = function.parameters[name].annotation
-        return annotation is not None and self._values.declared(annotation, function.module) == CONTEXT
+        return annotation is not None and is_context(self._values.declared(annotation, function.module))
 
     def _is_step(self, function: FunctionInfo) -> bool:
         return bool(self._values.roles(function) & (STEP | ACTIVITY))
@@ -124,7 +125,7 @@ class Reach:
         on_context = (
             isinstance(node.func, ast.Attribute)
             and name == "map"
-            and self._values.of(node.func.value, function, function.module) == CONTEXT
+            and is_context(self._values.of(node.func.value, function, function.module))
         )
         given = [*node.args, *(keyword.value for keyword in node.keywords)]
         for each in [value for one in given for value in (one.values if isinstance(one, ast.Dict) else [one])]:
@@ -220,7 +221,7 @@ def _step_functions(node: ast.Call, function: FunctionInfo, values: Values) -> t
     method = node.func.attr
     if method not in STEP_METHODS and method not in ("map", "options"):
         return ()
-    if held(values.of(node.func.value, function, function.module)) != CONTEXT:
+    if not is_context(held(values.of(node.func.value, function, function.module))):
         return ()
     if method == "options":
         return tuple(keyword.value for keyword in node.keywords if keyword.arg in ("undo", "using"))

@@ -190,6 +190,8 @@ OPERATIONS = frozenset(
         "join", "race", "map", "loop", "call", "shield", "outcome", "removed",
     )
 )  # fmt: skip
+#: Methods of a blocking context that wait.
+BLOCKING_CALLS = OPERATIONS | {"gather", "wait"}
 #: Methods of a context whose first argument is a function that runs as a step.
 STEP_METHODS = frozenset(("step", "transaction", "undo"))
 

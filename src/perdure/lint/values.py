@@ -20,6 +20,7 @@ Kind = Literal[
 _DEEP = 12
 
 _CONTEXTS = frozenset(("perdure.Context", "perdure.workflow.context.Context"))
+_BLOCKING = frozenset(("perdure.blocking.Context", "perdure.workflow.blocking.Context"))
 _ENGINES = frozenset(
     ("perdure.Engine", "perdure.Handle", "perdure.blocking.Engine", "perdure.blocking.Handle", "perdure.Lock")
 )
@@ -62,6 +63,8 @@ class Value(Struct, frozen=True):
 
 
 CONTEXT = Value("context")
+#: The context of a `def` workflow, whose calls return results.
+BLOCKING = Value("context", "perdure.blocking")
 PATH = Value("path")
 NUMBER = Value("number")
 TASK = Value("task")
@@ -153,7 +156,18 @@ class Values:
                 return Value("class" if "classmethod" in kinds else "object", owner=function.owner)
         if annotation is not None:
             return self.declared(annotation, function.module, depth)
-        return CONTEXT if name in ("ctx", "context") else None
+        if name not in ("ctx", "context"):
+            return None
+        return BLOCKING if self._is_blocking(function) else CONTEXT
+
+    def _is_blocking(self, function: FunctionInfo) -> bool:
+        """True if a context without annotation is that of a `def` workflow."""
+        while isinstance(function.node, ast.Lambda) and function.parent is not None:
+            function = function.parent
+        if function.is_async:
+            return False
+        names = function.module.imports.values()
+        return bool(self.roles(function) & WORKFLOW) or any(name.startswith("perdure.blocking") for name in names)
 
     def _of_module(self, name: str, module: Module, depth: int) -> Value | None:
         if name in module.imports:
@@ -295,12 +309,11 @@ class Values:
         base = held(self.of(method.value, function, module, depth))
         if base is not None and base.kind == "context":
             if method.attr == "options":
-                return CONTEXT
-            return (
-                Value("operation", inner=self._step_result(node, method.attr, function, module, depth))
-                if (method.attr in OPERATIONS)
-                else None
-            )
+                return base
+            if method.attr not in OPERATIONS:
+                return None
+            result = self._step_result(node, method.attr, function, module, depth)
+            return result if base == BLOCKING else Value("operation", inner=result)
         if base is not None and base.kind == "set" and method.attr in _SET_METHODS:
             return base
         if method.attr in ("keys", "items") and (base is None or base.kind not in ("object", "class", "name")):
@@ -382,6 +395,8 @@ class Values:
     def _declared_name(self, name: str, inner: Value | None) -> Value | None:
         if name in _CONTEXTS:
             return CONTEXT
+        if name in _BLOCKING:
+            return BLOCKING
         if name in _SETS:
             return Value("set", inner=inner)
         if name in _SEQUENCES:
@@ -443,6 +458,11 @@ class Values:
 def held(value: Value | None) -> Value | None:
     """Contents of a module's variable; other values are themselves."""
     return value.inner if value is not None and value.kind == "global" else value
+
+
+def is_context(value: Value | None) -> bool:
+    """True for a context, blocking or not."""
+    return value is not None and value.kind == "context"
 
 
 def is_property(function: FunctionInfo) -> bool:
