@@ -21,7 +21,16 @@ import perdure.machine
 import perdure.push
 from perdure.client import blocking
 from perdure.client.facade import Facade
-from tests.typing.blocking_stub import CLASSES, HIDDEN, STUB, stub
+from perdure.workflow import blocking as workflow_blocking
+from tests.typing.blocking_stub import (
+    CLASSES,
+    HIDDEN,
+    STUB,
+    WORKFLOW_CLASSES,
+    WORKFLOW_STUB,
+    stub,
+    workflow_stub,
+)
 
 PAGE = (Path(__file__).parent.parent / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
 CHAPTERS = dict(re.findall(r"^## `([\w.]+)`\n(.*?)(?=^## |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
@@ -98,8 +107,8 @@ def test_every_public_name_says_what_it_is(name: str) -> None:
 
 def test_every_class_of_the_client_has_a_blocking_view() -> None:
     views = {name for names in CLASSES.values() for name in names}
-    assert set(perdure.blocking.__all__) == views
-    assert all(f"`{name}`" in CHAPTERS["perdure.blocking"] for name in views)
+    assert set(perdure.blocking.__all__) == views | set(WORKFLOW_CLASSES.values())
+    assert all(f"`{name}`" in CHAPTERS["perdure.blocking"] for name in perdure.blocking.__all__)
     assert all(issubclass(vars(perdure.blocking)[name], Facade) for name in views)
 
 
@@ -125,6 +134,74 @@ def test_a_blocking_view_has_the_members_and_signatures_of_its_class(module: str
 
 def test_the_types_of_the_blocking_client_are_current() -> None:
     assert STUB.read_text(encoding="utf-8") == stub(), "run python -m tests.typing.blocking_stub"
+
+
+# blocking workflow code
+
+#: Members of a blocking context that an async workflow has from asyncio.
+OF_ASYNCIO = {"gather", "timeout", "wait", "enter"}
+#: Members that take functions where the async context takes awaitables.
+CONVERTED = {"join", "race", "map", "loop", "outcome", "shield"}
+#: Annotations of parameters that are awaited, or called with the context.
+AWAITED = re.compile(r"Awaitable|Coroutine|Operation|Branch|Body|\bContext\b")
+
+
+@pytest.mark.parametrize(("module", "name"), WORKFLOW_CLASSES.items(), ids=str)
+def test_blocking_workflow_code_has_the_members_and_signatures_of_async_code(module: str, name: str) -> None:
+    target = vars(__import__(f"perdure.workflow.{module}", fromlist=[name]))[name]
+    view = vars(workflow_blocking)[name]
+    wanted = {member for member in dir(target) if not member.startswith("_")}
+    own = {member for member in dir(view) if not member.startswith("_")} - wanted
+    assert own == (OF_ASYNCIO if name == "Context" else set())
+    for member in wanted:
+        ours, theirs = inspect.getattr_static(target, member), inspect.getattr_static(view, member)
+        assert isinstance(ours, property) == isinstance(theirs, property)
+        if isinstance(ours, property):
+            assert ours.__doc__ == theirs.__doc__
+            continue
+        given, taken = inspect.signature(ours).parameters.values(), inspect.signature(theirs).parameters.values()
+        assert [(one.kind, one.default) for one in given] == [(one.kind, one.default) for one in taken]
+        if member not in CONVERTED:
+            assert [one.name for one in given] == [one.name for one in taken]
+
+
+def test_no_member_passes_on_what_blocking_code_cannot_give() -> None:
+    """A new member that takes awaitables, or functions of the context, has to be defined by the view."""
+    steps = {"step", "transaction", "undo", "options"}
+    found = {
+        name
+        for name, member in vars(perdure.Context).items()
+        if inspect.isfunction(member) and not name.startswith("_") and name not in steps
+        for one in list(inspect.signature(member).parameters.values())[1:]
+        if AWAITED.search(str(one.annotation))
+    }
+    # A function of `map` is a step, or takes the context.
+    assert found | {"map"} == CONVERTED
+    assert vars(workflow_blocking.ContextView).keys() >= CONVERTED
+
+
+def test_what_async_workflow_code_gets_has_a_blocking_view() -> None:
+    """An object that has something to await, and that a member returns, would be of no use in blocking code."""
+    views = set(WORKFLOW_CLASSES.values())
+    for module, name in WORKFLOW_CLASSES.items():
+        target = vars(__import__(f"perdure.workflow.{module}", fromlist=[name]))[name]
+        for member in vars(target).values():
+            returned = str(getattr(member, "__annotations__", {}).get("return", "")).partition("[")[0]
+            known = vars(perdure).get(returned) or vars(perdure.admin).get(returned)
+            if inspect.isclass(known) and known.__module__.startswith("perdure") and _is_awaited(known):
+                assert returned in views, f"{name} returns {returned}, which {WORKFLOW_STUB.name} lacks"
+
+
+def _is_awaited(cls: type) -> bool:
+    special = {"__await__", "__aenter__", "__aiter__"}
+    return bool(special & set(dir(cls))) or any(
+        inspect.iscoroutinefunction(one) or "Operation" in str(getattr(one, "__annotations__", {}).get("return", ""))
+        for one in vars(cls).values()
+    )
+
+
+def test_the_types_of_blocking_workflow_code_are_current() -> None:
+    assert WORKFLOW_STUB.read_text(encoding="utf-8") == workflow_stub(), "run python -m tests.typing.blocking_stub"
 
 
 def _members(cls: type) -> list[str]:

@@ -43,7 +43,15 @@ def portable(node: Node) -> Node:
     return replace(node, op=_REPLACED.get(node.op, node.op), body=tuple(portable(each) for each in node.body))
 
 
-class PortableMachine(Machine):
+class QuietMachine(Machine):
+    """Notes nothing of code that is being ended: whether its clean-up sees the current scope differs by kind."""
+
+    def note(self, node: Node, seen: object) -> None:
+        if not asyncio.get_running_loop().is_closed():
+            super().note(node, seen)
+
+
+class PortableMachine(QuietMachine):
     """Performs portable programs as an `async def`."""
 
     def _branches(self, node: Node) -> dict[str, Branch[list[str]]]:
@@ -86,7 +94,7 @@ class PortableMachine(Machine):
         self.note(node, variable.get() == before)
 
 
-class BlockingMachine(Machine):
+class BlockingMachine(QuietMachine):
     """Performs portable programs as a `def`. Its methods have the names of the async ones, and block."""
 
     def carry_out(self, ctx: BlockingContext, program: Node) -> list[str]:

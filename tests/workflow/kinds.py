@@ -31,7 +31,7 @@ def fails(number: int) -> int:
     raise ValueError(f"no {number}")
 
 
-def take(connection: Any, number: int) -> int:
+async def take(connection: Any, number: int) -> int:
     return number
 
 

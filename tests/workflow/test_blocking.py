@@ -42,7 +42,7 @@ async def histories(engine: Engine, kind: str) -> dict[str, Any]:
         try:
             result = await run.result("90s")
         except RunFailed as error:
-            result = str(error.__cause__ or error).replace(kind, "")
+            result = str(error.__cause__)
         records = [
             (str(each.kind), each.location, None if each.failed else each.payload, each.failed, each.attempts)
             for each in await run.history()
