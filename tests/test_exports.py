@@ -177,7 +177,7 @@ def test_no_member_passes_on_what_blocking_code_cannot_give() -> None:
     }
     # A function of `map` is a step, or takes the context.
     assert found | {"map"} == CONVERTED
-    assert vars(workflow_blocking.ContextView).keys() >= CONVERTED
+    assert vars(workflow_blocking.Context.__base__).keys() >= CONVERTED
 
 
 def test_what_async_workflow_code_gets_has_a_blocking_view() -> None:

@@ -173,7 +173,7 @@ def test_workflows_that_cannot_be_are_refused_when_they_are_declared() -> None:
     with pytest.raises(InvalidName, match="workflow type"):
         workflow("a/b")(stranger.function)
     with pytest.raises(BadArguments, match="async def"):
-        workflow("bad.sync.v1")(stranger)  # type: ignore[call-overload] # wrong on purpose
+        workflow("bad.sync.v1")(stranger)  # type: ignore[arg-type] # wrong on purpose
 
     async def no_context() -> None:
         return None
