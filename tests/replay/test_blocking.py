@@ -12,12 +12,13 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from greenlet import getcurrent, greenlet
 
-from perdure import Break, Context, Continue, Failed, Succeeded
+from perdure import Break, Context, Continue, Failed, NamedBranch, Succeeded
 from perdure.blocking import Context as BlockingContext
 from perdure.core.codec.failure import Failure
 from perdure.errors import BadArguments, Diverged, JoinError, WorkflowError
@@ -138,6 +139,28 @@ def test_a_join_names_the_branches_that_failed() -> None:
     run.fail("join/one/a", ValueError("no"))
     run.complete("join/two/b", 2)
     assert run.result == [["one"], {"two": 2}]
+
+
+@dataclass
+class Checks:
+    stock: NamedBranch[int]
+    fraud: NamedBranch[str]
+
+
+def test_branches_in_fields_have_results_of_their_own_types() -> None:
+    def flow(ctx: BlockingContext) -> Any:
+        checks = ctx.join(Checks(ctx.branch(lambda ctx: named(ctx, "a")), ctx.branch(lambda: named(ctx, "b"))))
+        with pytest.raises(ValueError, match="no"):
+            ctx.race({"one": lambda: named(ctx, "c"), "two": lambda: named(ctx, "d")}, until="completion")
+        return [checks.stock.result, checks.fraud.status]
+
+    run = play(flow)
+    assert run.open == ["join/stock/a", "join/fraud/b"]
+    run.complete("join/stock/a", 1)
+    run.complete("join/fraud/b", "x")
+    run.fail("race/two/d", ValueError("no"))
+    assert run.result == [1, "completed"]
+    run.settled()
 
 
 def test_an_outcome_of_a_function_without_parameters_has_no_scope() -> None:

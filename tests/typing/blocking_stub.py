@@ -216,6 +216,7 @@ from perdure.workflow.context import NotAStep
 
 _WORKFLOW_VARIABLES = """
 A = TypeVar("A")
+B = TypeVar("B")
 P = ParamSpec("P")
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -371,7 +372,7 @@ def _waiting(node: ast.FunctionDef | ast.AsyncFunctionDef, view: type) -> Iterat
     if not choices[0].has_choice:
         made = made[:1]
     for one in made:
-        if len(made) > 1:
+        if len(made) > 1 and not _is(one, "overload"):
             one.decorator_list.append(ast.Name("overload"))
         yield _documented(one, view)
 

@@ -403,7 +403,9 @@ def pack_up(ctx: blocking_client.Context, order: Order, boxes: int = 1) -> str:
     assert_type(ctx.map(part, ["a", "b"]), list[float])
     assert_type(ctx.join({"a": blocking_branch}), dict[str, int])
     assert_type(ctx.join({"a": lambda: ctx.step(len, "a")}), dict[str, int])
-    assert_type(ctx.race({"a": lambda: ctx.step(len, "a")}).value, int)
+    assert_type(ctx.race({"a": lambda: ctx.step(len, "a")}, until="completion").value, int)
+    checks = ctx.join(Checks(stock=ctx.branch(blocking_branch), fraud=ctx.branch(lambda: ctx.step(str, 1))))
+    assert_type(checks.fraud.result, str)
     ended = ctx.outcome(lambda: ctx.step(len, "a"))
     if isinstance(ended, Succeeded):
         assert_type(ended.value, int)

@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 from perdure.core.time.duration import Duration, microseconds
 from perdure.errors import BadArguments
 from perdure.workflow import child, context, saga
-from perdure.workflow.branches import takes_context
+from perdure.workflow.branches import NamedBranch, RaceEnd, takes_context
 from perdure.workflow.context import Context as AsyncContext
 from perdure.workflow.outcomes import CAUGHT, Failed, FailureKind, Succeeded
 
@@ -157,22 +157,33 @@ class ContextView(View):
         """Enter an async context manager of this workflow: `with ctx.enter(lock): ...` of an `asyncio.Lock`."""
         return Entered(manager)
 
-    def join(self, branches: Mapping[str, Any], *, name: str = "join") -> dict[str, Any]:
+    def branch(self, body: Callable[..., Any]) -> NamedBranch[Any]:
+        """Make a branch for a field of the dataclass or of the `TypedDict` that `join` takes.
+
+        The field names the branch and has the type of its result. The branch begins with the join.
+        """
+        made: NamedBranch[Any] = self._target.branch(_branch(body))
+        return made
+
+    def join(self, branches: object, *, name: str = "join") -> Any:
         """Run named branches concurrently, each in its own scope, until all have ended; returns their results by name.
 
         A branch is a function that takes the context, or nothing. If branches fail, `JoinError` has all of their
         errors; it is raised when every branch has ended. No branches give no results.
-        """
-        joined: dict[str, Any] = _wait(self._target.join(_branches(branches), name=name))
-        return joined
 
-    def race(self, branches: Mapping[str, Any], *, name: str = "race") -> Any:
+        Branches with results of different types stand in the fields of a dataclass or of a `TypedDict`, made by
+        `branch`. The join returns that object, and each field has the status, the result and the error of its branch.
+        """
+        return _wait(self._target.join(_branches(branches), name=name))
+
+    def race(self, branches: Mapping[str, Any], *, until: RaceEnd = "success", name: str = "race") -> Any:
         """Run named branches concurrently until the first one succeeds; returns its name and value.
 
         A branch is a function that takes the context, or nothing. The others are cancelled, may clean up, and leave no
-        history. Raises `RaceError` if every branch fails, and `BadArguments` if there are none.
+        history. Raises `RaceError` if every branch fails, and `BadArguments` if there are none. `until="completion"`
+        ends the race with the first branch that ends; if that branch failed, its error is raised.
         """
-        return _wait(self._target.race(_branches(branches), name=name))
+        return _wait(self._target.race(_branches(branches), until=until, name=name))
 
     def map(
         self, function: Callable[..., Any], items: Iterable[Any], *, limit: int | None = None, name: str = "map"
@@ -229,11 +240,16 @@ def _checked(where: str, function: Any) -> Callable[[], Any]:
     raise BadArguments(f"{where} takes functions without parameters, such as `lambda: ctx.step(pay, order)`")
 
 
-def _branches(branches: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Branches as the async context takes them; what is no branch is left for it to refuse."""
-    if not isinstance(branches, Mapping):
+def _branches(branches: Any) -> Any:
+    """Branches as the async context takes them. A `TypedDict` or dataclass has branches that `branch` has made."""
+    if not isinstance(branches, Mapping) or any(isinstance(one, NamedBranch) for one in branches.values()):
         return branches
-    return {name: _of_context(one) if callable(one) and not _is_advised(one) else one for name, one in branches.items()}
+    return {name: _branch(one) for name, one in branches.items()}
+
+
+def _branch(body: Any) -> Any:
+    """A branch as the async context takes it; what is no branch is left for it to refuse."""
+    return _of_context(body) if callable(body) and not _is_advised(body) else body
 
 
 def _is_advised(value: object) -> bool:

@@ -27,7 +27,7 @@ from typing import (
 
 from perdure.core.model.attributes import AttributeValue
 from perdure.core.time.duration import Duration, Moment
-from perdure.workflow.branches import RaceResult
+from perdure.workflow.branches import NamedBranch, RaceEnd, RaceResult
 from perdure.workflow.channels import Channel, Question, ReceivedQuestion
 from perdure.workflow.context import Context as AsyncContext
 from perdure.workflow.context import NotAStep
@@ -39,6 +39,7 @@ from perdure.workflow.scopes import WorkflowRandom
 from perdure.workflow.step import StepOptions
 
 A = TypeVar("A")
+B = TypeVar("B")
 P = ParamSpec("P")
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -152,6 +153,12 @@ class Context:
     def emit(self, stream: str, value: object) -> None:
         """Append an item to a stream; others follow it with `handle.stream(name)`."""
     @overload
+    def branch(self, body: Callable[[Context], T]) -> NamedBranch[T]: ...
+    @overload
+    def branch(self, body: Callable[[], T]) -> NamedBranch[T]: ...
+    @overload
+    def branch(self, body: Callable[[Context], T] | Callable[[], T]) -> NamedBranch[T]: ...
+    @overload
     def join(self, branches: Mapping[str, Callable[[Context], T]], *, name: str = "join") -> dict[str, T]: ...
     @overload
     def join(self, branches: Mapping[str, Callable[[], T]], *, name: str = "join") -> dict[str, T]: ...
@@ -160,12 +167,22 @@ class Context:
         self, branches: Mapping[str, Callable[[Context], T] | Callable[[], T]], *, name: str = "join"
     ) -> dict[str, T]: ...
     @overload
-    def race(self, branches: Mapping[str, Callable[[Context], T]], *, name: str = "race") -> RaceResult[T]: ...
-    @overload
-    def race(self, branches: Mapping[str, Callable[[], T]], *, name: str = "race") -> RaceResult[T]: ...
+    def join(self, branches: B, *, name: str = "join") -> B: ...
     @overload
     def race(
-        self, branches: Mapping[str, Callable[[Context], T] | Callable[[], T]], *, name: str = "race"
+        self, branches: Mapping[str, Callable[[Context], T]], *, until: RaceEnd = "success", name: str = "race"
+    ) -> RaceResult[T]: ...
+    @overload
+    def race(
+        self, branches: Mapping[str, Callable[[], T]], *, until: RaceEnd = "success", name: str = "race"
+    ) -> RaceResult[T]: ...
+    @overload
+    def race(
+        self,
+        branches: Mapping[str, Callable[[Context], T] | Callable[[], T]],
+        *,
+        until: RaceEnd = "success",
+        name: str = "race",
     ) -> RaceResult[T]: ...
     @overload
     def map(
