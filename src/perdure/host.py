@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import ctypes
+import errno
 import logging
 import os
 import queue
@@ -21,7 +22,7 @@ from math import ceil
 from typing import Any, TypeVar
 
 from perdure.core.process_fork import watch_forks
-from perdure.core.system import DUE, Background, Cancellable, CpuClock, CrashPoint, LoopTrace
+from perdure.core.system import DUE, Background, Cancellable, CpuClock, CrashPoint, FileWatch, LoopTrace
 
 T = TypeVar("T")
 
@@ -76,6 +77,82 @@ class Host:
     def ticker(self, tick: Callable[[CpuClock], float], name: str, trace: LoopTrace) -> Background:
         """Call a function again and again from a thread of its own."""
         return _Ticker(tick, name, trace)
+
+    def watch_file(self, path: str, written: Callable[[], object]) -> FileWatch | None:
+        """Watch a file with inotify; None where the operating system has none, or has no watches left."""
+        try:
+            return InotifyWatch(path, written)
+        except (OSError, AttributeError, NotImplementedError) as error:
+            # Another system than Linux, or an event loop that watches no files.
+            _log.info("%s is polled, because it cannot be watched: %s", path, error)
+            return None
+
+
+#: Flags of inotify: opened without blocking and closed by exec; one event for a write, a deletion or a rename.
+_INOTIFY_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC if hasattr(os, "O_CLOEXEC") else 0
+_WRITTEN_ONCE = 0x2 | 0x400 | 0x800 | 0x80000000
+_EVENTS = 4096
+
+
+class InotifyWatch:
+    """A watch of one file, with inotify. Raises `OSError` or `AttributeError` where there is none.
+
+    The kernel sees the writes of all processes of this machine, whatever program they run. Nothing is left behind by a
+    process that dies.
+    """
+
+    def __init__(self, path: str, written: Callable[[], object]) -> None:
+        self._path = os.fsencode(path)
+        self._written = written
+        self._library = ctypes.CDLL(None, use_errno=True)
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        self._descriptor: int = self._library.inotify_init1(_INOTIFY_FLAGS)
+        if self._descriptor < 0:
+            raise OSError(ctypes.get_errno(), "inotify has no instances left")
+        try:
+            self._loop.add_reader(self._descriptor, self._read)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def arm(self) -> bool:
+        """Call back once, after the next write to the file; False if it is not there. Raises `OSError`."""
+        with self._lock:
+            if self._descriptor < 0 or self._process != os.getpid():
+                return False
+            if self._library.inotify_add_watch(self._descriptor, self._path, _WRITTEN_ONCE) >= 0:
+                return True
+            number = ctypes.get_errno()
+        if number == errno.ENOENT:
+            return False
+        raise OSError(number, os.strerror(number))
+
+    def close(self) -> None:
+        """Watch no more. From any thread."""
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, -1
+        if descriptor < 0 or self._process != os.getpid():
+            return
+        try:
+            if asyncio._get_running_loop() is self._loop:
+                self._end(descriptor)
+            else:
+                self._loop.call_soon_threadsafe(self._end, descriptor)
+        except RuntimeError:
+            os.close(descriptor)  # the loop is closed
+
+    def _end(self, descriptor: int) -> None:
+        self._loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+    def _read(self) -> None:
+        try:
+            os.read(self._descriptor, _EVENTS)
+        except OSError:
+            return
+        self._written()
 
 
 class _Threads:

@@ -160,6 +160,7 @@ class FaultStore:
     lanes = 1
     exclusive = True
     blocks = False
+    announces = is_notified = False
 
     def __init__(self, database: Database, system: SimSystem) -> None:
         self.process = system.process
@@ -185,6 +186,9 @@ class FaultStore:
 
     async def close(self) -> None:
         """Others go on using it."""
+
+    def announce(self, change: Change) -> None:
+        """Announce nothing to other processes, which poll."""
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Be told of changes made by this process."""

@@ -89,6 +89,9 @@ class SimSystem(System):
         context.run(LANE.set, self._loop.new_lane(f"{self.process.name}.{name}", self.process))
         return BackgroundTask(self._loop.create_task(main(), name=name, context=context))
 
+    def watch_file(self, path: str, written: Callable[[], object]) -> None:
+        """Watch nothing: files are not written in virtual time."""
+
     def ticker(self, tick: Callable[[CpuClock], float], name: str, trace: LoopTrace) -> Background:
         """Nothing: a simulation has no real time."""
         return NoTicker()

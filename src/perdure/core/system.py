@@ -31,6 +31,16 @@ class Background(Protocol):
         """Cancel the loop's main coroutine and wait for its end."""
 
 
+class FileWatch(Protocol):
+    """Watches one file for writes of any process of this machine."""
+
+    def arm(self) -> bool:
+        """Call back once, after the next write to the file; False if it is not there. Raises `OSError`."""
+
+    def close(self) -> None:
+        """Watch no more. From any thread."""
+
+
 #: Index of the byte in `LoopTrace.waiting` that tells whether a ticker waits: that of `revents` in C's `struct pollfd`.
 DUE = 6
 _NEVER_DUE = b"\1" * (DUE + 1)
@@ -112,6 +122,9 @@ class System(Protocol):
         It gets a clock for this process and for the thread that has asked for the ticker, and returns the seconds until
         the next call. A system with a clock of its own never calls it.
         """
+
+    def watch_file(self, path: str, written: Callable[[], object]) -> FileWatch | None:
+        """Make a watch of a file that calls back on the current event loop; None if the system has none."""
 
     @property
     def crash_point(self) -> CrashPoint | None:

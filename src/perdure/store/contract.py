@@ -168,8 +168,20 @@ class Store(Protocol):
     inbox_page: int
     #: Whether a writing transaction excludes all others.
     exclusive: bool
+    #: Whether `announce` reaches other processes, which then rely on it.
+    announces: bool
     #: Whether its connections block the calling thread, so that they must be used in a thread of their own.
     blocks: bool
+
+    @property
+    def is_notified(self) -> bool:
+        """True while the changes of other processes are announced to this one; False: only polling finds them.
+
+        Announcements may still be lost.
+        """
+
+    def announce(self, change: Change) -> None:
+        """Announce something to other processes that no commit announces. From any thread; returns at once."""
 
     @property
     def audit(self) -> Audit:

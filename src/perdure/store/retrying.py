@@ -16,7 +16,7 @@ from perdure.core.audit import Audit
 from perdure.core.model.turn import TurnOutcome
 from perdure.core.system import System
 from perdure.errors import StoreUnavailable
-from perdure.store.contract import EventObserver, Listener, Store
+from perdure.store.contract import Change, EventObserver, Listener, Store
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.store import SqlStore
 from perdure.store.user_connections.transaction_step import TransactionStep
@@ -96,7 +96,7 @@ class Retrying(Repeating):
         self.poll_interval = store.poll_interval
         self.lanes = store.lanes
         self.inbox_page = store.inbox_page
-        self.exclusive, self.blocks = store.exclusive, store.blocks
+        self.exclusive, self.blocks, self.announces = store.exclusive, store.blocks, store.announces
         self._store = store
         #: The database's time as last measured; asks nothing of the server.
         self.clock = store.clock
@@ -113,6 +113,15 @@ class Retrying(Repeating):
     async def close(self) -> None:
         """Close the store."""
         await self._store.close()
+
+    @property
+    def is_notified(self) -> bool:
+        """True while the changes of other processes are announced to this one."""
+        return self._store.is_notified
+
+    def announce(self, change: Change) -> None:
+        """Announce something to other processes that no commit announces."""
+        self._store.announce(change)
 
     @property
     def audit(self) -> Audit:

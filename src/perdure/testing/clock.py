@@ -122,6 +122,9 @@ class VirtualClock:
         """A task of the running loop: a thread would not keep to the clock."""
         return BackgroundTask(self.spawn(main(), name))
 
+    def watch_file(self, path: str, written: Callable[[], object]) -> None:
+        """Watch nothing: files are not written in virtual time."""
+
     def ticker(self, tick: Callable[[CpuClock], float], name: str, trace: LoopTrace) -> Background:
         """Nothing: real time means nothing here."""
         return NoTicker()

@@ -19,6 +19,7 @@ from perdure.core.option_checks import (
     no_option,
 )
 from perdure.core.policy.broken_code import BROKEN_CODE, check_block_on
+from perdure.core.policy.poll_backoff import PollBackoff, PollBackoffOptions, check_poll_backoff
 from perdure.core.policy.retention import Retention
 from perdure.core.policy.retry import Retry
 from perdure.core.printed_text import brief
@@ -29,6 +30,8 @@ from perdure.worker.workflow_guard import IoGuard
 
 #: A shorter lease could not be renewed in time, in seconds.
 SHORTEST_LEASE = 0.1
+#: More frequent polls would only cost the database, in seconds.
+SHORTEST_POLL = 0.001
 
 
 class WorkerOptions(TypedDict, total=False):
@@ -66,6 +69,12 @@ class WorkerOptions(TypedDict, total=False):
     wait_for_database: Duration
     #: Whether I/O in workflow code is warned of.
     watch_io: bool
+    #: First part of the worker's id, which goes on with a random part; None: the id is random.
+    worker_id: str | None
+    #: Longest pause between two polls of a worker that cannot rely on notifications; None: as suits the database.
+    poll_interval: Duration | None
+    #: How the pause between two polls changes: `first`, `shortest`, `longest`, `idle`, `busy`.
+    poll_backoff: PollBackoffOptions
 
 
 class WorkerSettings(Struct, frozen=True, kw_only=True):
@@ -86,6 +95,9 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     processes: int | None = None
     wait_for_database: float = 300.0
     watch_io: bool = True
+    worker_id: str | None = None
+    poll_interval: float | None = None
+    poll_backoff: PollBackoff = PollBackoff()
     #: Watches workflow code in place of the guard that warns.
     guard: IoGuard | None = None
     block_on: tuple[type[Exception], ...] = BROKEN_CODE
@@ -131,6 +143,28 @@ def _lease(lease: Duration) -> float:
     return checked
 
 
+#: Longest id that a user may give: a random part follows.
+LONGEST_ID = 100
+
+
+def _worker_id(given: str | None) -> str | None:
+    if given is None:
+        return None
+    checked = check_name(given, "worker_id")
+    if len(checked) > LONGEST_ID:
+        raise UsageError(f"worker_id={brief(given)}: give at most {LONGEST_ID} characters")
+    return checked
+
+
+def _poll_interval(given: Duration | None) -> float | None:
+    if given is None:
+        return None
+    checked = check_duration("poll_interval", given)
+    if checked < SHORTEST_POLL:
+        raise UsageError(f"poll_interval={brief(given)}: give at least {SHORTEST_POLL} s, or leave it out")
+    return checked
+
+
 def _whole(name: str, least: int) -> Callable[[object], int]:
     return lambda value: check_whole(name, value, least)
 
@@ -153,4 +187,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "watch_io": lambda value: check_flag("watch_io", value),
     "block_on": check_block_on,
     "wait_for_database": lambda value: check_duration("wait_for_database", value),
+    "worker_id": _worker_id,
+    "poll_interval": _poll_interval,
+    "poll_backoff": check_poll_backoff,
 }

@@ -216,7 +216,9 @@ class Worker:
         )
 
     async def _begin_life(self) -> None:
-        self.id = uuid7(self._system.now(), self._system.entropy(10))
+        fresh, given = uuid7(self._system.now(), self._system.entropy(10)), self.settings.worker_id
+        # Two lives must never have the same id, even if two processes are given the same.
+        self.id = fresh if given is None else f"{given}.{fresh}"
         self._replaced = False
         # Turns of the previous life must not be written under the id of this one.
         self._journal.forget()

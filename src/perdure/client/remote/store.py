@@ -59,6 +59,7 @@ class RemoteStore:
     inbox_page = PAGE
     exclusive = False
     blocks = False
+    announces = is_notified = False
 
     def __init__(self, transport: Transport, system: System) -> None:
         self.transport = transport

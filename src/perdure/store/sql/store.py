@@ -105,6 +105,7 @@ class SqlStore(ABC):
     lanes: int
     inbox_page = 1000
     exclusive = False
+    announces = False
     blocks = False
     #: What the database is called in messages.
     where: str
@@ -179,6 +180,14 @@ class SqlStore(ABC):
     @abstractmethod
     def _read(self, verb: str, body: Body[T]) -> Answer[T]:
         """Run a verb that only reads."""
+
+    @property
+    def is_notified(self) -> bool:
+        """True while the changes of other processes are announced to this one."""
+        return False
+
+    def announce(self, change: Change) -> None:
+        """Announce something to other processes that no commit announces."""
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call the listener after changes made through this object or found by `poll_changes`."""

@@ -424,6 +424,11 @@ class SqliteConnection:
             self.close()
             raise
 
+    @property
+    def is_open(self) -> bool:
+        """True if the connection is open, and not suspended for a fork."""
+        return self._raw is not None
+
     def suspend(self) -> None:
         """Disconnect until the next use. Must not be called within a transaction."""
         if self._raw is not None:
@@ -464,6 +469,19 @@ class SqliteConnection:
         """Tell whether another connection has written since the last call."""
         self.rest()
         version = self._retry_while_busy(self._data_version)
+        changed, self._version = version != self._version, version
+        return changed
+
+    def changed_at_once(self) -> bool | None:
+        """Tell whether another connection has written since the last call; None if the file is busy or gone."""
+        raw = self._raw
+        if raw is None or raw.in_transaction:
+            return None
+        self.rest()
+        try:
+            version: int = raw.execute("PRAGMA data_version").fetchone()[0]
+        except sqlite3.Error:
+            return None
         changed, self._version = version != self._version, version
         return changed
 

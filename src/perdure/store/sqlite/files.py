@@ -31,6 +31,9 @@ _NETWORK = frozenset(
     }
 )
 
+#: File systems that only the kernel of this machine writes to.
+_LOCAL = frozenset({"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "tmpfs", "xfs", "zfs"})
+
 
 def check_version() -> None:
     """Refuse a version of SQLite that lacks what Perdure needs."""
@@ -70,21 +73,33 @@ def check_file_system(path: str, mounts: str = "/proc/mounts") -> None:
     if not sys.platform.startswith("linux"):
         return
     real = os.path.realpath(path)
-    kind = ""
-    longest = -1
-    try:
-        entries = [line.split() for line in Path(mounts).read_text(encoding="utf-8", errors="replace").splitlines()]
-    except OSError:
-        return
-    for fields in entries:
-        point = fields[1].replace("\\040", " ").rstrip("/")
-        if (real == point or real.startswith(point + "/")) and len(point) > longest:
-            longest, kind = len(point), fields[2]
+    kind = _file_system(real, mounts)
     if kind in _NETWORK:
         raise StoreUnavailable(
             f"{real} is on a network file system ({kind}), where SQLite may lose or damage data; "
             "put the database on a local disk, or use a database server"
         )
+
+
+def is_watchable(path: str, mounts: str = "/proc/mounts") -> bool:
+    """Tell whether the kernel sees every write to a file, because no other machine can write to its file system."""
+    return sys.platform.startswith("linux") and _file_system(os.path.realpath(path), mounts) in _LOCAL
+
+
+def _file_system(real: str, mounts: str) -> str:
+    """Kind of the file system that a file is on; empty if it is not known."""
+    kind = ""
+    longest = -1
+    try:
+        entries = [line.split() for line in Path(mounts).read_text(encoding="utf-8", errors="replace").splitlines()]
+    except OSError:
+        return ""
+    for fields in entries:
+        point = fields[1].replace("\\040", " ").rstrip("/")
+        # Of several file systems on one point, the last one is seen.
+        if (real == point or real.startswith(point + "/")) and len(point) >= longest:
+            longest, kind = len(point), fields[2]
+    return kind
 
 
 #: Files, by device and inode number, that connections of the parent had open when this process was forked.

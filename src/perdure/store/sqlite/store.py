@@ -29,7 +29,8 @@ from perdure.store.sql.store import SqlStore, Trace
 from perdure.store.sqlite.claim import claim
 from perdure.store.sqlite.commit import commit
 from perdure.store.sqlite.connection import Body, SerialThread, SqliteClock, SqliteConnection
-from perdure.store.sqlite.files import note_inherited
+from perdure.store.sqlite.files import is_watchable, note_inherited
+from perdure.store.sqlite.watch import LogWatch
 from perdure.store.url import SqliteUrl
 
 T = TypeVar("T")
@@ -63,6 +64,9 @@ class SqliteStore(SqlStore):
         self._readers = [self._writer]
         self.blocks = not inline
         self._is_inline = inline
+        #: Sees the commits of other processes, once something waits for them; None: not yet, or they are polled.
+        self._watch: LogWatch | None = None
+        self._is_watchable: bool | None = None
         #: The connection threads that a forking thread holds, by the id of that thread.
         self._held_threads: dict[int, builtins.list[SerialThread]] = {}
         if url.path is not None and not inline:
@@ -72,6 +76,9 @@ class SqliteStore(SqlStore):
         """Close every connection."""
         if self._process == os.getpid():
             self._process = 0
+            if self._watch is not None:
+                self._watch.close()
+                self._watch = None
             await self._disconnect()
 
     async def _disconnect(self) -> None:
@@ -83,7 +90,14 @@ class SqliteStore(SqlStore):
         """Tell whether another connection may have written since the last call."""
         if self._process != os.getpid():
             self._check_open()
-        return await self._writer.thread.run(self._check_changed)
+        self._watch_log()
+        changed = self._check_at_once()
+        return await self._writer.thread.run(self._check_changed) if changed is None else changed
+
+    @property
+    def is_notified(self) -> bool:
+        """True while the kernel reports the commits of other processes."""
+        return self._watch is not None and self._watch.is_working and self._process == os.getpid()
 
     async def now(self) -> int:
         """Return the database's time."""
@@ -196,6 +210,32 @@ class SqliteStore(SqlStore):
         if tx.announced or tx.observed or tx.buried:
             self._done(tx)
         return answer
+
+    def _watch_log(self) -> None:
+        """See the next write to the log. A process that never waits has no watch."""
+        if self._watch is None and self._is_watchable is None:
+            # Read once: it takes longer than a poll.
+            self._is_watchable = self._file is not None and not self._is_inline and is_watchable(self._file)
+        if self._is_watchable and self._file is not None and (self._watch is None or self._watch.is_lost):
+            if self._watch is not None:
+                self._watch.close()
+            log = f"{os.path.realpath(self._file)}-wal"
+            self._watch = LogWatch(log, self._system, lambda: bool(self._check_at_once()))
+        if self._watch is not None:
+            self._watch.arm()
+
+    def _check_at_once(self) -> bool | None:
+        """Check on the calling thread, which takes microseconds; None if the connection is in use or not open."""
+        writer = self._writer
+        if self._is_inline or not writer.is_open or not writer.thread.hold(0):
+            return None
+        try:
+            changed = writer.changed_at_once()
+        finally:
+            writer.thread.release()
+        if changed:
+            self._tell(Change.ALL)
+        return changed
 
     def _check_changed(self) -> bool:
         # The change shows once only, so every listener is told.

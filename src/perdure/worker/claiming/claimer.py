@@ -90,7 +90,6 @@ logger = logging.getLogger("perdure.worker")
 AGE_SHARE = 8
 #: Where commits overlap, a claim takes a third of the slots or this many, whichever is more.
 SMALLEST_SHARE = 32
-SHORTEST_POLL = 0.005
 #: Polls without a change after which a claim is made all the same.
 UNASKED_POLLS = 20
 #: Changes that concern a claimer.
@@ -191,7 +190,11 @@ class Claimer:
         self._hint = Change.NONE
         self._waiting = False
         self._claims = 0
-        self._poll = SHORTEST_POLL
+        self._backoff = worker.settings.poll_backoff
+        #: Pause before the next poll, in seconds.
+        self._poll = self._backoff.first
+        #: Earliest time to come for which other workers were told that a run waits.
+        self._told_wake = 0
         #: Whether the last claim filled all the room that there was; None during a claim.
         self._full: bool | None = False
         #: Whether a slot was freed during a claim.
@@ -249,6 +252,18 @@ class Claimer:
         if time < self._next_wake:
             self._next_wake = time
             self._alarm.ring()
+        if self._store.announces:
+            self._tell_wake_time(time)
+
+    def _tell_wake_time(self, time: int) -> None:
+        """Make idle workers, which may sleep for long, look for the time of a run that waits.
+
+        They look again at the earliest time, so that later ones need not be told.
+        """
+        now = self._store.clock()
+        if time < now + int(self._backoff.longest * 1e6) and not now < self._told_wake <= time:
+            self._told_wake = time
+            self._store.announce(Change.READY)
 
     def _on_change(self, change: Change) -> None:
         # Called from the thread that wrote. The end of a run makes nothing ready.
@@ -296,7 +311,8 @@ class Claimer:
         until = self._system.monotonic() + longest
         while self._task is not None and self._hint is Change.NONE:
             left = until - self._system.monotonic()
-            if left <= 0 or await self._alarm.wait(min(left, self._poll * (0.8 + 0.4 * self._system.random()))):
+            pause = min(self._poll, self._longest_poll) * (0.8 + 0.4 * self._system.random())
+            if left <= 0 or await self._alarm.wait(min(left, pause)):
                 return
             try:
                 changed = await self._store.poll_changes()
@@ -305,7 +321,34 @@ class Claimer:
             if changed:
                 self._hint |= Change.ALL
             # Grows on every poll: some stores cannot tell and always report a change. A claimed run resets it.
-            self._poll = min(self._poll * 1.5, self._store.poll_interval)
+            self._poll = self._backoff.after_nothing(min(self._poll, self._longest_poll))
+
+    @property
+    def _longest_poll(self) -> float:
+        """Longest pause between two polls, in seconds.
+
+        A worker that holds runs polls their inboxes, and one that serves limits polls for room that no commit announces.
+        """
+        given = self._worker.settings.poll_interval
+        longest = self._store.poll_interval if given is None else given
+        return max(longest, self._backoff.longest) if self._relies_on_notifications else longest
+
+    @property
+    def _relies_on_notifications(self) -> bool:
+        worker = self._worker
+        return (
+            self._store.is_notified
+            and worker.holds_nothing
+            and not self._suspects
+            and not worker.gatekeeper.has_work
+        )
+
+    @property
+    def _longest_wait(self) -> float:
+        """Longest time between two rounds, in seconds."""
+        if self._relies_on_notifications:
+            return max(0.0, min(self._backoff.longest, self._reconcile_at - self._system.monotonic()))
+        return self._store.poll_interval * UNASKED_POLLS
 
     async def _round(self, hint: Change) -> float:
         """Deliver messages to held runs and claim into free slots; return the seconds to wait before the next round."""
@@ -315,7 +358,7 @@ class Claimer:
             self._reconcile_at = self._system.monotonic() + self._worker.settings.lease
             await self._reconcile()
             await self._worker.gatekeeper.refresh_waiting_types()
-        longest = self._store.poll_interval * UNASKED_POLLS
+        longest = self._longest_wait
         room = self._room()
         gatekeeper = self._worker.gatekeeper
         if room <= 0:
@@ -346,7 +389,7 @@ class Claimer:
         if self._suspects:
             self._quarantine.reserve_slots()
         if claimed.runs or self._full:
-            self._poll = SHORTEST_POLL
+            self._poll = self._backoff.after_work(self._poll)
             if self._full:
                 return 0.0 if self._room() > 0 else longest
         return max(0.0005, min(longest, (self._next_wake - claimed.now) / 1e6))
@@ -373,7 +416,7 @@ class Claimer:
         self._next_wake = min(self._next_wake, admitted.next_due)
         await self.take_up(admitted.runs)
         if admitted.runs:
-            self._poll = SHORTEST_POLL
+            self._poll = self._backoff.after_work(self._poll)
         return admitted.runs
 
     @property
@@ -515,7 +558,7 @@ class Claimer:
             await self._deliver_one_by_one()
             return
         if marked:
-            self._poll = SHORTEST_POLL
+            self._poll = self._backoff.after_work(self._poll)
         self._worker.deliver(marked)
 
     async def _deliver_one_by_one(self) -> None:
