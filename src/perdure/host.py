@@ -18,11 +18,11 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from math import ceil
+from math import ceil, inf
 from typing import Any, TypeVar
 
 from perdure.core.process_fork import watch_forks
-from perdure.core.system import DUE, Background, Cancellable, CpuClock, CrashPoint, FileWatch, LoopTrace
+from perdure.core.system import DUE, Background, Cancellable, CpuClock, CrashPoint, FileWatch, LoopTrace, Ticker
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class Host:
         """Run a coroutine on a thread and an event loop of its own."""
         return _Thread(main, name)
 
-    def ticker(self, tick: Callable[[CpuClock], float], name: str, trace: LoopTrace) -> Background:
+    def ticker(self, tick: Callable[[CpuClock], float], name: str, trace: LoopTrace) -> Ticker:
         """Call a function again and again from a thread of its own."""
         return _Ticker(tick, name, trace)
 
@@ -298,7 +298,7 @@ assert _PollFd.revents.offset == DUE
 _poll = ctypes.CDLL(None).poll if os.name == "posix" else None
 
 
-class _Ticker(Background):
+class _Ticker(Ticker):
     """A thread that calls a function, each time after the seconds that it returned."""
 
     def __init__(self, tick: Callable[[CpuClock], float], name: str, trace: LoopTrace) -> None:
@@ -306,6 +306,8 @@ class _Ticker(Background):
         self._name = name
         self._trace = trace
         self._stopping = False
+        #: Ends a rest.
+        self._woken = threading.Event()
         self._clock = _cpu_clock()
         # Of no file: `poll` waits for the time to pass.
         trace.waiting = self._waiting = bytearray(_PollFd(fd=-1))
@@ -314,6 +316,12 @@ class _Ticker(Background):
     async def stop(self) -> None:
         """End the thread after its present wait."""
         self._stopping = True
+        self._woken.set()
+
+    def wake(self) -> None:
+        """Go on after a rest. The next call is due at once, as after a wait."""
+        self._waiting[DUE] = 0
+        self._woken.set()
 
     def _run(self) -> None:
         try:
@@ -326,6 +334,11 @@ class _Ticker(Background):
 
     def _wait(self, seconds: float) -> None:
         waiting = self._waiting
+        if seconds == inf:
+            waiting[DUE] = 1
+            self._woken.wait()
+            self._woken.clear()
+            return
         wait: Callable[[], object] = partial(time.sleep, seconds)
         if _poll is not None:
             wait = partial(_poll, ctypes.byref(_PollFd.from_buffer(waiting)), 1, ceil(seconds * 1000))

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from perdure.core.system import Background, Cancellable, CpuClock, LoopTrace, NoTicker, System
+from perdure.core.system import Background, Cancellable, CpuClock, LoopTrace, NoTicker, System, Ticker
 from perdure.testing.clock import BackgroundTask
 from tests.simulation.loop import LANE, Process, SimLoop
 
@@ -92,7 +92,7 @@ class SimSystem(System):
     def watch_file(self, path: str, written: Callable[[], object]) -> None:
         """Watch nothing: files are not written in virtual time."""
 
-    def ticker(self, tick: Callable[[CpuClock], float], name: str, trace: LoopTrace) -> Background:
+    def ticker(self, tick: Callable[[CpuClock], float], name: str, trace: LoopTrace) -> Ticker:
         """Nothing: a simulation has no real time."""
         return NoTicker()
 

@@ -51,7 +51,7 @@ class Clock:
 
     def watch(self, *attempts: Attempt) -> loop_watch.LoopWatch:
         trace = LoopTrace(self.monotonic)
-        return loop_watch.LoopWatch(self, LIMIT, lambda: "w", trace, lambda: attempts)  # type: ignore[arg-type] # as above
+        return loop_watch.LoopWatch(self, LIMIT, lambda: "w", trace, lambda: attempts, lambda: False)  # type: ignore[arg-type] # as above
 
     def tick(self, watch: loop_watch.LoopWatch, now: float, cpu: float) -> None:
         """Call the watch at that time, after so much CPU time."""

@@ -79,10 +79,20 @@ class LoopTrace:
 NO_TRACE = LoopTrace(lambda: 0.0)
 
 
-class NoTicker(Background):
+class Ticker(Background, Protocol):
+    """Calls a function again and again from a thread of its own. Endless seconds make it rest until `wake`."""
+
+    def wake(self) -> None:
+        """Go on after a rest. From the thread whose code leaves the trace."""
+
+
+class NoTicker(Ticker):
     """A ticker that never calls."""
 
     async def stop(self) -> None:
+        """Do nothing."""
+
+    def wake(self) -> None:
         """Do nothing."""
 
 
@@ -116,7 +126,7 @@ class System(Protocol):
     def background(self, main: Callable[[], Coroutine[Any, Any, None]], name: str) -> Background:
         """Run a coroutine on its own thread and event loop, so that it continues while the main loop is blocked."""
 
-    def ticker(self, tick: Callable[[CpuClock], float], name: str, trace: LoopTrace) -> Background:
+    def ticker(self, tick: Callable[[CpuClock], float], name: str, trace: LoopTrace) -> Ticker:
         """Call a function again and again from a thread of its own, in real time.
 
         It gets a clock for this process and for the thread that has asked for the ticker, and returns the seconds until

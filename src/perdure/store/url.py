@@ -317,7 +317,7 @@ def _postgres(url: str) -> PostgresUrl:
 
 def _listen(parts: SplitResult, ours: dict[str, str]) -> str | None:
     hosts = ours.get("listen")
-    notify = _one_of("notify", ours.get("notify", "off" if hosts is None else "on"), ("on", "off"))
+    notify = _one_of("notify", ours.get("notify", "on"), ("on", "off"))
     if hosts is None or notify == "off":
         return urlunsplit(parts) if notify == "on" else None
     if not _HOSTS.fullmatch(hosts):

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
-from perdure.core.system import Background, Cancellable, CpuClock, CrashPoint, LoopTrace, NoTicker
+from perdure.core.system import Background, Cancellable, CpuClock, CrashPoint, LoopTrace, NoTicker, Ticker
 from perdure.host import Host
 
 T = TypeVar("T")
@@ -125,7 +125,7 @@ class VirtualClock:
     def watch_file(self, path: str, written: Callable[[], object]) -> None:
         """Watch nothing: files are not written in virtual time."""
 
-    def ticker(self, tick: Callable[[CpuClock], float], name: str, trace: LoopTrace) -> Background:
+    def ticker(self, tick: Callable[[CpuClock], float], name: str, trace: LoopTrace) -> Ticker:
         """Nothing: real time means nothing here."""
         return NoTicker()
 

@@ -34,7 +34,7 @@ from msgspec import Struct
 from perdure import errors
 from perdure.core.printed_text import log_with_trace
 from perdure.core.process_fork import watch_forks
-from perdure.core.system import Background, CpuClock, LoopTrace, System
+from perdure.core.system import CpuClock, LoopTrace, System, Ticker
 from perdure.replay.execution import Execution
 from perdure.worker.steps.attempt import RUN_STEP, Attempt
 from perdure.workflow.runtime import run_blocking
@@ -45,6 +45,8 @@ logger = logging.getLogger("perdure.worker")
 #: Shares of the limit: between two samples of an idle loop, and of one that owes an answer.
 _IDLE_SHARE = 0.25
 _BUSY_SHARE = 0.1
+#: Samples of an idle loop after which a watch without runs rests.
+_RESTS_AFTER = 8
 #: A loop that is blocked for this many limits is reported at once, and not when it is free again.
 _LONG = 10
 #: Seconds between two reports of the same place, and the number of places that are remembered.
@@ -126,7 +128,13 @@ class LoopWatch:
         worker: Callable[[], str],
         trace: LoopTrace,
         attempts_under_way: Callable[[], Iterable[Attempt]],
+        may_rest: Callable[[], bool],
     ) -> None:
+        """`may_rest`: whether the worker holds no run, so that no workflow and no step can block the loop."""
+        self._may_rest = may_rest
+        #: True while no samples are taken.
+        self.is_resting = False
+        self._idle_samples = 0
         self._system = system
         self._limit = limit
         self._worker = worker
@@ -144,7 +152,7 @@ class LoopWatch:
         trace.late_at = inf
         #: By place: time of the last report, and the number of others since then.
         self._places: dict[tuple[str, str], tuple[float, int]] = {}
-        self._ticker: Background | None = None
+        self._ticker: Ticker | None = None
 
     def start(self) -> None:
         """Start to watch."""
@@ -154,6 +162,14 @@ class LoopWatch:
         """Stop to watch."""
         if self._ticker is not None:
             await self._ticker.stop()
+
+    def wake(self) -> None:
+        """Go on after a rest, because the worker holds a run. From the loop's thread."""
+        self.is_resting = False
+        self._last = self._system.monotonic()
+        self._trace.late_at = self._late_at(self._last)
+        if self._ticker is not None:
+            self._ticker.wake()
 
     def tick(self, cpu_clock: CpuClock) -> float:
         """Take a sample and return the seconds until the next. The clock is for this process and the loop's thread."""
@@ -175,7 +191,19 @@ class LoopWatch:
             late = False
         if not late:
             self._trace.first = None
-        return self._limit * self._sample(now, before if late else now, late=late)
+        share = self._sample(now, before if late else now, late=late)
+        return inf if share == _IDLE_SHARE and self._rests() else self._limit * share
+
+    def _rests(self) -> bool:
+        """Rest if the loop was idle for a while and the worker holds no run: samples are most of an idle worker's cost."""
+        self._idle_samples = self._idle_samples + 1 if self._may_rest() else 0
+        if self._idle_samples < _RESTS_AFTER:
+            return False
+        self._idle_samples = 0
+        self.is_resting = True
+        # A run that came before the line above has woken nobody.
+        self.is_resting = self._may_rest()
+        return self.is_resting
 
     def _late_at(self, now: float) -> float:
         """Return the time from which the next sample is late."""

@@ -198,6 +198,7 @@ class Worker:
                 *(self._system, self.settings.warn_blocked, lambda: self.id),
                 self._services.results.trace,
                 lambda: [one for held in list(self._held.values()) for one in held.attempts_under_way()],
+                lambda: self.holds_nothing,
             )
             self._loop_watch.start()
         self._log_start()
@@ -572,6 +573,8 @@ class Worker:
             before.drop()
             self._ending.discard(before)
         self._held[held.run.id] = held
+        if self._loop_watch is not None and self._loop_watch.is_resting:
+            self._loop_watch.wake()
 
     def deliver(self, messages: Iterable[Message]) -> None:
         """Hand inbox entries to their runs."""

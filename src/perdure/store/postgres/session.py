@@ -130,9 +130,12 @@ WHERE datname = current_database() AND usename = current_user AND pid <> pg_back
 """
 
 
-def session_name(given: str = "") -> str:
-    """Return the name of the sessions of this process, after the name that the user has given."""
-    name = _process_name(socket.gethostname(), os.getpid())
+def session_name(given: str = "", *, announces: bool = False) -> str:
+    """Return the name of the sessions of this process, after the name that the user has given.
+
+    `announces`: the process announces what it commits in the session, so that no trigger has to.
+    """
+    name = ("+" if announces else "") + _process_name(socket.gethostname(), os.getpid())
     given = given.encode("ascii", "replace").decode()[: _LONGEST - 1 - len(name)]
     return f"{given} {name}" if given else name
 

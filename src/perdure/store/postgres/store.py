@@ -24,7 +24,7 @@ from perdure.core.routing import TypeInfo
 from perdure.core.system import System
 from perdure.errors import StoreError, UsageError
 from perdure.store import migrations
-from perdure.store.contract import Change
+from perdure.store.contract import Change, Listener
 from perdure.store.postgres import errors
 from perdure.store.postgres.claim import PostgresPreview, claim, claim_ready
 from perdure.store.postgres.commit import append_records, commit, commit_simply, deliver, is_simple, only_append
@@ -83,6 +83,10 @@ ORDER BY id
 FOR NO KEY UPDATE
 """
 
+#: Of the runs' table, because the trigger that announces for other programs knows nothing else.
+_CHANNEL = "'perdure_' || CAST('perdure_runs' AS regclass)::oid"
+_NOTIFY = f"SELECT pg_notify({_CHANNEL}, $1)"
+
 _TIME = f"SELECT {POSTGRES.time}"
 
 _BEAT = f"""
@@ -115,7 +119,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
         #: Behind a pooler, the timeline that every statement checks that proves a lease; else empty.
         self._fenced = ""
         self._prepares = True
-        self._notifier = Notifier(url, system, self._tell)
+        self._notifier = Notifier(url, system, self._tell, self._notify, self._read_channel)
         self._warned = False
 
     async def open(self) -> None:
@@ -129,6 +133,32 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
             await self._notifier.stop()
             await super().close()
             await self._lent.close()
+
+    announces = True
+
+    @property
+    def is_notified(self) -> bool:
+        """True while notifications arrive."""
+        return self._notifier.arrives
+
+    def announce(self, change: Change) -> None:
+        """Announce something to other processes that no commit announces."""
+        self._notifier.announce(int(change))
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call the listener after changes made through this object, or announced by other processes."""
+        unsubscribe = super().subscribe(listener)
+        self._notifier.listen()
+        return unsubscribe
+
+    async def _notify(self, payload: str) -> None:
+        statement = self._statements.plain(_NOTIFY)
+        await self._with("notify", lambda connection: connection.execute(statement, payload))
+
+    async def _read_channel(self) -> str:
+        statement = self._statements.plain(f"SELECT {_CHANNEL}")
+        channel: str = await self._with("notify", lambda connection: connection.fetchval(statement))
+        return channel
 
     def _after_fork_in_child(self) -> None:
         super()._after_fork_in_child()
@@ -209,6 +239,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
         answer = await one("claim", request.worker, quickly, entered=True)
         assert answer is not None
         preview, claimed = answer
+        self._notifier.workers = len(preview.alive)
         if claimed is not None:
             return claimed
         return await self._transact(
@@ -307,11 +338,11 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
 
     def _committed(self, verb: str, tx: PostgresTransaction) -> None:
         super()._committed(verb, tx)
-        if changes := Change(tx.announced):
-            self._notifier.announce(changes)
+        if tx.announced:
+            self._notifier.announce(tx.announced)
 
     async def _open_connection(self, *, lent: bool = False) -> PostgresConnection:
-        unique, called = self._system.entropy(8).hex(), session_name(self._url.called)
+        unique, called = self._system.entropy(8).hex(), session_name(self._url.called, announces=not lent)
         connection = await connect(
             self._url.dsn, unique, self._timeouts, called=called, prepares=self._prepares, lent=lent
         )

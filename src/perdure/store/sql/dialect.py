@@ -39,6 +39,8 @@ _TABLES = frozenset({
     "locks", "singletons", "successors", "watermarks", "tokens", "documents",
     "runs_view", "events_view", "types_view", "workers_view",
 })  # fmt: skip
+#: Names in the schema of the tables: the tables, and a function on PostgreSQL.
+_IN_SCHEMA = _TABLES | {"announce"}
 
 
 class Dialect(Struct, frozen=True, kw_only=True):
@@ -86,7 +88,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
             return text
         # An index is made in the schema of its table, and must not name it.
         others = tables.rpartition(".")[2]
-        return _NAME.sub(lambda name: (tables if name[1] in _TABLES else others) + name[1], text)
+        return _NAME.sub(lambda name: (tables if name[1] in _IN_SCHEMA else others) + name[1], text)
 
     def _column(self, state: str, column: str) -> str:
         return self.only_in.get(f"{state} {column}", column)

@@ -337,10 +337,7 @@ class Claimer:
     def _relies_on_notifications(self) -> bool:
         worker = self._worker
         return (
-            self._store.is_notified
-            and worker.holds_nothing
-            and not self._suspects
-            and not worker.gatekeeper.has_work
+            self._store.is_notified and worker.holds_nothing and not self._suspects and not worker.gatekeeper.has_work
         )
 
     @property
