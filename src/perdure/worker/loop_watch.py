@@ -195,7 +195,7 @@ class LoopWatch:
         return inf if share == _IDLE_SHARE and self._rests() else self._limit * share
 
     def _rests(self) -> bool:
-        """Rest if the loop was idle for a while and the worker holds no run: samples are most of an idle worker's cost."""
+        """Rest if the loop was idle for a while and the worker holds no run: samples cost more than all else then."""
         self._idle_samples = self._idle_samples + 1 if self._may_rest() else 0
         if self._idle_samples < _RESTS_AFTER:
             return False

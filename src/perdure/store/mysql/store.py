@@ -21,6 +21,8 @@ from perdure.core.system import System
 from perdure.core.time.duration import NEVER
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.store import migrations
+from perdure.store.contract import Change
+from perdure.store.file_watch import Doorbell
 from perdure.store.mysql import errors
 from perdure.store.mysql.claim import MysqlPreview, claim, preview_claim
 from perdure.store.mysql.commit import commit, commit_simply, deliver, is_simple
@@ -104,6 +106,7 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
         self._database = url.database
         self._connector = MysqlConnector(url)
         self._templates = StatementTemplates(url.prefix)
+        self._doorbell: Doorbell | None = None
         #: True: several servers of a cluster accept writes.
         self._clustered = False
         #: The paused types and queues that the last preview found.
@@ -114,6 +117,30 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
         """Close every connection."""
         await super().close()
         await self._lent.close()
+        if self._doorbell is not None:
+            self._doorbell.close()
+            self._doorbell = None
+
+    async def poll_changes(self) -> bool:
+        """True: only a query can tell. From now on, commits of other processes of this machine are heard of."""
+        self._bell().hear()
+        return await super().poll_changes()
+
+    def announce(self, change: Change) -> None:
+        """Announce something to other processes of this machine."""
+        self._bell().ring()
+
+    def _committed(self, verb: str, tx: MysqlTransaction) -> None:
+        super()._committed(verb, tx)
+        if tx.announced:
+            self._bell().ring()
+
+    def _bell(self) -> Doorbell:
+        if self._doorbell is None:
+            # Processes may have different URLs of one server, so it names itself.
+            name = f"{self._tracker.server or self.where} {self._database} {self._tables}"
+            self._doorbell = Doorbell(name, self._system, lambda: self._tell(Change.ALL))
+        return self._doorbell
 
     @asynccontextmanager
     async def lend(self) -> AsyncGenerator[object]:

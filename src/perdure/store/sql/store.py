@@ -187,7 +187,8 @@ class SqlStore(ABC):
         return False
 
     def announce(self, change: Change) -> None:
-        """Announce something to other processes that no commit announces."""
+        """Announce something to other processes that no commit announces; they poll, if nothing else is written."""
+        _log.debug("%r is left to be polled", change)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call the listener after changes made through this object or found by `poll_changes`."""

@@ -24,13 +24,13 @@ from perdure.core.model.turn import Turn, TurnOutcome
 from perdure.core.process_fork import never_finalize, watch_forks
 from perdure.core.system import System
 from perdure.store.contract import Change
+from perdure.store.file_watch import WriteWatch
 from perdure.store.sql.dialect import SQLITE, Row, counted
 from perdure.store.sql.store import SqlStore, Trace
 from perdure.store.sqlite.claim import claim
 from perdure.store.sqlite.commit import commit
 from perdure.store.sqlite.connection import Body, SerialThread, SqliteClock, SqliteConnection
 from perdure.store.sqlite.files import is_watchable, note_inherited
-from perdure.store.sqlite.watch import LogWatch
 from perdure.store.url import SqliteUrl
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class SqliteStore(SqlStore):
         self.blocks = not inline
         self._is_inline = inline
         #: Sees the commits of other processes, once something waits for them; None: not yet, or they are polled.
-        self._watch: LogWatch | None = None
+        self._watch: WriteWatch | None = None
         self._is_watchable: bool | None = None
         #: The connection threads that a forking thread holds, by the id of that thread.
         self._held_threads: dict[int, builtins.list[SerialThread]] = {}
@@ -220,7 +220,7 @@ class SqliteStore(SqlStore):
             if self._watch is not None:
                 self._watch.close()
             log = f"{os.path.realpath(self._file)}-wal"
-            self._watch = LogWatch(log, self._system, lambda: bool(self._check_at_once()))
+            self._watch = WriteWatch(log, self._system, lambda: bool(self._check_at_once()))
         if self._watch is not None:
             self._watch.arm()
 

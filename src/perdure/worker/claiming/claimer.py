@@ -327,7 +327,8 @@ class Claimer:
     def _longest_poll(self) -> float:
         """Longest pause between two polls, in seconds.
 
-        A worker that holds runs polls their inboxes, and one that serves limits polls for room that no commit announces.
+        A worker that holds runs polls their inboxes. One that serves limits polls for room, which not every commit
+        announces.
         """
         given = self._worker.settings.poll_interval
         longest = self._store.poll_interval if given is None else given
