@@ -88,9 +88,10 @@ class Host:
             return None
 
 
-#: Flags of inotify: opened without blocking and closed by exec; one event for a write, a deletion or a rename.
+#: Flags of inotify: opened without blocking and closed by exec; one event for a write, a rename, a deletion, or
+#: the removal of a name.
 _INOTIFY_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC if hasattr(os, "O_CLOEXEC") else 0
-_WRITTEN_ONCE = 0x2 | 0x400 | 0x800 | 0x80000000
+_WRITTEN_ONCE = 0x2 | 0x4 | 0x400 | 0x800 | 0x80000000
 _EVENTS = 4096
 
 

@@ -19,6 +19,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 from perdure.core.system import Cancellable, FileWatch, System
 
@@ -96,7 +97,7 @@ class WriteWatch:
         if self._watch is None:
             return
         self.arm()
-        if self._check():
+        if self._check() and self._armed:
             return
         self._pause *= _GROWTH
         # SQLite deletes its log with the last connection to it.
@@ -104,7 +105,7 @@ class WriteWatch:
             self._chase_after(min(self._pause, _LAST))
 
 
-#: Size from which a doorbell's file is emptied, in bytes.
+#: Size from which a doorbell's file is replaced, in bytes.
 _LARGEST = 1 << 20
 
 
@@ -118,16 +119,19 @@ class Doorbell:
         self._file = -1
         #: Size of the file when it was last seen, with our own rings since.
         self._size = 0
+        #: True: the file was replaced since the last check.
+        self._is_new = False
         self._watch: WriteWatch | None = None
 
     def ring(self) -> None:
         """Tell other processes of a commit. Without the file they poll."""
         try:
-            self._keep_open()
+            path = self._keep_open()
             os.write(self._file, b"\n")
             self._size += 1
             if self._size > _LARGEST:
-                os.ftruncate(self._file, 0)
+                # The others notice, and open another file.
+                Path(path).unlink(missing_ok=True)
         except OSError as error:
             _log.debug("the doorbell cannot be rung: %s", error)
 
@@ -159,7 +163,9 @@ class Doorbell:
             size = os.fstat(self._file).st_size
         except OSError:
             return False
-        rung, self._size = size != self._size, size
+        # What was rung on a file that is gone is not known.
+        rung = size != self._size or self._is_new
+        self._size, self._is_new = size, False
         if rung:
             self._on_ring()
         return rung
@@ -171,7 +177,7 @@ class Doorbell:
             return path
         if self._file >= 0:
             os.close(self._file)
-            self._file = -1
+            self._file, self._is_new = -1, True
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
         self._file = os.open(path, flags, 0o600)
         self._size = os.fstat(self._file).st_size

@@ -118,9 +118,9 @@ class Notifier:
         if listening is not None:
             listening.cancel()
             await asyncio.wait([listening])
-        if self._sending is not None:
-            await asyncio.wait([self._sending], timeout=_LAST_SECONDS)
-            self._sending.cancel()
+        if (sending := self._sending) is not None:
+            await asyncio.wait([sending], timeout=_LAST_SECONDS)
+            sending.cancel()
         self._loop = None
 
     def silence(self) -> None:
