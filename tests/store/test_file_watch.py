@@ -47,9 +47,9 @@ async def test_a_commit_to_a_file_is_heard_of_without_a_poll_whatever_program_ma
     ours, theirs = open_store(url, Host()), open_store(url, Host())
     await ours.open()
     await theirs.open()
-    assert not ours.is_notified
+    before = ours.is_notified
     await ours.poll_changes()
-    assert ours.is_notified
+    assert (before, ours.is_notified) == (False, True)
     told: list[Change] = []
     ours.subscribe(told.append)
     for number in range(3):

@@ -21,6 +21,7 @@ from perdure.cli.console.describe import span, when
 from perdure.cli.console.document import Document, moment, step_document
 from perdure.cli.console.output import Printer
 from perdure.cli.console.params import with_output, with_target
+from perdure.cli.console.poll_backoff import parse_poll_backoff
 from perdure.cli.console.target import is_url, load_engine, with_engine
 from perdure.client.engine import Engine
 from perdure.client.runs.inspect import seconds_ago, silence
@@ -69,6 +70,16 @@ group = CommandGroup(
     default="5m",
     show_default=True,
     help="How long to wait at the start for an unreachable server.",
+)
+@click.option("--worker-id", help="First part of the worker's id, which goes on with a random part.")
+@click.option(
+    "--poll-interval", help="Longest pause between two polls without notifications.  [default: as suits the database]"
+)
+@click.option(
+    "--poll-backoff",
+    callback=parse_poll_backoff,
+    metavar="NAME=VALUE,...",
+    help="How the pause between two polls changes: first, shortest, longest, idle and busy.",
 )
 @click.option("--watch-io/--no-watch-io", default=True, help="Warn of I/O in workflow code.  [default: watch-io]")
 @click.option(
