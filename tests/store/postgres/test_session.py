@@ -231,7 +231,7 @@ async def test_what_another_role_has_locked_stays_locked_and_no_sweep_hangs(stor
 
 
 async def test_the_name_of_a_session_says_whose_it_is_and_keeps_what_the_user_calls_it(url: str) -> None:
-    process = f"perdure:{os.getpid()}@{socket.gethostname().partition('.')[0][-32:]}"
+    process = f"+perdure:{os.getpid()}@{socket.gethostname().partition('.')[0][-32:]}"
     for given, name in [("", process), ("&application_name=billing+jobs", f"billing jobs {process}")]:
         store = open_store(f"{url}{given}", Host())
         assert isinstance(store, PostgresStore)
