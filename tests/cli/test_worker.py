@@ -106,3 +106,22 @@ def test_a_worker_whose_server_is_away_waits_and_says_so(tmp_path: Path) -> None
                 assert "the worker waits for its database" in process.stderr.readline()
         finally:
             process.kill()
+
+
+def test_the_pace_of_polls_and_the_id_of_a_worker_are_options(perdure: Perdure) -> None:
+    backoff = "first=10ms,longest=20s,idle=2,busy=0.5"
+    with worker("--worker-id", "desk", "--poll-interval", "200ms", "--poll-backoff", backoff) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["event"] == "working"
+        while not (listed := perdure("workers", "list", URL, "--json").json):
+            assert process.poll() is None
+        assert listed[0]["id"].startswith("desk.")
+        process.terminate()
+        process.wait()
+
+
+@pytest.mark.parametrize("wrong", ["idle", "idle=much", "fastest=1s", "first=1s,longest=10ms"])
+def test_a_pace_of_polls_that_makes_no_sense_is_refused(perdure: Perdure, wrong: str) -> None:
+    answer = perdure("worker", "shop:engine", "--poll-backoff", wrong)
+    assert answer.code != 0
+    assert "poll" in answer.err

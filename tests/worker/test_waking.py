@@ -21,7 +21,8 @@ async def test_a_write_of_another_process_noticed_by_one_is_told_to_all(tmp_path
     await ours.poll_changes()
     told.clear()
     await theirs.register(WorkerInfo(id="w", host="h", pid=1, queues=(), types=(), slots=1, lease=1))
-    assert await ours.poll_changes()
+    # The watch of the file may have noticed it before the poll; it is told once.
+    assert await ours.poll_changes() or told
     assert told == [Change.ALL]
     assert not await ours.poll_changes()
     assert told == [Change.ALL]
