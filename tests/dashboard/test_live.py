@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from time import monotonic
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlencode
 
 import httpx
@@ -231,6 +231,45 @@ async def test_a_busy_run_page_can_be_drawn_every_two_seconds(place: Stage, tab:
         assert statements.number <= (LIVE_RATE - 1 / TICK) * 2.0 * drawings, statements.seen.most_common()
         # The budget counts what is sent.
         assert statements.number == reads.sent - first
+
+
+@pytest.mark.parametrize(("path", "most"), [("/", 20), ("/workflows", 6), ("/queues", 12)])
+async def test_a_long_backlog_behind_older_runs_costs_a_view_no_more(place: Stage, path: str, most: int) -> None:
+    async with place.engine(secret) as engine:
+        await engine.start_many([secret("later") for _ in range(1100)], at=3600)
+        await engine.start_many([secret("now") for _ in range(1100)])
+        assert place.store is not None
+        key = ViewKey(path=path, query="", prefix="", role=Role.VIEWER)
+        shown = Redactor(Redaction(), Role.VIEWER)
+        reads: Any = SharedReads(place.store, Host())
+        page = bytes((await draw_view(reading_through(engine, reads), key, shown)).body).decode()
+        assert reads.sent <= most
+        if path != "/workflows":
+            # Both have the length of the backlog, and the age of its oldest run.
+            assert "1,100" in page
+        if path == "/":
+            assert "waits for a slot" in page
+
+
+async def test_a_read_that_took_long_is_not_repeated_soon(on_disk: Stage) -> None:
+    async with on_disk.engine(secret) as engine:
+        await engine.open()
+        assert on_disk.store is not None
+        clock, asked = Later(), 0
+
+        class Slow:
+            async def workers(self) -> list[WorkerInfo]:
+                nonlocal asked
+                asked += 1
+                clock.passed += 0.2
+                return []
+
+        reads: Any = SharedReads(cast("Store", Slow()), clock)
+        await reads.workers()
+        for passed, expected in ((5.0, 1), (4.9, 1), (0.2, 2)):
+            clock.passed += passed
+            await reads.workers()
+            assert asked == expected
 
 
 async def test_a_tab_gets_its_view_when_it_has_changed(place: Stage) -> None:

@@ -54,6 +54,8 @@ LOOKING = {
     "watermarks",
     "documents",
     "depth",
+    "backlog",
+    "run_times",
     "token",
     "tokens",
     "types",

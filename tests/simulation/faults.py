@@ -36,7 +36,8 @@ READING_VERBS = (
     "now", "get", "get_many", "list", "count", "history", "attributes", "inbox", "waits", "events", "events_page",
     "outputs", "workers", "leases", "load", "unread_messages_of_worker", "unread_messages", "pauses", "turn_outcome",
     "records", "snapshot", "schedule", "schedules", "types", "list_dead_letters", "get_dead_letter",
-    "ready_run_ids", "locks", "watermarks", "depth", "token", "tokens", "documents", "list_fires",
+    "ready_run_ids", "locks", "watermarks", "depth", "backlog", "run_times", "token", "tokens", "documents",
+    "list_fires",
     "preview_admission", "waitlisted_types", "waitlist_position", "gates", "permits",
 )  # fmt: skip
 WRITING_VERBS = frozenset(MUTATING_VERBS)

@@ -12,10 +12,10 @@ from msgspec import Struct
 
 from perdure.core.codec.failure import Failure
 from perdure.core.model.dead_letter import DeadLetter
-from perdure.core.model.run import Run, Status
+from perdure.core.model.run import RunTimes, Status
 from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
 from perdure.core.time.duration import length
-from perdure.dashboard.texts import fingerprint, is_time
+from perdure.dashboard.texts import fingerprint
 from perdure.http.redaction import FailureView, Redactor
 
 HOUR = 3_600_000_000
@@ -76,15 +76,13 @@ def rate(number: int, seconds: float) -> str:
     return f"{each * 60:.3g} /min" if each * 60 >= 1 or number == 0 else f"{each * 3600:.3g} /h"
 
 
-def durations(runs: Iterable[Run]) -> list[int]:
+def durations(runs: Iterable[RunTimes]) -> list[int]:
     """Durations of the runs that have finished, in microseconds."""
     return [run.finished_at - run.started_at for run in runs if run.finished_at and run.started_at]
 
 
-def overview_figures(
-    recent: Sequence[Run], workers: Sequence[WorkerInfo], oldest: Run | None, now: int
-) -> list[Figure]:
-    """The six figures of the overview."""
+def overview_figures(recent: Sequence[RunTimes], workers: Sequence[WorkerInfo], oldest: int, now: int) -> list[Figure]:
+    """The six figures of the overview; `oldest` is the time since which the oldest ready run waits, or 0."""
     started = [run.created_at for run in recent]
     completed = [run.finished_at for run in recent if run.status is Status.COMPLETED]
     failed = [run.finished_at for run in recent if run.status is Status.FAILED and now - run.finished_at < HOUR]
@@ -110,8 +108,8 @@ def overview_figures(
         ),
         Figure(
             name="oldest ready run",
-            value=length(now - oldest.wake_at) if oldest is not None and is_time(oldest.wake_at) else "none",
-            note="waits for a slot" if oldest is not None else "nothing waits",
+            value=length(now - oldest) if 0 < oldest <= now else "none",
+            note="waits for a slot" if 0 < oldest <= now else "nothing waits",
         ),
         Figure(
             name="long steps, slots",

@@ -52,6 +52,9 @@ _AGE = 1.0
 _WHOLE_AGE = 30.0
 #: Seconds for which views share a read for each statement after its first.
 _STATEMENT_AGE = 1.0
+#: A read rests for this many times as long as it took, and at most so long: a busy database is asked less often.
+_REST = 50.0
+_LONGEST_REST = 15.0
 #: Verbs whose answers are shared.
 _SHARED = frozenset(name for name, verb in vars(Store).items() if iscoroutinefunction(verb)).difference(
     MUTATING_VERBS, ("open", "close", "poll_changes")
@@ -111,15 +114,17 @@ class SharedReads:
     async def _ask(
         self, key: str, least: float, verb: Callable[..., Awaitable[Any]], args: Sequence[Any], options: dict[str, Any]
     ) -> Any:
-        """Ask the store, and share the answer for longer the more statements it took."""
+        """Ask the store, and share the answer for longer the more statements and time it took."""
+        begun = self._system.monotonic()
         with counting_statements() as count:
             try:
                 return await verb(*args, **options)
             finally:
                 self.sent += count.number
                 if key in self._answers:
-                    until = max(least, self._system.monotonic() + _STATEMENT_AGE * (count.number - 1))
-                    self._answers[key] = until, self._answers[key][1]
+                    now = self._system.monotonic()
+                    rest = max(_STATEMENT_AGE * (count.number - 1), min(_LONGEST_REST, _REST * (now - begun)))
+                    self._answers[key] = max(least, now + rest), self._answers[key][1]
 
     async def _read_snapshot(
         self, run_id: str, after: int = -1, kinds: Sequence[OutputKind] = (), children: int = 0

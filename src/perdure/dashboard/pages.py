@@ -17,12 +17,12 @@ from perdure.core.codec.failure import Failure
 from perdure.core.limits.breaker import BreakerInfo, Circuit
 from perdure.core.limits.limit import LimitBounds, LimitInfo, PermitInfo, pace_of
 from perdure.core.model.dead_letter import DeadLetter
-from perdure.core.model.run import DEFAULT_QUEUE, Reason, Run, RunPage, Status
+from perdure.core.model.run import DEFAULT_QUEUE, Reason, Run, RunPage, RunTimes, Status
 from perdure.core.model.run_orders import Pause, PauseKind
 from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
 from perdure.core.policy.watermark import REFUSE, Watermark
 from perdure.core.time.cron import At, Cron, Every
-from perdure.core.time.duration import length, microseconds
+from perdure.core.time.duration import NEVER, length, microseconds
 from perdure.core.time.schedule import Fire, Schedule
 from perdure.dashboard.actions import BULK, OrderForm, order_form
 from perdure.dashboard.charts import RANGES
@@ -40,6 +40,7 @@ from perdure.dashboard.texts import age, count
 from perdure.dashboard.visit import Visit, shown_attributes
 from perdure.errors import InvalidSchedule, PerdureError, UsageError
 from perdure.http.redaction import FailureView
+from perdure.store.contract import Store
 
 #: Latest runs from which rates and percentiles are computed, rows of a page, and dead letters that are grouped.
 SAMPLE = 1000
@@ -51,6 +52,7 @@ _PERMITS = 500
 _MOST_READY = 10_000
 #: Latest fires of a schedule that are shown.
 FIRES = 30
+_MINUTE = 60_000_000
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -149,6 +151,8 @@ class QueueLine(Struct, frozen=True, kw_only=True):
     name: str
     ready: str
     oldest: str
+    #: Time since which the oldest ready run waits; 0: there is none.
+    since: int
     workers: int
     paused: bool
     reason: str
@@ -164,15 +168,17 @@ async def _queues(
     names = {DEFAULT_QUEUE, *others, *(queue for one in alive for queue in one.queues)}
     names |= {pause.name for pause in pauses if pause.kind is PauseKind.QUEUE}
     paused = {pause.name: pause for pause in pauses if pause.kind is PauseKind.QUEUE}
+    store = await session_of(visit.engine).connect()
     lines: list[QueueLine] = []
     for name in sorted(names)[:100]:
-        ready = await visit.engine.watermarks.depth(queue=name, limit=_MOST_READY)
-        oldest = await _oldest(visit, queue=name) if ready else None
+        backlog = await store.backlog(name, _MOST_READY)
+        ready, oldest = backlog.waiting, backlog.oldest
         lines.append(
             QueueLine(
                 name=name,
                 ready=f"{ready:,}" if ready < _MOST_READY else f"{_MOST_READY:,}+",
-                oldest=length(now - oldest.wake_at) if oldest is not None else "",
+                oldest=length(now - oldest) if 0 < oldest <= now else "",
+                since=oldest,
                 workers=sum(1 for one in alive if name in one.queues),
                 paused=name in paused,
                 reason=visit.shown.text(paused[name].reason) if name in paused else "",
@@ -181,39 +187,42 @@ async def _queues(
     return lines
 
 
-async def _oldest(visit: Visit, **filters: Any) -> Run | None:
-    """The ready run that was created first."""
-    page = await visit.engine.runs.list(status=Status.PENDING, order="oldest", limit=1, **filters)
-    return page.runs[0] if page.runs else None
-
-
 async def overview(visit: Visit) -> Response:
     """The overview: figures, and first what needs a person."""
     engine = visit.engine
     store = await session_of(engine).connect()
     now = await store.now()
     workers = await engine.workers.list()
-    recent = await engine.runs.list(limit=SAMPLE, created_after=_moment(now - HOUR))
+    recent = await _recent(store, now, HOUR)
     latest = await engine.runs.list(limit=10)
     pauses = await engine.queues.paused()
     needs = await _needs(visit, workers, now)
-    truncated = recent.cursor is not None
+    lines = await _queues(visit, workers, pauses, now)
     chosen = visit.request.query_params.get("range", "")
     return visit.render(
         "overview.html",
         page="",
         title="Overview",
-        sentence=_overview_sentence(needs, recent.runs, workers, now),
-        figures=overview_figures(recent.runs, workers, await _oldest(visit), now),
+        sentence=_overview_sentence(needs, recent, workers, now),
+        figures=overview_figures(recent, workers, min((one.since for one in lines if one.since), default=0), now),
         ranges=[*RANGES],
         range=chosen if chosen in RANGES else "1h",
-        figures_note=f"Figures are those of the last {SAMPLE:,} runs; the hour had more." if truncated else "",
+        figures_note=f"Figures are those of the last {SAMPLE:,} runs; the hour had more."
+        if len(recent) == SAMPLE
+        else "",
         needs=needs,
-        queues=await _queues(visit, workers, pauses, now),
+        queues=lines,
         workers=[worker_line(visit, one, now) for one in workers if one.status is WorkerStatus.ALIVE][:20],
         latest=[run_line(visit, run, now) for run in latest.runs],
         now=now,
     )
+
+
+async def _recent(store: Store, now: int, age: int) -> list[RunTimes]:
+    """Times of the latest runs. The bounds change once a minute, so that views share the read."""
+    minute = now // _MINUTE * _MINUTE
+    found = await store.run_times(minute - age, minute + 60 * _MINUTE, SAMPLE)
+    return [one for one in found if one.created_at > now - age]
 
 
 def _moment(time: int) -> datetime.datetime:
@@ -282,8 +291,10 @@ async def _unserved(visit: Visit) -> list[Need]:
     ]  # fmt: skip
 
 
-def _overview_sentence(needs: Sequence[Need], recent: Sequence[Run], workers: Sequence[WorkerInfo], now: int) -> str:
-    failed = [run for run in recent if run.status is Status.FAILED]
+def _overview_sentence(
+    needs: Sequence[Need], recent: Sequence[RunTimes], workers: Sequence[WorkerInfo], now: int
+) -> str:
+    failed = [run for run in recent if run.status is Status.FAILED and not run.deleted_at]
     alive = [one for one in workers if one.status is WorkerStatus.ALIVE and not one.is_late(one.read_at or now)]
     if not alive:
         return "No worker is alive, so nothing goes on. Start one: perdure worker app:engine"
@@ -452,7 +463,8 @@ async def workflows(visit: Visit) -> Response:
     """The types of runs, with figures of the latest ones."""
     engine = visit.engine
     types = {one.type: one for one in await engine.queues.types()}
-    recent = (await engine.runs.list(limit=SAMPLE)).runs
+    store = await session_of(engine).connect()
+    recent = await store.run_times(0, NEVER, SAMPLE)
     alive = [one for one in await engine.workers.list() if one.status is WorkerStatus.ALIVE]
     paused = {pause.name for pause in await engine.queues.paused() if pause.kind is PauseKind.TYPE}
     lines: list[TypeLine] = []

@@ -40,12 +40,14 @@ from perdure.core.model.run import (
     CreatedRun,
     Fork,
     NewRun,
+    QueueBacklog,
     RetryRequest,
     RetryResult,
     Run,
     RunFilter,
     RunGroup,
     RunPage,
+    RunTimes,
 )
 from perdure.core.model.run_orders import OrderOutcome, Pause, PauseKind, RunOrder
 from perdure.core.model.turn import Lease, Turn, TurnOutcome
@@ -250,6 +252,12 @@ class Store(Protocol):
         """Numbers of runs by groups, the largest first, after examining at most about `most` runs of each source.
 
         Without groups, one group of all, from at most twice as many. A number that may be too small is not `exact`.
+        """
+
+    async def run_times(self, created_after: int, created_before: int, limit: int) -> builtins.list[RunTimes]:
+        """Types, statuses and times of the latest runs that were created between two times, latest first.
+
+        One statement. Deleted runs are among them.
         """
 
     async def attributes(self, run_ids: Sequence[str]) -> dict[str, dict[str, AttributeValue]]:
@@ -475,6 +483,12 @@ class Store(Protocol):
 
     async def depth(self, kind: str, name: str, limit: int) -> int:
         """Number of ready runs that wait, in a queue or of a type, counted up to `limit`."""
+
+    async def backlog(self, queue: str, limit: int) -> QueueBacklog:
+        """Number of ready runs that wait in a queue, counted up to `limit`, and since when the oldest of them is ready.
+
+        Of a queue with more runs, the oldest is that of the runs that were counted.
+        """
 
     # access over HTTP
 

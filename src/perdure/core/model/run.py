@@ -229,6 +229,25 @@ class RunGroup(Struct, frozen=True):
         return f"{self.count:,}" if self.exact else f"{self.count:,}+"
 
 
+class RunTimes(Struct, frozen=True):
+    """Type, status and times of a run, for rates and percentiles."""
+
+    type: str
+    status: Status
+    created_at: int
+    started_at: int
+    finished_at: int
+    deleted_at: int
+
+
+class QueueBacklog(Struct, frozen=True):
+    """Number of runs of a queue that wait for a worker or a limit, and the time since which the oldest is ready."""
+
+    waiting: int
+    #: 0: no run is ready.
+    oldest: int
+
+
 class RunPage(Struct, frozen=True):
     """A page of runs; pass `cursor` for the next page, None at the end.
 

@@ -22,11 +22,11 @@ from msgspec.structs import replace
 
 from perdure.core.codec.failure import Failure
 from perdure.core.model.attributes import AttributeKind, AttributeValue, Condition, past_prefix
-from perdure.core.model.run import CountBy, Run, RunFilter, RunGroup, RunPage, Status
+from perdure.core.model.run import CountBy, Run, RunFilter, RunGroup, RunPage, RunTimes, Status
 from perdure.core.printed_text import brief
 from perdure.errors import InvalidCursor, StoreCorrupt
 from perdure.store.sql.dialect import Dialect, Row, Transaction, padded, placeholders
-from perdure.store.sql.rows import SHOWN_RUN, to_run, values
+from perdure.store.sql.rows import SHOWN_RUN, to_run, to_times, values
 from perdure.store.sql.runs.attributes import to_value, with_attributes
 
 #: A source with at most this many candidates in all is the one to use.
@@ -523,6 +523,21 @@ def _searched(text: str) -> str:
             parts.append("")
     longest = max(parts, key=len)
     return "".join(f"!{one}" if one in "!%_" else one for one in longest)
+
+
+_TIMES = """
+SELECT id, type, status, created_at, started_at, finished_at, deleted_at
+FROM perdure_runs {use perdure_runs_by_age}
+WHERE created_at > :created_after AND created_at < :created_before
+ORDER BY created_at DESC, id DESC
+LIMIT :limit
+"""
+
+
+async def run_times(tx: Transaction, created_after: int, created_before: int, limit: int) -> list[RunTimes]:
+    """Types, statuses and times of the latest runs between two times."""
+    params = {"created_after": created_after, "created_before": created_before, "limit": limit}
+    return values(to_times, await tx.fetch(_TIMES, params))
 
 
 # Counts

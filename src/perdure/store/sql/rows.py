@@ -15,7 +15,7 @@ from perdure.core.codec.failure import Failure
 from perdure.core.codec.plain_json import plain_json
 from perdure.core.model.outputs import Output, OutputKind, source_of
 from perdure.core.model.record import Message, Record, RecordKind
-from perdure.core.model.run import Reason, Run, Status
+from perdure.core.model.run import Reason, Run, RunTimes, Status
 from perdure.core.model.worker_info import NO_STEPS, WorkerInfo, WorkerStatus, drain_from_json, steps_from_json
 from perdure.errors import PerdureError, StoreCorrupt
 from perdure.store.sql.dialect import Row
@@ -46,6 +46,15 @@ def to_run(row: Row) -> Run:
         return Run(id, type, queue, priority, _STATUS[status], _REASON[reason], *rest)
     except KeyError as unknown:
         raise StoreCorrupt(f"run {id!r} has a status or reason that Perdure does not know: {unknown}") from unknown
+
+
+def to_times(row: Row) -> RunTimes:
+    """A row of an id, a type, a status and times."""
+    id, type, status, *times = row
+    try:
+        return RunTimes(type, _STATUS[status], *times)
+    except KeyError as unknown:
+        raise StoreCorrupt(f"run {id!r} has a status that Perdure does not know: {unknown}") from unknown
 
 
 def to_record(row: Row) -> Record:

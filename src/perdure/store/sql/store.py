@@ -42,12 +42,14 @@ from perdure.core.model.run import (
     CreatedRun,
     Fork,
     NewRun,
+    QueueBacklog,
     RetryRequest,
     RetryResult,
     Run,
     RunFilter,
     RunGroup,
     RunPage,
+    RunTimes,
 )
 from perdure.core.model.run_orders import OrderOutcome, Pause, PauseKind, RunOrder
 from perdure.core.model.turn import Lease, Turn, TurnOutcome
@@ -68,7 +70,7 @@ from perdure.store.sql.dialect import Body, Dialect, Row, Transaction, Transacti
 from perdure.store.sql.limits import breakers, gates, waitlist
 from perdure.store.sql.limits.admit_runs import admit
 from perdure.store.sql.limits.gates import valid_permits
-from perdure.store.sql.listing import count_runs, list_runs
+from perdure.store.sql.listing import count_runs, list_runs, run_times
 from perdure.store.sql.runs import dead_letters
 from perdure.store.sql.runs.attempt_reports import report_attempt
 from perdure.store.sql.runs.attributes import read_attributes
@@ -232,6 +234,11 @@ class SqlStore(ABC):
     async def count(self, filter: RunFilter, by: CountBy, most: int) -> builtins.list[RunGroup]:
         """Numbers of runs by groups."""
         return await self._read("count", partial(count_runs, filter=filter, by=by, most=most, dialect=self._dialect))
+
+    async def run_times(self, created_after: int, created_before: int, limit: int) -> builtins.list[RunTimes]:
+        """Types, statuses and times of the latest runs that were created between two times."""
+        read = partial(run_times, created_after=created_after, created_before=created_before, limit=limit)
+        return await self._read("run_times", read)
 
     async def attributes(self, run_ids: Sequence[str]) -> dict[str, dict[str, AttributeValue]]:
         """Attributes of runs that have any, by run and name."""
@@ -506,6 +513,10 @@ class SqlStore(ABC):
     async def depth(self, kind: str, name: str, limit: int) -> int:
         """Number of ready runs that wait, in a queue or of a type, counted up to `limit`."""
         return await self._read("depth", partial(watermarks.depth, kind=kind, name=name, limit=limit))
+
+    async def backlog(self, queue: str, limit: int) -> QueueBacklog:
+        """Number of ready runs that wait in a queue, and since when the oldest of them is ready."""
+        return await self._read("backlog", partial(watermarks.backlog, queue=queue, limit=limit))
 
     async def create_token(self, new: NewToken, actor: str) -> TokenInfo | None:
         """Store a token; None if another valid token has its name."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 
+from perdure.core.model.run import QueueBacklog
 from perdure.core.policy.watermark import TRAIL, Watermark
 from perdure.errors import StoreUnavailable, UsageError
 from perdure.store.sql.dialect import Row, Transaction
@@ -46,9 +47,9 @@ WHERE kind = :kind AND name = :name
 
 #: The order is that of the index, which leaves nothing else to follow.
 _IN_QUEUE = """
-SELECT COUNT(*)
+SELECT COUNT(*), MIN(CASE WHEN wake_at > 0 THEN wake_at END)
 FROM (
-  SELECT id FROM perdure_runs
+  SELECT wake_at FROM perdure_runs
   WHERE {pending queue} = :queue
   ORDER BY type, priority, wake_at, id
   LIMIT :limit
@@ -139,6 +140,13 @@ async def depth(tx: Transaction, kind: str, name: str, limit: int) -> int:
     return ready if ready >= limit else ready + await _in_line(tx, kind, name, limit - ready)
 
 
+async def backlog(tx: Transaction, queue: str, limit: int) -> QueueBacklog:
+    """Number of runs that wait on a queue, counted up to `limit`, and the oldest of the ready ones among them."""
+    [(ready, oldest)] = await tx.fetch(_IN_QUEUE, {"queue": queue, "limit": limit})
+    waiting = ready if ready >= limit else ready + await _in_line(tx, "queue", queue, limit - ready)
+    return QueueBacklog(waiting, oldest or 0)
+
+
 async def _in_line(tx: Transaction, kind: str, name: str, limit: int) -> int:
     if kind == "type":
         [(count,)] = await tx.fetch(_IN_LINE, {"type": name, "queue": None, "limit": limit})
@@ -155,7 +163,7 @@ async def _in_line(tx: Transaction, kind: str, name: str, limit: int) -> int:
 
 async def _ready(tx: Transaction, kind: str, name: str, limit: int) -> int:
     if kind == "queue":
-        [(count,)] = await tx.fetch(_IN_QUEUE, {"queue": name, "limit": limit})
+        [(count, _)] = await tx.fetch(_IN_QUEUE, {"queue": name, "limit": limit})
         return int(count)
     total, queue = 0, ""
     # From queue to queue along the index: of each, only what is of the type is looked at.

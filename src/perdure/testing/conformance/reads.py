@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import Record, RecordKind
-from perdure.core.model.run import RunFilter, Status
+from perdure.core.model.run import RunFilter, RunTimes, Status
 from perdure.core.model.turn import Finish, Release, TurnOutcome
 from perdure.core.model.waits import RunWaits, Wait, WaitKind, waits_to_json
 from perdure.errors import InvalidCursor
@@ -91,6 +91,25 @@ class Listing:
         assert await listed(store, status=()) == []
         assert await listed(store, created_after=START) == ["parent", "child"]
         assert await listed(store, created_before=START + SECOND) == ["c", "b", "a"]
+
+    async def test_times_are_those_of_the_latest_runs_between_two_times(self, store: Store, harness: Harness) -> None:
+        await self.over_time(store, harness, 5)
+        runs = {run.id: run for run in (await store.list(RunFilter(), 100, None)).runs}
+        times = {id: RunTimes(run.type, run.status, run.created_at, 0, 0, 0) for id, run in runs.items()}
+        assert len({one.created_at for one in times.values()}) == 5
+        first, last = times["r0"].created_at, times["r4"].created_at
+        assert await store.run_times(first - 1, last + 1, 3) == [times["r4"], times["r3"], times["r2"]]
+        assert await store.run_times(first, last, 100) == [times["r3"], times["r2"], times["r1"]]
+
+    async def test_times_have_those_of_runs_that_ended_or_were_deleted(self, store: Store, harness: Harness) -> None:
+        await store.create([a_run("r0")], ACTOR)
+        await store.terminate("r0", "", "key", ACTOR)
+        await store.delete("r0", "", ACTOR)
+        run = await store.get("r0")
+        assert run is not None
+        assert run.finished_at > 0 < run.deleted_at
+        times = RunTimes(run.type, Status.FAILED, run.created_at, run.started_at, run.finished_at, run.deleted_at)
+        assert await store.run_times(0, run.created_at + 1, 10) == [times]
 
     async def test_an_empty_listing_has_no_next_page(self, store: Store) -> None:
         page = await store.list(RunFilter(), 10, None)

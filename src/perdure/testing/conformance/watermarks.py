@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from perdure.core.model.run import QueueBacklog
 from perdure.core.policy.watermark import Watermark
 from perdure.store import Store
 from perdure.testing.conformance.harness import ACTOR, OTHER_TYPE, SECOND, START, TYPE, Harness, a_run, claim, snapshot
@@ -57,6 +58,20 @@ class Watermarks:
         assert await store.depth("type", TYPE, 100) == 5
         assert await store.depth("type", OTHER_TYPE, 100) == 6
 
+    async def test_the_backlog_of_a_queue_has_its_number_and_the_oldest_ready_run(
+        self, store: Store, harness: Harness
+    ) -> None:
+        since: list[int] = []
+        for queue, type in (("other", TYPE), ("q", OTHER_TYPE), ("q", TYPE), ("q", TYPE)):
+            [made] = await store.create([a_run(f"r{len(since)}", queue=queue, type=type)], ACTOR)
+            since.append(made.run.wake_at)
+            harness.system.advance(SECOND)
+        assert since == sorted({*since})
+        assert await store.backlog("q", 100) == QueueBacklog(3, since[1])
+        assert await store.backlog("empty", 100) == QueueBacklog(0, 0)
+        # In the order of the index: the type that comes first.
+        assert await store.backlog("q", 1) == QueueBacklog(1, since[2] if TYPE < OTHER_TYPE else since[1])
+
     async def test_those_before_a_gate_are_counted_as_well(self, store: Store, harness: Harness) -> None:
         await store.create([a_run("r0", queue="q")], ACTOR)
         for number, (queue, location) in enumerate((("q", ""), ("q", ""), ("other", ""), ("q", "step"))):
@@ -65,6 +80,7 @@ class Watermarks:
                 f"VALUES ('r{number}', '{location}', 'g', '{queue}', '{TYPE}', 1, 1, '', 1)"
             )
         assert await store.depth("queue", "q", 100) == 3
+        assert (await store.backlog("q", 100)).waiting == 3
         assert await store.depth("type", TYPE, 100) == 4
         assert await store.depth("queue", "q", 2) == 2
         await harness.execute("DELETE FROM perdure_lines")
