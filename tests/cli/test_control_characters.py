@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from perdure import Context, Every, workflow
-from perdure.admin import Tokens
 from perdure.cli.app import run as perdure
 from tests.stage import Stage
 from tests.worker.damage import damage
@@ -36,7 +35,7 @@ async def test_no_command_emits_what_a_terminal_acts_on(tmp_path: Path, capsys: 
     await engine.breakers.open("b")
     await engine.queues.pause(queue="q", reason=EVIL)
     await engine.locks.acquire("k", "1h")
-    await Tokens(engine).create("t")
+    await engine.tokens.create("t")
     error = json.dumps(
         {"type": f"E{EVIL}", "message": EVIL, "notes": [EVIL], "traceback": EVIL, "cause": {"type": EVIL}}
     )

@@ -15,9 +15,7 @@ import pytest
 import perdure.client
 import perdure.push
 from perdure import Context, Engine, Every, RunFailed, Watermark, workflow
-from perdure.admin import Tokens
 from perdure.blocking import Pusher as BlockingPusher
-from perdure.blocking import Tokens as BlockingTokens
 from perdure.client.facade import Facade
 from perdure.client.remote.handle import RemoteHandle
 from perdure.client.session import session_of
@@ -82,6 +80,7 @@ MAKERS = {"worker", "bulk_worker", "lock", "blocking"}
 #: Namespaces of an engine.
 NAMESPACES = (
     "runs", "schedules", "limits", "breakers", "locks", "dead_letters", "audit", "workers", "queues", "watermarks",
+    "tokens",
 )  # fmt: skip
 #: Plain values.
 VALUES = {"message"}
@@ -193,7 +192,6 @@ async def objects(engine: Engine) -> list[tuple[object, bool]]:
         engine.lock("free"),
         engine.worker(),
         Pusher(engine),
-        Tokens(engine),
         QueueHandler(engine),
     ]
     remote = Engine("http://127.0.0.1:9", [other], token="none")
@@ -201,7 +199,6 @@ async def objects(engine: Engine) -> list[tuple[object, bool]]:
     waiting += [getattr(remote, name) for name in NAMESPACES]
     also: list[object] = [blocking, *(getattr(blocking, name) for name in NAMESPACES)]
     also += [blocking.get("r1"), blocking.locks.acquire("held too"), BlockingPusher(blocking), blocking.worker()]
-    also.append(BlockingTokens(blocking))
     return [(one, False) for one in waiting] + [(one, True) for one in also]
 
 

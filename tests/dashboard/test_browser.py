@@ -15,7 +15,6 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from perdure import Context, Workflow, workflow
-from perdure.admin import Tokens
 from perdure.core.model.run import Status
 from perdure.http import Access
 from tests.dashboard.browsing import (
@@ -294,7 +293,7 @@ async def test_a_limit_is_edited_in_place_while_the_page_is_live(on_disk: Stage,
     look(driver, WIDE, "light")
     async with on_disk.engine(*WORKFLOWS, audit="full") as engine, serving(engine, Access()) as base:
         await engine.limits.set("mail", concurrency=5)
-        token = (await Tokens(engine).create("night-shift", "operator")).token
+        token = (await engine.tokens.create("night-shift", "operator")).token
 
         def begin() -> None:
             driver.get(f"{base}/queues")
@@ -373,7 +372,7 @@ async def test_a_link_from_another_site_finds_its_reader_logged_in(on_disk: Stag
     look(driver, WIDE, "light")
     async with on_disk.engine(*WORKFLOWS) as engine, serving(engine, Access()) as base:
         run = await engine.start(crawl(1), id="crawl-1")
-        token = (await Tokens(engine).create("night-shift", "operator")).token
+        token = (await engine.tokens.create("night-shift", "operator")).token
         # The same server under another name is another site.
         elsewhere = base.replace("127.0.0.1", "localhost")
 

@@ -569,9 +569,8 @@ async def test_no_page_is_shown_without_credentials(shop: Shop) -> None:
 
 
 async def test_a_token_opens_a_session_and_logging_out_ends_it(shop: Shop) -> None:
-    from perdure.admin import Tokens
 
-    made = await Tokens(shop.engine).create("night-shift", "operator")
+    made = await shop.engine.tokens.create("night-shift", "operator")
     async with browsing(shop.engine, role=None) as client:
         wrong = await client.post("/login", data={"token": "perdure_wrong", "next": "/runs"})
         assert (wrong.status_code, "unknown" in Page(wrong.text).text) == (401, True)
@@ -791,3 +790,35 @@ async def test_a_secret_in_a_source_is_redacted(shop: Shop) -> None:
             source = (await client.get(path)).text.partition('class="scroll source"')[2]
             assert "[redacted]" in source
             assert "approval" not in source
+
+
+@workflow("pages.talker.v1")
+async def talker(ctx: Context, items: int) -> None:
+    for number in range(items):
+        ctx.emit("numbers", number)
+    ctx.emit("zebra", "only")
+
+
+async def test_a_long_stream_shows_its_newest_items_and_leads_to_the_older_ones(stage: Stage) -> None:
+    async with stage.engine(talker) as engine, engine.worker(grace=0), browsing(engine) as client:
+        await (await engine.start(talker(1234), id="t")).result(timeout=60)
+
+        async def shown(path: str) -> tuple[list[str], list[str], str]:
+            text = (await client.get(path)).text.partition("<h2>Streams</h2>")[2]
+            blocks = re.findall(r"<pre>(.*?)</pre>", text, re.DOTALL)
+            links = [html.unescape(one) for one in re.findall(r'href="([^"]*before=[^"]*)"', text)]
+            return blocks[0].split(), links, text
+
+        items, [older], text = await shown("/runs/t?tab=state")
+        assert items == [str(number) for number in range(1184, 1234)]
+        assert "items 1,185 to 1,234, the newest" in text
+        assert "all 1 item" in text
+        items, [_, newer], text = await shown(older)
+        assert items == [str(number) for number in range(1134, 1184)]
+        assert "only" not in text
+        assert (await shown(newer))[0] == [str(number) for number in range(1184, 1234)]
+        items, links, _ = await shown("/runs/t?tab=state&stream=numbers&before=3")
+        assert (items, len(links)) == (["0", "1", "2"], 1)
+        for wrong in ("x", "-1", "9" * 40):
+            assert (await shown(f"/runs/t?tab=state&before={wrong}"))[0][-1] == "1233"
+        assert "1233" in (await client.get("/runs/t?tab=logs&page=9")).text

@@ -18,7 +18,7 @@ import pytest
 from selenium.webdriver import Chrome
 
 from perdure import Call, Context, Cron, Engine, Handle, Retry, step, workflow
-from perdure.admin import Role, Tokens
+from perdure.admin import Role
 from perdure.core.model.run import Status
 from perdure.errors import PerdureError
 from perdure.http import Access
@@ -116,7 +116,7 @@ async def write(engine: Engine, other: Engine, number: int, texts: list[str]) ->
     with suppress(PerdureError):
         await engine.queues.pause(queue=name, reason=texts[0])
     with suppress(PerdureError):
-        await Tokens(engine).create(name)
+        await engine.tokens.create(name)
     return run
 
 

@@ -27,7 +27,6 @@ from perdure import (
     UsageError,
     Watermark,
 )
-from perdure.admin import Tokens
 from perdure.client.session import session_of
 from perdure.core.model.worker_info import WorkerStatus
 from perdure.errors import AttemptOver, LockLost, ScheduleNotFound, TokenExists
@@ -248,10 +247,10 @@ class Client:
     async def let_in(self) -> None:
         """Create a token, use it and revoke it. A process that died may have left it."""
         with suppress(TokenExists):
-            await Tokens(self._engine).create("sweep")
+            await self._engine.tokens.create("sweep")
         store = await session_of(self._engine).connect()
         await store.touch_tokens([("0" * 64, 1)], "sweep")
-        await Tokens(self._engine).revoke("sweep")
+        await self._engine.tokens.revoke("sweep")
 
     async def take_out(self) -> None:
         """Drain a worker that does nothing, and keep the report of a deploy check."""

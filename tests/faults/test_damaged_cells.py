@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from perdure import Engine, PerdureError
-from perdure.admin import Tokens
 from perdure.client.workers import EngineWorker
 from tests.faults.museum import ALL, Columns, Museum, Vandal, gated, well
 from tests.servers.databases import Databases
@@ -54,7 +53,7 @@ async def look_around(engine: Engine, name: str) -> None:
         engine.breakers.list,
         engine.locks.list,
         engine.watermarks.list,
-        Tokens(engine).list,
+        engine.tokens.list,
         engine.queues.types,
         engine.queues.paused,
         engine.audit.list,

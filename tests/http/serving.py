@@ -12,7 +12,7 @@ from urllib.parse import quote
 import httpx
 
 from perdure import Context, Engine, Pending, Retry, activity, activity_info, step, workflow
-from perdure.admin import Role, Tokens
+from perdure.admin import Role
 from perdure.http import HttpApp
 from perdure.http.server import make_server
 
@@ -159,7 +159,7 @@ async def served(engine: Engine, *, work: bool = True, **options: Any) -> AsyncI
     """A server on an engine, with a worker beside it."""
     async with AsyncExitStack() as stack:
         await engine.open()
-        tokens = {role: (await Tokens(engine).create(role.value, role)).token for role in Role}
+        tokens = {role: (await engine.tokens.create(role.value, role)).token for role in Role}
         if work:
             await stack.enter_async_context(engine.worker())
         app = HttpApp(engine, rate=1e6, burst=10**6, **options)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from perdure.admin import Role, Tokens
+from perdure.admin import Role
 from perdure.client.session import session_of
 from perdure.errors import UsageError
 from perdure.http import Access, HttpApp, Principal, ProxyLogin
@@ -209,10 +209,10 @@ async def test_the_database_holds_no_token_and_knows_the_last_use(site: Served, 
     for token in site.tokens.values():
         assert token not in str(rows)
         assert token.removeprefix("perdure_") not in str(rows)
-    found = await Tokens(site.engine).get("viewer")
+    found = await site.engine.tokens.get("viewer")
     assert found.used_at > 0
     await site.viewer.get("/runs")
-    assert (await Tokens(site.engine).get("viewer")).used_at == found.used_at
+    assert (await site.engine.tokens.get("viewer")).used_at == found.used_at
 
 
 async def test_the_host_application_may_know_the_caller(on_disk: Stage) -> None:
@@ -269,7 +269,7 @@ async def test_a_public_bind_without_authentication_is_refused(on_disk: Stage, b
     engine = on_disk.engine(*WORKFLOWS)
     with pytest.raises(UsageError, match="create a token first"):
         await check_bind(engine, Access(hosts=["ops.example.com"]), bind)
-    await Tokens(engine).create("ci")
+    await engine.tokens.create("ci")
     await check_bind(engine, Access(hosts=["ops.example.com"]), bind)
     with pytest.raises(UsageError, match="anonymous callers would be viewer"):
         await check_bind(engine, Access(anonymous="viewer", hosts=["ops.example.com"]), bind)

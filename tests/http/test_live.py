@@ -12,7 +12,7 @@ import httpx
 import pytest
 from starlette.requests import ClientDisconnect, Request
 
-from perdure.admin import Role, Tokens
+from perdure.admin import Role
 from perdure.http import app as app_module
 from perdure.http.api import ServerEvent
 from perdure.http.live import OVERLAP, PAGE, TICK
@@ -77,6 +77,12 @@ async def test_a_stream_is_followed_to_its_end_and_resumed_by_its_position(site:
     assert ([one["value"] for one in page["items"]], page["cursor"]) == ([0, 1, 2], "2")
     rest = await site.viewer.get("/runs/c/streams/numbers", cursor=2)
     assert ([one["value"] for one in rest["items"]], rest["cursor"]) == ([3], None)
+    page = await site.viewer.get("/runs/c/streams/numbers", limit=3, order="newest")
+    assert ([one["value"] for one in page["items"]], page["cursor"]) == ([3, 2, 1], "1")
+    rest = await site.viewer.get("/runs/c/streams/numbers", cursor=1, order="newest")
+    assert ([one["value"] for one in rest["items"]], rest["cursor"]) == ([0], None)
+    assert (await site.viewer.get("/runs/c/streams/other", order="newest"))["items"] == []
+    assert (await site.viewer.call("GET", "/runs/unknown/streams/numbers?order=newest")).status_code == 404
 
 
 @pytest.mark.parametrize("position", ["x", "-1", "1.5", "9" * 30, "\u0661"])
@@ -255,7 +261,7 @@ async def test_a_revocation_elsewhere_ends_a_stream_within_seconds(
     monkeypatch.setattr(app_module, "KEEP_ALIVE", 0.05)
     async with reading(local.viewer, "/live") as reader:
         await reader.comment()
-        await Tokens(local.engine).revoke("viewer")
+        await local.engine.tokens.revoke("viewer")
         with pytest.raises((EOFError, httpx.RemoteProtocolError)):
             while True:
                 await reader.next()

@@ -23,6 +23,7 @@ from perdure.errors import (
     AccessRefused,
     BadArguments,
     EngineClosed,
+    InvalidDuration,
     InvalidId,
     Overloaded,
     PerdureError,
@@ -33,6 +34,8 @@ from perdure.errors import (
     RunNotFound,
     ScheduleNotFound,
     SingletonBusy,
+    TokenExists,
+    TokenNotFound,
     UsageError,
     WorkerNotFound,
 )
@@ -557,3 +560,50 @@ async def test_the_fleet_is_steered_over_http(engine: Engine, site: Served) -> N
     [worker] = await engine.workers.list()
     assert worker.drain is not None
     assert (worker.drain.reason, worker.drain.grace) == ("new host", 2.0)
+
+
+async def test_tokens_are_managed_over_http_by_an_admin_and_the_audit_trail_names_it(site: Served) -> None:
+    async with on_server(site) as engine, on_server(site, Role.OPERATOR) as operator:
+        made = await engine.tokens.create("ci", Role.OPERATOR, expires="90d")
+        assert made.info == await site.engine.tokens.get("ci") == await engine.tokens.get("ci")
+        assert made.info.created_by == "token:admin"
+        async with Engine(site.url, WORKFLOWS, token=made.token) as ci:
+            await ci.runs.list()
+            endless = await engine.tokens.create("endless")
+            assert endless.info == await site.engine.tokens.get("endless")
+            assert [one.name for one in await engine.tokens.list()] == ["admin", "ci", "endless", "operator", "viewer"]
+            assert [one.name for one in await engine.tokens.list(limit=1, after="ci")] == ["endless"]
+            revoked = await engine.tokens.revoke("ci")
+            assert revoked.revoked_at > 0
+            with pytest.raises(AccessRefused):
+                await ci.runs.list()
+        with pytest.raises(TokenExists):
+            await engine.tokens.create("endless")
+        with pytest.raises(TokenNotFound):
+            await engine.tokens.revoke("gone")
+        with pytest.raises(InvalidDuration):
+            await engine.tokens.create("old", expires=datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC))
+        for call in (
+            operator.tokens.create("mine", Role.ADMIN), operator.tokens.list(), operator.tokens.get("ci"),
+            operator.tokens.revoke("admin"),
+        ):  # fmt: skip
+            with pytest.raises(AccessRefused):
+                await call
+        events = (await site.engine.audit.list(run="token:ci")).events
+        assert [(one.kind, one.actor) for one in events] == [
+            ("token_revoked", "token:admin"),
+            ("token_created", "token:admin"),
+        ]
+
+
+async def test_the_text_of_a_new_token_does_not_leave_the_client(local: Served) -> None:
+    digest = "0" * 64
+    body = {"name": "ci", "digest": digest}
+    first = await local.admin.call("POST", "/tokens", body)
+    assert (first.status_code, first.json()["token"]) == (201, None)
+    assert (await local.admin.call("POST", "/tokens", body)).json() == first.json()
+    for other in ({"name": "other", "digest": digest}, {"name": "ci", "digest": "1" * 64}):
+        assert (await local.admin.call("POST", "/tokens", other)).status_code == 409
+    # Another token has the name by now.
+    query = {"created_at": "2020-01-01T00:00:00Z"}
+    assert (await local.admin.call("DELETE", "/tokens/ci", params=query)).json()["revoked_at"] is None

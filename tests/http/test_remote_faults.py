@@ -19,9 +19,8 @@ import httpx
 import pytest
 
 from perdure import Engine, Every
-from perdure.admin import Role, Tokens
+from perdure.admin import Role
 from perdure.blocking import Engine as BlockingEngine
-from perdure.blocking import Tokens as BlockingTokens
 from perdure.core.model.run import Status
 from perdure.errors import EngineClosed, StoreUnavailable
 from tests.helpers import eventually
@@ -172,6 +171,11 @@ async def drain(engine: Engine) -> bool:
     return await engine.workers.drain(worker.id)
 
 
+async def named(made: Any) -> str:
+    found = await made
+    return str(getattr(found, "info", found).name)
+
+
 #: By name: what happens before, the request whose answers are lost, the call, and its answer.
 ANSWERS: dict[str, tuple[Callable[[Engine], Any], str, Callable[[Engine], Any], Any]] = {
     "cancel": (nothing, "POST /api/v1/runs/s/cancel", lambda engine: engine.cancel("s"), True),
@@ -211,6 +215,18 @@ ANSWERS: dict[str, tuple[Callable[[Engine], Any], str, Callable[[Engine], Any], 
         lambda engine: engine.queues.resume(queue="q"),
         True,
     ),
+    "create a token": (
+        nothing,
+        "POST /api/v1/tokens",
+        lambda engine: named(engine.tokens.create("ci")),
+        "ci",
+    ),
+    "revoke a token": (
+        lambda engine: engine.tokens.create("ci"),
+        "DELETE /api/v1/tokens/ci",
+        lambda engine: named(engine.tokens.revoke("ci")),
+        "ci",
+    ),
     "release a lock": (hold_a_lock, "DELETE /api/v1/locks/l", lambda engine: engine.locks.force_release("l"), True),
     "drain a worker": (nothing, "POST /api/v1/workers/", drain, True),
 }
@@ -232,6 +248,44 @@ async def test_a_lost_answer_is_given_again(local: Served, name: str) -> None:
         if name.startswith(("pause", "resume", "delete a run", "undelete", "release")):
             # Another order, which finds nothing to do.
             assert await order(engine) is False
+
+
+#: By name: orders before, and the order whose repetition finds nothing to do.
+REPEATED: dict[str, tuple[tuple[str, ...], str]] = {
+    "pause a queue": ((), "POST /queues/q/pause"),
+    "resume a queue": (("POST /queues/q/pause",), "POST /queues/q/resume"),
+    "pause a type": ((), "POST /types/http.mail.v1/pause"),
+    "resume a type": (("POST /types/http.mail.v1/pause",), "POST /types/http.mail.v1/resume"),
+    "pause a schedule": ((), "POST /schedules/x/pause"),
+    "delete a run": ((), "DELETE /runs/d"),
+    "undelete a run": (("DELETE /runs/d",), "POST /runs/d/undelete"),
+    "purge a run": ((), "POST /runs/d/purge"),
+    "delete a schedule": ((), "DELETE /schedules/x"),
+    "revoke": ((), "DELETE /tokens/viewer"),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+async def test_the_repetition_of_a_request_gets_the_answer_of_the_first(local: Served, name: str) -> None:
+    await until(await local.engine.start(mail("unknown"), id="d"), Status.FAILED)
+    await local.engine.schedules.create("x", sleeper(), Every("1h"))
+    before, order = REPEATED[name]
+
+    async def give(text: str, request_id: str) -> tuple[int, Any]:
+        method, path = text.split(" ")
+        body: Any = {} if method == "POST" and not path.endswith(("resume", "undelete")) else None
+        answer = await local.admin.call(method, path, body, headers={"Request-Id": request_id})
+        return answer.status_code, answer.json()
+
+    for one in before:
+        assert await give(one, f"before {one}") == (200, {"done": True})
+    first = await give(order, "once")
+    assert first[0] == 200
+    assert await give(order, "once") == first
+    if name != "revoke":
+        assert first[1] == {"done": True}
+        # Another request is told the truth.
+        assert await give(order, "twice") != first
 
 
 async def test_an_order_to_drain_is_known_again_after_the_worker_has_stopped(local: Served) -> None:
@@ -281,7 +335,7 @@ async def alive(port: int) -> bool:
 
 async def test_a_result_and_a_stream_outlive_a_server_that_is_killed_and_started_again(on_disk: Stage) -> None:
     database = on_disk.engine(*WORKFLOWS)
-    token = (await Tokens(database).create("remote", Role.OPERATOR)).token
+    token = (await database.tokens.create("remote", Role.OPERATOR)).token
     with closed_port() as port:
         pass
     server = serve(on_disk.url, port)
@@ -316,7 +370,7 @@ def serving(folder: Path) -> Iterator[tuple[str, str, str]]:
     """A server in a process of its own: the URL of its database, its own URL, and a token."""
     database = f"sqlite:///{folder / 'runs.db'}"
     with BlockingEngine(database, WORKFLOWS) as engine, closed_port() as port:
-        token = BlockingTokens(engine).create("remote", Role.OPERATOR).token
+        token = engine.tokens.create("remote", Role.OPERATOR).token
     server = serve(database, port)
     try:
         asyncio.run(eventually(lambda: alive(port)))

@@ -31,7 +31,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from perdure import Engine, RunFailed
-from perdure.admin import Role, Tokens
+from perdure.admin import Role
 from perdure.http.openapi import make_document
 from perdure.http.routes import PREFIX, ROUTES
 from tests.http.serving import WORKFLOWS, Served, served
@@ -115,7 +115,7 @@ class Background:
         try:
             async with Engine(self._url, WORKFLOWS) as engine, served(engine, longest_wait=0.05) as site:
                 await _furnish(site)
-                self._tokens = Tokens(engine)
+                self._tokens = engine.tokens
                 self._ready.set_result((site.url, site.tokens[Role.ADMIN]))
                 await self._stop.wait()
         except BaseException as error:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from perdure import Context, Engine, Status, Watermark, workflow
-from perdure.admin import Role, Tokens
+from perdure.admin import Role
 from perdure.errors import Overloaded, StoreUnavailable, UsageError
 from perdure.http import Access, HttpApp, Redaction
 from perdure.http import app as app_module
@@ -58,7 +58,7 @@ async def test_a_database_that_fails_is_503_with_the_python_text(local: Served, 
 
 async def test_a_closed_engine_is_503(on_disk: Stage) -> None:
     engine = on_disk.engine(*WORKFLOWS)
-    token = (await Tokens(engine).create("ci")).token
+    token = (await engine.tokens.create("ci")).token
     async with calling(HttpApp(engine)) as client:
         await engine.close()
         answer = await client.get("/api/v1/runs", headers={"Authorization": f"Bearer {token}"})
@@ -96,7 +96,7 @@ async def test_payloads_over_the_engines_limit_are_413(on_disk: Stage) -> None:
 
 async def test_a_caller_has_a_bounded_rate(on_disk: Stage) -> None:
     engine = on_disk.engine(*WORKFLOWS)
-    tokens = [(await Tokens(engine).create(name)).token for name in ("one", "other")]
+    tokens = [(await engine.tokens.create(name)).token for name in ("one", "other")]
     async with calling(HttpApp(engine, rate=0.001, burst=5)) as client:
         statuses = []
         for _ in range(8):
@@ -261,7 +261,7 @@ def test_rules_of_redaction_are_checked() -> None:
 @pytest.mark.parametrize("how", ["root_path", "mounted", "forwarded"])
 async def test_it_works_under_a_prefix(on_disk: Stage, how: str) -> None:
     engine = on_disk.engine(*WORKFLOWS)
-    token = (await Tokens(engine).create("ci", Role.ADMIN)).token
+    token = (await engine.tokens.create("ci", Role.ADMIN)).token
     app = HttpApp(engine, access=Access(proxies=["127.0.0.1"] if how == "forwarded" else []))
     outer: Any = app
     if how == "mounted":
@@ -289,7 +289,7 @@ async def test_it_works_under_a_prefix(on_disk: Stage, how: str) -> None:
 
 async def test_the_cookie_is_secure_except_on_plain_loopback(on_disk: Stage) -> None:
     engine = on_disk.engine(*WORKFLOWS)
-    token = (await Tokens(engine).create("ci")).token
+    token = (await engine.tokens.create("ci")).token
     app = HttpApp(engine, access=Access(proxies=["127.0.0.1"], hosts=["ops.example.com", "127.0.0.1"]))
     async with calling(app) as client:
         for headers, secure in (
@@ -342,7 +342,7 @@ async def test_an_answer_is_decoded_as_the_python_value(local: Served) -> None:
 async def test_an_engine_without_code_starts_any_type(on_disk: Stage) -> None:
     engine = Engine(on_disk.url)
     async with engine, calling(HttpApp(engine)) as client:
-        token = (await Tokens(engine).create("ci", Role.OPERATOR)).token
+        token = (await engine.tokens.create("ci", Role.OPERATOR)).token
         caller = Caller(client, {"Authorization": f"Bearer {token}"})
         for input in ({"order": 1}, [1, 2], {}):
             assert (await caller.post("/runs", {"type": "elsewhere.v1", "input": input})).status_code == 201

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from perdure import Context, Engine, Singleton, workflow
-from perdure.admin import Role, Tokens
+from perdure.admin import Role
 from perdure.http import HttpApp
 from perdure.http.openapi import errors_of
 from perdure.http.routes import PREFIX, ROUTES, Route
@@ -168,7 +168,7 @@ async def _general(one: Collector, route: Route) -> None:
 async def test_the_document_has_the_errors_of_every_operation_and_no_others(on_disk: Stage) -> None:
     engine = on_disk.engine(*WORKFLOWS, alone)
     await engine.open()
-    token = (await Tokens(engine).create("admin", Role.ADMIN)).token
+    token = (await engine.tokens.create("admin", Role.ADMIN)).token
     app = HttpApp(engine, rate=1e6, burst=10**6, max_body=MOST_BYTES, longest_wait=0.05)
     slow = HttpApp(engine, rate=1e-6, burst=1)
     routes = [route for route in ROUTES if not route.streams]

@@ -12,7 +12,6 @@ from perdure.cli.console.document import Document, moment
 from perdure.cli.console.output import Printer
 from perdure.cli.console.params import TimeParam, with_output, with_target
 from perdure.cli.console.target import with_engine
-from perdure.client.tokens import Tokens
 from perdure.core.access import Role, TokenInfo
 
 group = CommandGroup(
@@ -43,7 +42,7 @@ group = CommandGroup(
 @with_output
 def create(target: str, name: str, role: str, expires: Any, output: Printer) -> None:
     """Create a token and print it, this once: the database stores only a digest."""
-    made = with_engine(target, lambda engine: Tokens(engine).create(name, role, expires=expires), create=True)
+    made = with_engine(target, lambda engine: engine.tokens.create(name, role, expires=expires), create=True)
     output.result({"token": made.token, **_document(made.info)}, made.token)
     output.hint("Keep it: it is not shown again.")
 
@@ -55,7 +54,7 @@ def create(target: str, name: str, role: str, expires: Any, output: Printer) -> 
 @with_output
 def list_tokens(target: str, limit: int, after: str, output: Printer) -> None:
     """List tokens by name, also expired and revoked ones."""
-    found = with_engine(target, lambda engine: Tokens(engine).list(limit=limit, after=after))
+    found = with_engine(target, lambda engine: engine.tokens.list(limit=limit, after=after))
     if output.json:
         output.document([_document(one) for one in found])
     elif found:
@@ -84,7 +83,7 @@ def revoke(target: str, name: str, output: Printer) -> None:
 
     Servers refuse it within a few seconds.
     """
-    revoked = with_engine(target, lambda engine: Tokens(engine).revoke(name))
+    revoked = with_engine(target, lambda engine: engine.tokens.revoke(name))
     output.result(_document(revoked), f"{revoked.name}  revoked")
 
 

@@ -98,14 +98,6 @@ class PusherView(Facade):
         super().__init__(portal, pusher.Pusher(target, **options))
 
 
-class TokensView(Facade):
-    """Tokens of an engine's database, for functions that are not async."""
-
-    def __init__(self, engine: EngineView) -> None:
-        portal, target = parts_of(engine)
-        super().__init__(portal, tokens.Tokens(target))
-
-
 Engine = mirror(engine.Engine, EngineView)
 Handle = mirror(handle.Handle)
 EngineWorker = mirror(workers.EngineWorker, WorkerFacade)
@@ -123,7 +115,7 @@ AuditTrail = mirror(audit.AuditTrail)
 Workers = mirror(workers.Workers)
 Queues = mirror(workers.Queues)
 Watermarks = mirror(watermarks.Watermarks)
-Tokens = mirror(tokens.Tokens, TokensView)
+Tokens = mirror(tokens.Tokens)
 
 for _remote, _local in (
     (remote_engine.RemoteEngine, engine.Engine),
@@ -135,6 +127,7 @@ for _remote, _local in (
     (remote_namespaces.RemoteLocks, locks.Locks),
     (remote_namespaces.RemoteDeadLetters, dead_letters.DeadLetters),
     (remote_namespaces.RemoteAuditTrail, audit.AuditTrail),
+    (remote_namespaces.RemoteTokens, tokens.Tokens),
 ):
     alias(_remote, _local)
 

@@ -17,6 +17,7 @@ from perdure.client.runs.start import Moment, StartOptions
 from perdure.client.schedules import ScheduleOptions
 from perdure.client.session import (
     DATABASE_TIMEOUT,
+    Session,
 )
 from perdure.client.tokens import CreatedToken
 from perdure.core.access import Role, TokenInfo
@@ -143,6 +144,9 @@ class Engine:
     @property
     def watermarks(self) -> Watermarks:
         """Bound the number of queued runs, beyond which starts are refused or wait."""
+    @property
+    def tokens(self) -> Tokens:
+        """Create, list and revoke bearer tokens for access over HTTP."""
     def lock(
         self, name: str, ttl: Duration = "5m", *, wait: Duration | None = None, owner: str | None = None
     ) -> LockContext:
@@ -845,7 +849,7 @@ class Watermarks:
 
 class Tokens:
     """`Tokens` whose methods block."""
-    def __init__(self, engine: Engine) -> None: ...
+    def __init__(self, session: Session) -> None: ...
     def create(self, name: str, role: Role | str = Role.VIEWER, *, expires: Moment | None = None) -> CreatedToken:
         """Create a token for a role: `viewer`, `operator` or `admin`.
 

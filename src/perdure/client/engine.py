@@ -21,6 +21,7 @@ from perdure.client.runs.namespace import Runs
 from perdure.client.runs.start import Moment, StartOptions, create_all, create_on
 from perdure.client.schedules import Schedules
 from perdure.client.session import DATABASE_TIMEOUT, AsyncOnly, Session, SessionOptions, require_workflows
+from perdure.client.tokens import Tokens
 from perdure.client.watermarks import ConnectionReader, Watermarks
 from perdure.client.workers import EngineWorker, Queues, Workers
 from perdure.core.audit import Event
@@ -214,6 +215,11 @@ class Engine(AsyncOnly):
     def watermarks(self) -> Watermarks:
         """Bound the number of queued runs, beyond which starts are refused or wait."""
         return Watermarks(self._session)
+
+    @property
+    def tokens(self) -> Tokens:
+        """Create, list and revoke bearer tokens for access over HTTP."""
+        return Tokens(self._session)
 
     # working
 

@@ -7,9 +7,8 @@ import builtins
 
 from msgspec import Struct
 
-from perdure.client.engine import Engine
 from perdure.client.runs.start import Moment
-from perdure.client.session import session_of
+from perdure.client.session import Session
 from perdure.core.access import TOKEN_BYTES, TOKEN_PREFIX, NewToken, Role, TokenInfo, token_digest
 from perdure.core.ids import check_name
 from perdure.core.option_checks import check_page, check_text
@@ -25,10 +24,10 @@ class CreatedToken(Struct, frozen=True, kw_only=True):
 
 
 class Tokens:
-    """Tokens of an engine's database: `Tokens(engine)`."""
+    """Tokens of an engine's database: `engine.tokens`."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._session = session_of(engine)
+    def __init__(self, session: Session) -> None:
+        self._session = session
 
     async def create(self, name: str, role: Role | str = Role.VIEWER, *, expires: Moment | None = None) -> CreatedToken:
         """Create a token for a role: `viewer`, `operator` or `admin`.
@@ -38,18 +37,12 @@ class Tokens:
         """
         name = check_name(name, "token name")
         role = Role.of(role)
-        store = await self._session.connect()
-        now = await store.now()
-        until = NEVER if expires is None else instant(expires, now)
-        if until <= now:
-            raise InvalidDuration(f"expires={expires!s} is not in the future; leave it out for a token without an end")
         secret = base64.urlsafe_b64encode(self._session.system.entropy(TOKEN_BYTES)).decode().rstrip("=")
         token = TOKEN_PREFIX + secret
-        new = NewToken(name=name, digest=token_digest(token), role=role, expires_at=until)
-        created = await store.create_token(new, self._session.actor)
-        if created is None:
-            raise TokenExists(f"there is a valid token {name!r}; revoke it first, or choose another name")
-        return CreatedToken(token=token, info=created)
+        return CreatedToken(token=token, info=await self._create(name, role, expires, token_digest(token)))
+
+    async def _create(self, name: str, role: Role, expires: Moment | None, digest: str) -> TokenInfo:
+        return await create_with_digest(self._session, name, role, expires, digest)
 
     async def list(self, *, limit: int = 100, after: str = "") -> builtins.list[TokenInfo]:
         """List tokens by name, beginning after a name; also expired and revoked ones, until their name is reused."""
@@ -64,8 +57,11 @@ class Tokens:
     async def revoke(self, name: str) -> TokenInfo:
         """Revoke a token for good. Servers refuse it within a few seconds. Raises `TokenNotFound`."""
         found = await self._find(check_name(name, "token name"))
+        return await self._revoke(found)
+
+    async def _revoke(self, found: TokenInfo) -> TokenInfo:
         store = await self._session.connect()
-        revoked = await store.revoke_token(name, found.created_at, self._session.actor)
+        revoked = await store.revoke_token(found.name, found.created_at, self._session.actor)
         # Replaced between the two: the token that was meant is no longer valid, or it would not have been.
         return found if revoked is None else revoked
 
@@ -74,3 +70,20 @@ class Tokens:
         if not found:
             raise TokenNotFound(f"there is no token {name!r}")
         return found[0]
+
+
+async def create_with_digest(session: Session, name: str, role: Role, expires: Moment | None, digest: str) -> TokenInfo:
+    """Store a token by its digest. A repetition gives the same token. Raises `TokenExists`."""
+    check_name(name, "token name")
+    store = await session.connect()
+    now = await store.now()
+    until = NEVER if expires is None else instant(expires, now)
+    if until <= now:
+        raise InvalidDuration(f"expires={expires!s} is not in the future; leave it out for a token without an end")
+    created = await store.create_token(NewToken(name=name, digest=digest, role=role, expires_at=until), session.actor)
+    if created is None:
+        raise TokenExists(
+            f"there is a valid token {name!r}, or another token with the same digest; revoke it first, or choose "
+            "another name"
+        )
+    return created

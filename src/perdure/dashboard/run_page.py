@@ -16,12 +16,12 @@ from perdure.client.session import session_of
 from perdure.core.audit import EventFilter
 from perdure.core.codec.failure import Failure
 from perdure.core.ids import check_id
-from perdure.core.model.outputs import Interruption, OutputKind
+from perdure.core.model.outputs import Interruption, Output, OutputKind
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.reports import RunSnapshot
 from perdure.core.model.run import Run, Status
 from perdure.core.model.set_aside_messages import SetAsideMessage, set_aside_of
-from perdure.core.time.duration import length
+from perdure.core.time.duration import NEVER, length
 from perdure.dashboard.actions import run_actions
 from perdure.dashboard.sources import read_source
 from perdure.dashboard.texts import age, count
@@ -37,6 +37,10 @@ _CHILDREN = 200
 #: Runs of the family that are shown.
 _FAMILY = 200
 _STREAM_ITEMS = 50
+#: Latest items of each stream among the logs.
+_LOGGED_ITEMS = 200
+#: Digits of a position in the URL.
+_LONGEST_NUMBER = 15
 _EVENTS = 1000
 #: Outputs that every tab needs.
 _OUTPUTS = (*EXPLAINING, OutputKind.INTERRUPTION)
@@ -64,7 +68,7 @@ class RunLinks:
         self._given = [
             (name, value)
             for name, value in visit.request.query_params.multi_items()
-            if name in ("tab", "step", "at", "open", "scale", "from", "to", "row", "page", "build")
+            if name in ("tab", "step", "at", "open", "scale", "from", "to", "row", "page", "build", "stream", "before")
         ]
         self._drawn = drawn
 
@@ -78,7 +82,11 @@ class RunLinks:
 
     def tab(self, name: str) -> str:
         """Another tab."""
-        return self._with("#tabs", tab=name, page=None)
+        return self._with("#tabs", tab=name, page=None, stream=None, before=None)
+
+    def stream(self, name: str, before: int) -> str:
+        """The items of a stream before a position."""
+        return self._with("#tabs", tab="state", stream=name, before=before)
 
     def build(self, name: str) -> str:
         """The source of another build."""
@@ -505,18 +513,26 @@ def _set_aside(visit: Visit, one: SetAsideMessage) -> SetAsideLine:
     )
 
 
-class StreamLines(Struct, frozen=True):
-    """The last items of a stream."""
+class StreamLines(Struct, frozen=True, kw_only=True):
+    """Some items of a stream, and the addresses of those before and after them; empty if there are none."""
 
     name: str
+    #: "all 3 items", or "items 951 to 1,000, the newest".
+    text: str
     items: tuple[str, ...]
+    older: str
+    newer: str
 
 
 async def _state(visit: Visit, snapshot: RunSnapshot, facts: RunFacts, links: RunLinks) -> dict[str, Any]:
     store = await session_of(visit.engine).connect()
-    streams: dict[str, list[str]] = {}
-    for output in await store.outputs(facts.run.id, OutputKind.STREAM, None, -1, 1000):
-        streams.setdefault(output.name, []).append(brief_json(visit.shown.payload(output.payload)))
+    query = visit.request.query_params
+    given = query.get("before", "")
+    before = int(given) if given.isdecimal() and given.isascii() and len(given) <= _LONGEST_NUMBER else NEVER
+    name = query.get("stream") or None
+    found: dict[str, list[Output]] = {}
+    for output in await store.outputs(facts.run.id, OutputKind.STREAM, name, -1, _STREAM_ITEMS, before=before):
+        found.setdefault(output.name, []).append(output)
     states = {
         output.name: visit.shown.payload(output.payload)
         for output in snapshot.outputs
@@ -524,8 +540,23 @@ async def _state(visit: Visit, snapshot: RunSnapshot, facts: RunFacts, links: Ru
     }
     return {
         "states": states,
-        "streams": [StreamLines(name, tuple(items[-_STREAM_ITEMS:])) for name, items in streams.items()],
+        "streams": [_stream_lines(visit, items, before, links) for items in found.values()],
+        "all_streams": links.tab("state") if name is not None else "",
     }
+
+
+def _stream_lines(visit: Visit, items: Sequence[Output], before: int, links: RunLinks) -> StreamLines:
+    name, first, last = items[0].name, items[0].position, items[-1].position
+    newest = last < before - 1
+    whole = newest and first == 0
+    text = f"items {first + 1:,} to {last + 1:,}{', the newest' * newest}"
+    return StreamLines(
+        name=name,
+        text=f"all {count(len(items), 'item')}" if whole else text,
+        items=tuple(brief_json(visit.shown.payload(one.payload)) for one in items),
+        older=links.stream(name, first) if first > 0 else "",
+        newer="" if newest else links.stream(name, last + 1 + _STREAM_ITEMS),
+    )
 
 
 async def _family(visit: Visit, snapshot: RunSnapshot, facts: RunFacts, links: RunLinks) -> dict[str, Any]:
@@ -644,7 +675,7 @@ async def _logs(visit: Visit, snapshot: RunSnapshot, facts: RunFacts, links: Run
     ]
     lines += [
         LogLine(at=one.at, level="info", source=f"stream {one.name}", text=_payload_line(visit, one.payload))
-        for one in await store.outputs(facts.run.id, OutputKind.STREAM, None, -1, 1000)
+        for one in await store.outputs(facts.run.id, OutputKind.STREAM, None, -1, _LOGGED_ITEMS, before=NEVER)
     ]
     found = sorted((line for line in lines if line.at <= facts.now), key=lambda line: line.at)
     page, text = _page(visit, found, links)

@@ -30,7 +30,7 @@ from perdure.core.time.duration import Duration, seconds
 from perdure.errors import PerdureError
 from perdure.http.access import LOOPBACK_HOSTS, Access, Authenticator, Principal, check_csrf, without_port
 from perdure.http.api import ApiRequest, ApiServices, EventStream, Reply, ServerEvent
-from perdure.http.bounds import RateLimit, StreamLimit, read_body
+from perdure.http.bounds import RateLimit, RecentOrders, StreamLimit, read_body
 from perdure.http.health import HealthView, readiness
 from perdure.http.live import LIVE_RATE, Hub
 from perdure.http.openapi import make_document
@@ -122,6 +122,7 @@ class HttpApp:
         self._max_body = check_whole("max_body", max_body, 1)
         system = session_of(engine).system
         self._rate = RateLimit(system, rate, burst)
+        self._orders = RecentOrders(system)
         self._streams = StreamLimit(streams, 25 * streams)
         self._needs_workers = needs_workers
         self._router = Router()
@@ -203,7 +204,10 @@ class HttpApp:
             check_csrf(principal, request, request.method)
         content = await read_body(request, self._max_body, BODY_TIME)
         arguments = self._arguments(route, parts, request, content)
-        api = await self._api(request, principal, _seed(route, path, request, content, principal))
+        seed = _seed(route, path, request, content, principal)
+        if (known := self._orders.find(seed)) is not None:
+            return _encoded(known, route)
+        api = await self._api(request, principal, seed)
         try:
             async with asyncio.timeout(self._longest_wait + HANDLER_TIME):
                 answer = await route.handler(api, **arguments)
@@ -213,6 +217,7 @@ class HttpApp:
             return self._problem(Refused(UNAVAILABLE, late), api.shown)
         except Exception as error:
             return self._problem(error, api.shown)
+        self._orders.keep(seed, answer)
         return self._stream(api, answer) if isinstance(answer, EventStream) else _encoded(answer, route)
 
     async def _known(self, request: Request) -> Principal | None:

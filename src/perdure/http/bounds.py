@@ -9,9 +9,36 @@ from starlette.requests import ClientDisconnect, Request
 
 from perdure.core.system import System
 from perdure.http.problems import BAD_REQUEST, BODY_TOO_LARGE, TOO_MANY_REQUESTS, Refused
+from perdure.http.views import Done
 
-#: Callers that are remembered.
+#: Callers and orders that are remembered, and for how many seconds orders are.
 _REMEMBERED = 10_000
+_ORDER_TIME = 600.0
+
+
+class RecentOrders:
+    """Answers to orders, for repetitions of their requests: an order that was carried out is answered alike again.
+
+    The verbs that start or send something recognise a repetition by themselves, for good. An order that finds its work
+    done cannot tell by whom, so its answer is kept here for a while.
+    """
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._answers: OrderedDict[bytes, tuple[float, Done]] = OrderedDict()
+
+    def find(self, seed: bytes | None) -> Done | None:
+        """The answer that a request with this seed got lately."""
+        until, answer = self._answers.get(seed or b"", (0.0, None))
+        return answer if until > self._system.monotonic() else None
+
+    def keep(self, seed: bytes | None, answer: object) -> None:
+        """Keep the answer to an order."""
+        if seed is None or not isinstance(answer, Done):
+            return
+        self._answers[seed] = self._system.monotonic() + _ORDER_TIME, answer
+        while len(self._answers) > _REMEMBERED:
+            self._answers.popitem(last=False)
 
 
 class RateLimit:

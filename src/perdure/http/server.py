@@ -7,7 +7,6 @@ import ipaddress
 import uvicorn
 
 from perdure.client.engine import Engine
-from perdure.client.tokens import Tokens
 from perdure.core.printed_text import brief
 from perdure.errors import UsageError
 from perdure.http.access import LOOPBACK_HOSTS, Access
@@ -47,7 +46,7 @@ async def check_bind(engine: Engine, access: Access, host: str) -> None:
             f"{host} is reached by other machines, and anonymous callers would be {access.anonymous.value}; listen on "
             f"127.0.0.1, or create a token and leave out --anonymous"
         )
-    if access.authenticate is None and access.login is None and not await Tokens(engine).list(limit=1):
+    if access.authenticate is None and access.login is None and not await engine.tokens.list(limit=1):
         raise UsageError(
             f"{host} is reached by other machines, and no caller could be authenticated: create a token first "
             "(perdure tokens create), or listen on 127.0.0.1"

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from perdure.client.tokens import Tokens
+from perdure.client.session import session_of
+from perdure.client.tokens import create_with_digest
 from perdure.core.access import Role
 from perdure.http.access import COOKIE, Principal
 from perdure.http.api import ApiRequest, Reply, WhenText, moment
@@ -31,38 +32,55 @@ class TokenBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     role: Role = Role.VIEWER
     expires: WhenText | None = None
+    #: SHA-256 of a text that the caller has made, in hexadecimal digits. The text stays with the caller, and a
+    #: repetition of the request gives the same token. Without it, the server makes the text.
+    digest: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] | None = None
 
 
 class NewTokenView(Struct, frozen=True, kw_only=True):
-    """A new token. Its text is shown this once."""
+    """A new token. Its text is shown this once; null if the caller has made it."""
 
-    token: str
+    token: str | None
     info: TokenView
 
 
 async def create_token(api: ApiRequest, body: TokenBody) -> Reply[NewTokenView]:
     """Create a token."""
-    made = await Tokens(api.engine).create(body.name, body.role, expires=moment(body.expires))
+    text, expires = None, moment(body.expires)
+    if body.digest is None:
+        made = await api.engine.tokens.create(body.name, body.role, expires=expires)
+        text, info = made.token, made.info
+    else:
+        info = await create_with_digest(session_of(api.engine), body.name, body.role, expires, body.digest)
     api.services.authenticator.forget()
-    return Reply(NewTokenView(token=made.token, info=view_of(TokenView, made.info, api.shown)), 201)
+    return Reply(NewTokenView(token=text, info=view_of(TokenView, info, api.shown)), 201)
 
 
 async def list_tokens(api: ApiRequest, query: NamedQuery) -> Page[TokenView]:
     """List tokens by name."""
-    found = await Tokens(api.engine).list(limit=query.limit, after=query.cursor)
+    found = await api.engine.tokens.list(limit=query.limit, after=query.cursor)
     return named(views_of(TokenView, found, api.shown), "name", query)
 
 
 async def show_token(api: ApiRequest, name: str) -> TokenView:
     """Read a token."""
-    return view_of(TokenView, await Tokens(api.engine).get(name), api.shown)
+    return view_of(TokenView, await api.engine.tokens.get(name), api.shown)
 
 
-async def revoke_token(api: ApiRequest, name: str) -> TokenView:
+class RevocationQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The token that is meant, if another one may have its name by now."""
+
+    #: Time of its creation. A token of another time stays as it is.
+    created_at: Time = None
+
+
+async def revoke_token(api: ApiRequest, name: str, query: RevocationQuery) -> TokenView:
     """Revoke a token for good, with its sessions."""
-    revoked = await Tokens(api.engine).revoke(name)
+    found = await api.engine.tokens.get(name)
+    if query.created_at is None or time_of(found.created_at) == query.created_at:
+        found = await api.engine.tokens.revoke(name)
     api.services.authenticator.forget()
-    return view_of(TokenView, revoked, api.shown)
+    return view_of(TokenView, found, api.shown)
 
 
 class SessionView(Struct, frozen=True, kw_only=True):

@@ -63,6 +63,9 @@ if TYPE_CHECKING:
     from perdure.store.user_connections.transaction_step import TransactionStep
 
 
+#: Names of which `outputs` reads the latest ones.
+STREAM_NAMES = 20
+
 #: The verbs that write. Each has the crash points `verb.enter`, `verb.begun`, `verb.written` and `verb.committed`.
 MUTATING_VERBS = (
     "migrate",
@@ -298,11 +301,12 @@ class Store(Protocol):
         """Audit events of all runs: before a number, newest first; or after one, oldest first."""
 
     async def outputs(
-        self, run_id: str, kind: OutputKind, name: str | None, after: int, limit: int
+        self, run_id: str, kind: OutputKind, name: str | None, after: int, limit: int, *, before: int | None = None
     ) -> builtins.list[Output]:
         """Outputs of a run past a position (-1: from the first).
 
-        Of all names if `name` is None, in the order of names.
+        Of all names if `name` is None, in the order of names. With `before`, the latest ones before that position, in
+        the order of positions; if `name` is None, as many of each name, up to `STREAM_NAMES` names.
         """
 
     # from outside
@@ -493,7 +497,7 @@ class Store(Protocol):
     # access over HTTP
 
     async def create_token(self, new: NewToken, actor: str) -> TokenInfo | None:
-        """Store a token; None if another valid token has its name, or the parent of a session is not valid."""
+        """Store a token; None if another valid one has its name, another one its digest, or its parent is not valid."""
 
     async def revoke_token(self, name: str, created_at: int, actor: str) -> TokenInfo | None:
         """Revoke the token of that name that was created then, with its sessions; None if there is none."""

@@ -24,6 +24,7 @@ from perdure.client.remote.namespaces import (
     RemoteQueues,
     RemoteRuns,
     RemoteSchedules,
+    RemoteTokens,
     lock_refused,
 )
 from perdure.client.remote.session import RemoteSession
@@ -33,6 +34,7 @@ from perdure.client.runs.namespace import Runs
 from perdure.client.runs.start import StartOptions
 from perdure.client.schedules import Schedules
 from perdure.client.session import Session, SessionOptions
+from perdure.client.tokens import Tokens
 from perdure.client.workers import Queues
 from perdure.core.codec.snapshot import snapshot
 from perdure.core.ids import check_id
@@ -98,6 +100,10 @@ class RemoteEngine(Engine):
     @property
     def queues(self) -> Queues:
         return RemoteQueues(self._session)
+
+    @property
+    def tokens(self) -> Tokens:
+        return RemoteTokens(self._session)
 
     # refused
 

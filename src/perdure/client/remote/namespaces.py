@@ -29,7 +29,9 @@ from perdure.client.runs.namespace import PruneReport, RunFilters, Runs, check_r
 from perdure.client.runs.reopen import RetryOptions
 from perdure.client.runs.start import Moment
 from perdure.client.schedules import ScheduleOptions, Schedules
+from perdure.client.tokens import Tokens
 from perdure.client.workers import Queues
+from perdure.core.access import Role, TokenInfo
 from perdure.core.codec.failure import Failure
 from perdure.core.ids import check_id, check_name, uuid7
 from perdure.core.limits.breaker import BreakerInfo
@@ -42,7 +44,7 @@ from perdure.core.model.reports import BulkPreview, BulkReport
 from perdure.core.model.run import Run, RunFilter, RunGroup
 from perdure.core.option_checks import check_datetime, check_flag, check_list, check_page, check_text
 from perdure.core.time.cron import Timing
-from perdure.core.time.duration import Duration
+from perdure.core.time.duration import Duration, moment_of
 from perdure.core.time.schedule import BackfillPreview, Fire, Schedule
 from perdure.errors import RunNotFound, UsageError
 from perdure.workflow.definition import Call
@@ -361,6 +363,26 @@ def lock_refused() -> UsageError:
         "a lock",
         "acquire it in a process that has the database; `locks.list` shows locks, and `locks.force_release` breaks one",
     )
+
+
+class RemoteTokens(Tokens):
+    """Tokens of a server, for its admins: `engine.tokens`. The text of a new token does not leave this process."""
+
+    _session: RemoteSession
+
+    async def list(self, *, limit: int = 100, after: str = "") -> builtins.list[TokenInfo]:
+        return await _named(self._session, TokenInfo, "/tokens", limit, after)
+
+    async def _create(self, name: str, role: Role, expires: Moment | None, digest: str) -> TokenInfo:
+        body = present({"name": name, "role": role.value, "expires": moment_text(expires), "digest": digest})
+        return value_of(TokenInfo, members(await self._session.call("POST", "/tokens", body))["info"])
+
+    async def _revoke(self, found: TokenInfo) -> TokenInfo:
+        query = {"created_at": moment_of(found.created_at).isoformat()}
+        return value_of(TokenInfo, await self._session.call("DELETE", "/tokens/{name}", query=query, name=found.name))
+
+    async def _find(self, name: str) -> TokenInfo:
+        return value_of(TokenInfo, await self._session.call("GET", "/tokens/{name}", name=name))
 
 
 async def _named(session: RemoteSession, kind: Any, path: str, limit: int, after: str) -> builtins.list[Any]:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Raw, Struct
 
+from perdure.core.access import TokenInfo
 from perdure.core.codec.decoders import convert_to, decoder_for
 from perdure.core.codec.failure import Failure
 from perdure.core.limits.breaker import BreakerInfo
@@ -256,6 +257,11 @@ def _limit(kind: type[LimitInfo], answer: Raw | bytes) -> LimitInfo:
     return restore(kind, answer, override=override, due_at=time_of(found["due_at"]))
 
 
+def _token(kind: type[TokenInfo], answer: Raw | bytes) -> TokenInfo:
+    expires = members(answer)["expires_at"]
+    return restore(kind, answer, expires_at=NEVER if bytes(expires) == _NULL else time_of(expires))
+
+
 #: Classes whose answers differ in more than names, payloads and times.
 _SPECIAL: dict[type, Any] = {
     Run: _run,
@@ -267,6 +273,7 @@ _SPECIAL: dict[type, Any] = {
     LimitBounds: _bounds,
     LimitInfo: _limit,
     BreakerInfo: restore,
+    TokenInfo: _token,
 }
 
 

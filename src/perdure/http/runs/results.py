@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import UNSET, Struct
 
 from perdure.client.handle import Handle
+from perdure.client.runs.results import check_stream
+from perdure.client.session import session_of
+from perdure.core.model.outputs import OutputKind
 from perdure.core.model.run import Run, Status
+from perdure.core.time.duration import NEVER
 from perdure.errors import RunCancelled, RunFailed
 from perdure.http.api import (
     ApiRequest,
     EventStream,
+    Limit,
     Position,
     Reply,
     ServerEvent,
@@ -22,7 +27,7 @@ from perdure.http.api import (
     last_event_id,
 )
 from perdure.http.redaction import FailureView, Redactor
-from perdure.http.views import Done, NumberedQuery, Page, Payload, view_of
+from perdure.http.views import Done, Page, Payload, view_of
 
 
 class OutcomeView(Struct, frozen=True, kw_only=True):
@@ -85,8 +90,19 @@ class ItemView(Struct, frozen=True, kw_only=True):
     source: str
 
 
-async def stream_items(api: ApiRequest, run_id: str, name: str, query: NumberedQuery) -> Page[ItemView]:
-    """Read the items of a stream that are there, from the first or after a position."""
+class StreamQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A page of the items of a stream, from the oldest or the newest on."""
+
+    #: Position after which the page begins; before which, from the newest on.
+    cursor: Position | None = None
+    limit: Limit = 100
+    order: Literal["oldest", "newest"] = "oldest"
+
+
+async def stream_items(api: ApiRequest, run_id: str, name: str, query: StreamQuery) -> Page[ItemView]:
+    """Read the items of a stream that are there, from the first or after a position; or from the newest on."""
+    if query.order == "newest":
+        return await _newest_items(api, run_id, name, query)
     items: list[ItemView] = []
     found = handle_on(api, run_id).stream(name, after=query.cursor, follow=False)
     async for one in found:
@@ -95,6 +111,21 @@ async def stream_items(api: ApiRequest, run_id: str, name: str, query: NumberedQ
             return Page(tuple(items), str(items[-1].position))
         items.append(ItemView(position=one.position, value=api.shown.value(one.value), source=one.source))
     return Page(tuple(items))
+
+
+async def _newest_items(api: ApiRequest, run_id: str, name: str, query: StreamQuery) -> Page[ItemView]:
+    handle = handle_on(api, run_id)
+    check_stream(name, None)
+    await handle.info()
+    store = await session_of(api.engine).connect()
+    before = NEVER if query.cursor is None else query.cursor
+    rows = await store.outputs(run_id, OutputKind.STREAM, name, -1, query.limit, before=before)
+    items = tuple(
+        ItemView(position=one.position, value=api.shown.payload(one.payload), source=one.source)
+        for one in reversed(rows)
+    )
+    more = items and items[-1].position > 0
+    return Page(items, str(items[-1].position) if more else None)
 
 
 class FollowQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

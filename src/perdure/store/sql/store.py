@@ -77,7 +77,7 @@ from perdure.store.sql.runs.attributes import read_attributes
 from perdure.store.sql.runs.claim import claim_by_id, ready_run_ids
 from perdure.store.sql.runs.create import create
 from perdure.store.sql.runs.inbox import broadcast, cancel, send
-from perdure.store.sql.runs.outputs import outputs
+from perdure.store.sql.runs.outputs import latest_outputs, outputs
 from perdure.store.sql.runs.pause_and_evict import order_run, set_priority
 from perdure.store.sql.runs.pinning import pin, unpin
 from perdure.store.sql.runs.pruning import prune
@@ -282,12 +282,15 @@ class SqlStore(ABC):
         )
 
     async def outputs(
-        self, run_id: str, kind: OutputKind, name: str | None, after: int, limit: int
+        self, run_id: str, kind: OutputKind, name: str | None, after: int, limit: int, *, before: int | None = None
     ) -> builtins.list[Output]:
-        """Outputs of a run past a position (-1: from the first)."""
-        return await self._read(
-            "outputs", partial(outputs, run_id=run_id, kind=kind, name=name, after=after, limit=limit)
+        """Outputs of a run past a position (-1: from the first); with `before`, the latest ones before a position."""
+        read: Body[builtins.list[Output]] = partial(
+            outputs, run_id=run_id, kind=kind, name=name, after=after, limit=limit
         )
+        if before is not None:
+            read = partial(latest_outputs, run_id=run_id, kind=kind, name=name, after=after, limit=limit, before=before)
+        return await self._read("outputs", read)
 
     async def send(self, messages: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
         """Put messages into inboxes in one transaction; wake waiting runs and mark running ones."""

@@ -94,7 +94,7 @@ WHERE digest = :digest AND used_at < :at
 
 
 async def create_token(tx: Transaction, new: NewToken) -> TokenInfo | None:
-    """Store a token; None if another valid token has its name, or the parent of a session is not valid.
+    """Store a token; None if another valid token has its name, another token its digest, or its parent is not valid.
 
     A repetition finds its own digest.
     """
@@ -105,6 +105,8 @@ async def create_token(tx: Transaction, new: NewToken) -> TokenInfo | None:
     if there is not None and rows[0][0] == new.digest:
         return there
     if there is not None and there.is_valid(tx.now):
+        return None
+    if await tx.fetch(_BY_DIGEST, {"digest": new.digest}):
         return None
     row = {
         "name": new.name,

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from perdure.core.model.outputs import NUMBERED, REPLACED, NewOutput, Output, OutputKind
 from perdure.core.model.set_aside_messages import set_aside_of
-from perdure.store.contract import Change
+from perdure.store.contract import STREAM_NAMES, Change
 from perdure.store.sql.dialect import Params, Transaction
 from perdure.store.sql.rows import OUTPUT, to_json, to_output, values
 from perdure.store.sql.runs.attributes import set_shown_attributes
@@ -66,6 +66,21 @@ LIMIT :limit
 """
 
 
+_READ_LATEST = f"""
+SELECT {OUTPUT}
+FROM perdure_outputs
+WHERE run_id = :run_id AND kind = :kind AND name = :name AND position > :after AND position < :before
+ORDER BY run_id DESC, kind DESC, name DESC, position DESC
+LIMIT :limit
+"""
+
+_NEXT_NAME = """
+SELECT MIN(name)
+FROM perdure_outputs
+WHERE run_id = :run_id AND kind = :kind AND name > :name
+"""
+
+
 async def write_outputs(tx: Transaction, shown: Sequence[tuple[str, NewOutput]]) -> None:
     """Write what is not there yet, in this order; each with the id of its run, whose row is locked."""
     if attributes := [one for one in shown if one[1].kind is OutputKind.ATTRIBUTE]:
@@ -98,6 +113,24 @@ async def outputs(
     """Outputs of a run past a position, in the order of name and position."""
     params = {"run_id": run_id, "kind": kind.value, "name": name, "after": after, "limit": limit}
     return values(to_output, await tx.fetch(_READ_ALL if name is None else _READ, params))
+
+
+async def latest_outputs(
+    tx: Transaction, run_id: str, kind: OutputKind, name: str | None, after: int, limit: int, before: int
+) -> list[Output]:
+    """The latest outputs of a name, or of each name, between two positions, in the order of name and position."""
+    found: list[Output] = []
+    params = {"run_id": run_id, "kind": kind.value, "after": after, "before": before, "limit": limit}
+    names, last = ([] if name is None else [name]), ""
+    while name is None and len(names) < STREAM_NAMES:
+        [(last,)] = await tx.fetch(_NEXT_NAME, {"run_id": run_id, "kind": kind.value, "name": last})
+        if last is None:
+            break
+        names.append(last)
+    for one in names:
+        rows = await tx.fetch(_READ_LATEST, {**params, "name": one})
+        found += values(to_output, reversed(rows))
+    return found
 
 
 def _set_aside(new: NewOutput, position: int) -> str:

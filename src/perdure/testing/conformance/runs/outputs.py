@@ -11,6 +11,7 @@ from perdure.core.model.run import Status
 from perdure.core.model.run_orders import OrderOutcome
 from perdure.core.model.set_aside_messages import set_aside_of, set_aside_output
 from perdure.core.model.turn import Finish, Lease, Release, Trim, Turn, TurnOutcome
+from perdure.core.time.duration import NEVER
 from perdure.errors import StoreCorrupt
 from perdure.store import Store
 from perdure.store.contract import Change
@@ -156,6 +157,25 @@ class Outputs:
         ]
         assert await store.commit(turns, ACTOR) == [TurnOutcome.APPLIED] * 3
         assert [position for position, _ in await items(store, limit=1000)] == list(range(130))
+
+    async def test_the_latest_items_before_a_position_are_read_by_one_name_or_of_each(self, store: Store) -> None:
+        lease = await held(store)
+        others = tuple(an_item(number, "z") for number in range(3))
+        await commit(store, lease, outputs=(*(an_item(number) for number in range(130)), *others, a_state("1")))
+        name = "tokens"
+
+        async def read(name: str | None, before: int, limit: int) -> list[tuple[str, int]]:
+            found = await store.outputs(lease.run_id, OutputKind.STREAM, name, -1, limit, before=before)
+            return [(one.name, one.position) for one in found]
+
+        assert await read(name, NEVER, 3) == [(name, 127), (name, 128), (name, 129)]
+        assert await read(name, 127, 2) == [(name, 125), (name, 126)]
+        assert await read(name, 1, 5) == [(name, 0)]
+        assert await read(name, 0, 5) == await read("unknown", NEVER, 5) == []
+        assert await read(None, NEVER, 2) == [(name, 128), (name, 129), ("z", 1), ("z", 2)]
+        assert await store.outputs(lease.run_id, OutputKind.STREAM, name, 128, 9, before=NEVER) == (
+            await store.outputs(lease.run_id, OutputKind.STREAM, name, 128, 9)
+        )
 
     async def test_whoever_listens_is_told(self, store: Store) -> None:
         lease = await held(store)
