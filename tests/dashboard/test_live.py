@@ -355,9 +355,9 @@ def test_a_worker_that_was_read_a_moment_ago_is_not_late_because_of_that() -> No
         id="w", host="h", pid=1, queues=("default",), types=(), slots=1, lease=15 * second, heartbeat_at=100 * second,
         read_at=104 * second,
     )  # fmt: skip
-    visit: Any = SimpleNamespace(shown=Redactor(Redaction(), Role.VIEWER))
-    assert worker_line(visit, info, 108 * second).state == "alive"
-    assert worker_line(visit, replace(info, read_at=107 * second), 108 * second).state == "late"
+    request: Any = SimpleNamespace(shown=Redactor(Redaction(), Role.VIEWER))
+    assert worker_line(request, info, 108 * second).state == "alive"
+    assert worker_line(request, replace(info, read_at=107 * second), 108 * second).state == "late"
 
 
 async def test_a_live_page_cannot_write(on_disk: Stage) -> None:

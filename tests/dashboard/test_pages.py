@@ -18,9 +18,9 @@ from perdure import Context, Cron, Handle, Limit, activity, workflow
 from perdure.client.session import session_of
 from perdure.core.limits.limit import LimitBounds, pace_of
 from perdure.core.model.run import Status
+from perdure.dashboard.page_request import CONTENT_SECURITY_POLICY, FOLDER
 from perdure.dashboard.pages import rate_text
 from perdure.dashboard.site import ROUTES
-from perdure.dashboard.visit import CONTENT_SECURITY_POLICY, FOLDER
 from perdure.http import Redaction
 from tests.dashboard.conftest import Shop
 from tests.dashboard.html import Page

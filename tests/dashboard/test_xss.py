@@ -179,20 +179,20 @@ async def test_no_text_of_a_user_runs_in_a_browser(on_disk: Stage, driver: Chrom
                 await engine.locks.acquire(name_of(texts[0]), "1h", owner=texts[-1][:100])
         seen = 0
 
-        async def visit(path: str) -> None:
+        async def request(path: str) -> None:
             nonlocal seen
             await asyncio.to_thread(driver.get, f"{base}/{path}")
             assert await asyncio.to_thread(driver.execute_script, DANGERS) == [], path
             seen += 1
 
         for path in LISTS:
-            await visit(path)
+            await request(path)
         for number, (run, texts) in enumerate(zip(runs, every, strict=True)):
             actor = texts[0][:100]
             for path in paths_of(run, number, texts[-1]):
-                await visit(path)
+                await request(path)
         # What the server sends to open pages is put into them by the script.
-        await visit(f"runs/{quote(runs[0].id, safe='')}")
+        await request(f"runs/{quote(runs[0].id, safe='')}")
         command(
             driver, "Runtime.evaluate", expression="document.addEventListener('perdure:updated', () => window.told = 1)"
         )

@@ -16,9 +16,9 @@ from perdure.core.model.waits import RunWaits, WaitKind
 from perdure.core.policy.watermark import REFUSE, WAIT, Watermark
 from perdure.core.time.duration import moment_of
 from perdure.dashboard.figures import ErrorGroup
+from perdure.dashboard.page_request import PageRequest
 from perdure.dashboard.query import Query
 from perdure.dashboard.texts import count, pretty
-from perdure.dashboard.visit import Visit
 from perdure.errors import PerdureError, UsageError
 
 #: More runs than this need their number typed.
@@ -51,7 +51,7 @@ class RunAction(Struct, frozen=True, kw_only=True):
     sentence: Callable[[Run], str]
     fields: tuple[Field, ...] = ()
     allowed: Callable[[Run], bool]
-    perform: Callable[[Visit, str, Form], Awaitable[str]]
+    perform: Callable[[PageRequest, str, Form], Awaitable[str]]
     danger: bool = False
     #: Key of the keyboard.
     key: str = ""
@@ -81,48 +81,48 @@ def _optional_number(form: Form, name: str) -> int | None:
     return _number(form, name) if form.get(name) else None
 
 
-async def _cancel(visit: Visit, run_id: str, form: Form) -> str:
-    done = await visit.engine.cancel(run_id, form.get("reason", ""))
+async def _cancel(request: PageRequest, run_id: str, form: Form) -> str:
+    done = await request.engine.cancel(run_id, form.get("reason", ""))
     return "The run was asked to stop." if done else "The run had finished already; nothing was done."
 
 
-async def _terminate(visit: Visit, run_id: str, form: Form) -> str:
+async def _terminate(request: PageRequest, run_id: str, form: Form) -> str:
     undo = form.get("undo") == "yes"
-    done = await visit.engine.runs.terminate(run_id, form.get("reason", ""), undo=undo)
+    done = await request.engine.runs.terminate(run_id, form.get("reason", ""), undo=undo)
     if not done:
         return "The run had finished already; nothing was done."
     return "The run is being ended, and its steps are undone." if undo else "The run was ended."
 
 
-async def _pause(visit: Visit, run_id: str, form: Form) -> str:
-    done = await visit.engine.runs.pause(run_id, form.get("reason", ""))
+async def _pause(request: PageRequest, run_id: str, form: Form) -> str:
+    done = await request.engine.runs.pause(run_id, form.get("reason", ""))
     return "The run pauses as soon as its running steps have ended." if done else "It was paused or finished already."
 
 
-async def _resume(visit: Visit, run_id: str, form: Form) -> str:
-    return "The run goes on." if await visit.engine.runs.resume(run_id) else "The run was not paused."
+async def _resume(request: PageRequest, run_id: str, form: Form) -> str:
+    return "The run goes on." if await request.engine.runs.resume(run_id) else "The run was not paused."
 
 
-async def _set_priority(visit: Visit, run_id: str, form: Form) -> str:
+async def _set_priority(request: PageRequest, run_id: str, form: Form) -> str:
     text = form.get("priority", "").strip()
     if not text.removeprefix("-").isdecimal() or not text.isascii() or len(text) > 11:
         raise UsageError(f"priority is a whole number, not {text[:40]!r}")
-    done = await visit.engine.runs.set_priority(run_id, int(text), form.get("reason", ""))
+    done = await request.engine.runs.set_priority(run_id, int(text), form.get("reason", ""))
     return f"The run has priority {int(text)}." if done else "It had that priority, or has finished."
 
 
-async def _wake(visit: Visit, run_id: str, form: Form) -> str:
-    await visit.engine.runs.wake(run_id)
+async def _wake(request: PageRequest, run_id: str, form: Form) -> str:
+    await request.engine.runs.wake(run_id)
     return "The run wakes up now."
 
 
-async def _retry(visit: Visit, run_id: str, form: Form) -> str:
-    generation = await visit.engine.runs.retry(run_id)
+async def _retry(request: PageRequest, run_id: str, form: Form) -> str:
+    generation = await request.engine.runs.retry(run_id)
     return f"The run goes again, as generation {generation}." if generation > 1 else "The run goes again."
 
 
-async def _fork(visit: Visit, run_id: str, form: Form) -> str:
-    handle = await visit.engine.get(run_id)
+async def _fork(request: PageRequest, run_id: str, form: Form) -> str:
+    handle = await request.engine.get(run_id)
     made = await handle.fork(
         from_step=form.get("from_step") or None,
         input=read_json(form, "input"),
@@ -132,20 +132,20 @@ async def _fork(visit: Visit, run_id: str, form: Form) -> str:
     return f"The run {made.id} was started."
 
 
-async def _send(visit: Visit, run_id: str, form: Form) -> str:
-    await visit.engine.send(run_id, form.get("name", ""), read_json(form, "value"), key=form.get("key") or None)
+async def _send(request: PageRequest, run_id: str, form: Form) -> str:
+    await request.engine.send(run_id, form.get("name", ""), read_json(form, "value"), key=form.get("key") or None)
     return f"The message {form.get('name', '')} was sent."
 
 
-async def _deliver(visit: Visit, run_id: str, form: Form) -> str:
-    handle = await visit.engine.get(run_id)
+async def _deliver(request: PageRequest, run_id: str, form: Form) -> str:
+    handle = await request.engine.get(run_id)
     edited = form.get("value", "").strip()
     await handle.deliver_again(_number(form, "number"), read_json(form, "value") if edited else ...)
     return "The message was put into the inbox again."
 
 
-async def _drop(visit: Visit, run_id: str, form: Form) -> str:
-    await (await visit.engine.get(run_id)).drop_message(_number(form, "number"))
+async def _drop(request: PageRequest, run_id: str, form: Form) -> str:
+    await (await request.engine.get(run_id)).drop_message(_number(form, "number"))
     return "The message was dropped."
 
 
@@ -248,31 +248,33 @@ ACTIONS: tuple[RunAction, ...] = (
 BY_NAME = {action.name: action for action in ACTIONS}
 
 
-def run_actions(visit: Visit, run: Run, waits: RunWaits | None) -> list[RunAction]:
+def run_actions(request: PageRequest, run: Run, waits: RunWaits | None) -> list[RunAction]:
     """Actions that a caller may take on a run in its state."""
-    if not visit.operates or run.deleted_at:
+    if not request.operates or run.deleted_at:
         return []
     return [action for action in ACTIONS if action.listed and action.allowed(run)]
 
 
-async def confirm_run(visit: Visit, run_id: str, name: str, problem: str = "", form: Form | None = None) -> Response:
+async def confirm_run(
+    request: PageRequest, run_id: str, name: str, problem: str = "", form: Form | None = None
+) -> Response:
     """The page that says what an action will do to a run."""
     action = BY_NAME[name]
-    handle = await visit.engine.get(run_id)
+    handle = await request.engine.get(run_id)
     run = await handle.info()
-    given = dict(visit.request.query_params) if form is None else form
+    given = dict(request.http.query_params) if form is None else form
     fields = [msgspec.structs.replace(one, value=given.get(one.name, one.value)) for one in action.fields]
     if name == "send" and "name" not in given:
-        fields = await _awaited(visit, run, fields)
-    if name == "fork" and "input" not in given and visit.shown.shows_payloads:
+        fields = await _awaited(request, run, fields)
+    if name == "fork" and "input" not in given and request.shown.shows_payloads:
         fields = [
-            msgspec.structs.replace(one, value=pretty(visit.shown.payload(run.input))) if one.name == "input" else one
+            msgspec.structs.replace(one, value=pretty(request.shown.payload(run.input))) if one.name == "input" else one
             for one in fields
         ]
     sentence = action.sentence(run)
     if not action.allowed(run):
         sentence = f"The run is {run.status.value}, so this will probably be refused. {sentence}"
-    return visit.render(
+    return request.render(
         "confirm.html",
         status=422 if problem else 200,
         page="runs",
@@ -284,14 +286,14 @@ async def confirm_run(visit: Visit, run_id: str, name: str, problem: str = "", f
         danger=action.danger,
         problem=problem,
         focus="input" if given.get("edit") == "input" else "",
-        action=visit.url("runs", run_id, name),
-        back=visit.url("runs", run_id),
+        action=request.url("runs", run_id, name),
+        back=request.url("runs", run_id),
     )
 
 
-async def _awaited(visit: Visit, run: Run, fields: Sequence[Field]) -> list[Field]:
+async def _awaited(request: PageRequest, run: Run, fields: Sequence[Field]) -> list[Field]:
     """Offer the names of the messages that a run waits for."""
-    report = await (await visit.engine.get(run.id)).report()
+    report = await (await request.engine.get(run.id)).report()
     waits = () if report.waits is None else report.waits.waits
     names = tuple(wait.name for wait in waits if wait.kind is WaitKind.MESSAGE)
     if not names:
@@ -299,13 +301,13 @@ async def _awaited(visit: Visit, run: Run, fields: Sequence[Field]) -> list[Fiel
     return [msgspec.structs.replace(one, value=names[0]) if one.name == "name" else one for one in fields]
 
 
-async def perform_run(visit: Visit, run_id: str, name: str, form: Form) -> Response:
+async def perform_run(request: PageRequest, run_id: str, name: str, form: Form) -> Response:
     """Do an action, and lead back to the run."""
     try:
-        done = await BY_NAME[name].perform(visit, run_id, form)
+        done = await BY_NAME[name].perform(request, run_id, form)
     except PerdureError as error:
-        return await confirm_run(visit, run_id, name, problem=str(error), form=form)
-    return visit.redirect(f"{visit.url('runs', run_id)}?{urlencode({'done': done}, errors='replace')}")
+        return await confirm_run(request, run_id, name, problem=str(error), form=form)
+    return request.redirect(f"{request.url('runs', run_id)}?{urlencode({'done': done}, errors='replace')}")
 
 
 # actions on other things
@@ -319,29 +321,29 @@ class PlaceAction(Struct, frozen=True, kw_only=True):
     button: str
     #: What the page says afterwards of the thing that is named before it.
     done: str
-    perform: Callable[[Visit, str, Form], Awaitable[object]]
+    perform: Callable[[PageRequest, str, Form], Awaitable[object]]
     fields: tuple[Field, ...] = ()
     danger: bool = False
 
 
-async def _pause_queue(visit: Visit, name: str, form: Form) -> object:
-    return await visit.engine.queues.pause(queue=name, reason=form.get("reason", ""))
+async def _pause_queue(request: PageRequest, name: str, form: Form) -> object:
+    return await request.engine.queues.pause(queue=name, reason=form.get("reason", ""))
 
 
-async def _resume_queue(visit: Visit, name: str, form: Form) -> object:
-    return await visit.engine.queues.resume(queue=name)
+async def _resume_queue(request: PageRequest, name: str, form: Form) -> object:
+    return await request.engine.queues.resume(queue=name)
 
 
-async def _pause_type(visit: Visit, name: str, form: Form) -> object:
-    return await visit.engine.queues.pause(type=name, reason=form.get("reason", ""))
+async def _pause_type(request: PageRequest, name: str, form: Form) -> object:
+    return await request.engine.queues.pause(type=name, reason=form.get("reason", ""))
 
 
-async def _resume_type(visit: Visit, name: str, form: Form) -> object:
-    return await visit.engine.queues.resume(type=name)
+async def _resume_type(request: PageRequest, name: str, form: Form) -> object:
+    return await request.engine.queues.resume(type=name)
 
 
-async def _set_limit(visit: Visit, name: str, form: Form) -> None:
-    await visit.engine.limits.set(
+async def _set_limit(request: PageRequest, name: str, form: Form) -> None:
+    await request.engine.limits.set(
         name,
         concurrency=_optional_number(form, "concurrency"),
         rate=form.get("rate") or None,
@@ -350,20 +352,20 @@ async def _set_limit(visit: Visit, name: str, form: Form) -> None:
     )
 
 
-async def _clear_limit(visit: Visit, name: str, form: Form) -> None:
-    await visit.engine.limits.clear(name, form.get("reason", ""))
+async def _clear_limit(request: PageRequest, name: str, form: Form) -> None:
+    await request.engine.limits.clear(name, form.get("reason", ""))
 
 
-async def _open_breaker(visit: Visit, name: str, form: Form) -> None:
-    await visit.engine.breakers.open(name, form.get("reason", ""))
+async def _open_breaker(request: PageRequest, name: str, form: Form) -> None:
+    await request.engine.breakers.open(name, form.get("reason", ""))
 
 
-async def _close_breaker(visit: Visit, name: str, form: Form) -> None:
-    await visit.engine.breakers.close(name, form.get("reason", ""))
+async def _close_breaker(request: PageRequest, name: str, form: Form) -> None:
+    await request.engine.breakers.close(name, form.get("reason", ""))
 
 
-async def _reset_breaker(visit: Visit, name: str, form: Form) -> None:
-    await visit.engine.breakers.reset(name, form.get("reason", ""))
+async def _reset_breaker(request: PageRequest, name: str, form: Form) -> None:
+    await request.engine.breakers.reset(name, form.get("reason", ""))
 
 
 def _watermark(form: Form, **place: str) -> Watermark:
@@ -372,36 +374,36 @@ def _watermark(form: Form, **place: str) -> Watermark:
     )
 
 
-async def _mark_queue(visit: Visit, name: str, form: Form) -> None:
-    await visit.engine.watermarks.set(_watermark(form, queue=name), form.get("reason", ""))
+async def _mark_queue(request: PageRequest, name: str, form: Form) -> None:
+    await request.engine.watermarks.set(_watermark(form, queue=name), form.get("reason", ""))
 
 
-async def _unmark_queue(visit: Visit, name: str, form: Form) -> None:
-    await visit.engine.watermarks.remove(queue=name, reason=form.get("reason", ""))
+async def _unmark_queue(request: PageRequest, name: str, form: Form) -> None:
+    await request.engine.watermarks.remove(queue=name, reason=form.get("reason", ""))
 
 
-async def _mark_type(visit: Visit, name: str, form: Form) -> None:
-    await visit.engine.watermarks.set(_watermark(form, type=name), form.get("reason", ""))
+async def _mark_type(request: PageRequest, name: str, form: Form) -> None:
+    await request.engine.watermarks.set(_watermark(form, type=name), form.get("reason", ""))
 
 
-async def _unmark_type(visit: Visit, name: str, form: Form) -> None:
-    await visit.engine.watermarks.remove(type=name, reason=form.get("reason", ""))
+async def _unmark_type(request: PageRequest, name: str, form: Form) -> None:
+    await request.engine.watermarks.remove(type=name, reason=form.get("reason", ""))
 
 
-async def _pause_schedule(visit: Visit, name: str, form: Form) -> object:
-    return await visit.engine.schedules.pause(name, form.get("reason", ""))
+async def _pause_schedule(request: PageRequest, name: str, form: Form) -> object:
+    return await request.engine.schedules.pause(name, form.get("reason", ""))
 
 
-async def _resume_schedule(visit: Visit, name: str, form: Form) -> object:
-    return await visit.engine.schedules.resume(name, catch_up=form.get("catch_up") == "yes")
+async def _resume_schedule(request: PageRequest, name: str, form: Form) -> object:
+    return await request.engine.schedules.resume(name, catch_up=form.get("catch_up") == "yes")
 
 
-async def _trigger_schedule(visit: Visit, name: str, form: Form) -> object:
-    return await visit.engine.schedules.trigger(name)
+async def _trigger_schedule(request: PageRequest, name: str, form: Form) -> object:
+    return await request.engine.schedules.trigger(name)
 
 
-async def _drain_worker(visit: Visit, name: str, form: Form) -> object:
-    return await visit.engine.workers.drain(name, form.get("reason", ""), grace=form.get("grace") or None)
+async def _drain_worker(request: PageRequest, name: str, form: Form) -> object:
+    return await request.engine.workers.drain(name, form.get("reason", ""), grace=form.get("grace") or None)
 
 
 _AT_ONCE = "It takes effect at once, on every worker."
@@ -510,13 +512,13 @@ ORDERS: Mapping[tuple[str, str], PlaceAction] = {
 
 
 def confirm_order(
-    visit: Visit, kind: str, name: str, action: str, problem: str = "", form: Form | None = None
+    request: PageRequest, kind: str, name: str, action: str, problem: str = "", form: Form | None = None
 ) -> Response:
     """The page that says what an order will do."""
     order = ORDERS[kind, action]
     given = {} if form is None else form
     path, page = _place(kind, name)
-    return visit.render(
+    return request.render(
         "confirm.html",
         status=422 if problem else 200,
         page=page,
@@ -527,8 +529,8 @@ def confirm_order(
         button=order.button,
         danger=order.danger,
         problem=problem,
-        action=visit.url(*path, action),
-        back=visit.url(page),
+        action=request.url(*path, action),
+        back=request.url(page),
     )
 
 
@@ -543,7 +545,7 @@ class OrderForm(Struct, frozen=True, kw_only=True):
     action: str
 
 
-def order_form(visit: Visit, kind: str, name: str, action: str, **values: str) -> OrderForm:
+def order_form(request: PageRequest, kind: str, name: str, action: str, **values: str) -> OrderForm:
     """Make the form of an order, with the present values."""
     order = ORDERS[kind, action]
     return OrderForm(
@@ -552,7 +554,7 @@ def order_form(visit: Visit, kind: str, name: str, action: str, **values: str) -
         fields=tuple(msgspec.structs.replace(one, value=values.get(one.name, one.value)) for one in order.fields),
         button=order.button,
         danger=order.danger,
-        action=visit.url(*_place(kind, name)[0], action),
+        action=request.url(*_place(kind, name)[0], action),
     )
 
 
@@ -565,21 +567,21 @@ def _place(kind: str, name: str) -> tuple[tuple[str, ...], str]:
     return ("queues", kind, name), "workflows" if kind == "type" else "queues"
 
 
-async def perform_order(visit: Visit, kind: str, name: str, action: str, form: Form) -> Response:
+async def perform_order(request: PageRequest, kind: str, name: str, action: str, form: Form) -> Response:
     """Carry out an order, and lead back to its page."""
     order = ORDERS[kind, action]
     try:
-        await order.perform(visit, name, form)
+        await order.perform(request, name, form)
     except PerdureError as error:
-        return confirm_order(visit, kind, name, action, problem=str(error), form=form)
+        return confirm_order(request, kind, name, action, problem=str(error), form=form)
     done = urlencode({"done": f"The {kind} {name} {order.done}."}, errors="replace")
-    return visit.redirect(f"{visit.url(_place(kind, name)[1])}?{done}")
+    return request.redirect(f"{request.url(_place(kind, name)[1])}?{done}")
 
 
 # groups of dead letters
 
 
-def confirm_group(visit: Visit, group: ErrorGroup, action: str, problem: str = "") -> Response:
+def confirm_group(request: PageRequest, group: ErrorGroup, action: str, problem: str = "") -> Response:
     """The page that says what will happen to a group of dead letters."""
     number = len(group.letters)
     runs = count(number, "run")
@@ -596,7 +598,7 @@ def confirm_group(visit: Visit, group: ErrorGroup, action: str, problem: str = "
     if number > MANY:
         fields = (*fields, Field(name="number", label=f"Type {number} to confirm", required=True))
     more = [f"and {number - 10:,} more"] if number > 10 else []
-    return visit.render(
+    return request.render(
         "confirm.html",
         status=422 if problem else 200,
         page="dead-letters",
@@ -607,20 +609,20 @@ def confirm_group(visit: Visit, group: ErrorGroup, action: str, problem: str = "
         button=f"{action.capitalize()} {runs}",
         danger=action == "discard",
         problem=problem,
-        action=visit.url("dead-letters", group.key, action),
-        back=visit.url("dead-letters"),
+        action=request.url("dead-letters", group.key, action),
+        back=request.url("dead-letters"),
     )
 
 
-async def perform_group(visit: Visit, group: ErrorGroup, action: str, form: Form) -> Response:
+async def perform_group(request: PageRequest, group: ErrorGroup, action: str, form: Form) -> Response:
     """Retry or discard a group of dead letters."""
     ids = [letter.run_id for letter in group.letters]
     if len(ids) > MANY and form.get("number", "").strip().replace(",", "") != str(len(ids)):
-        return confirm_group(visit, group, action, problem=f"type {len(ids)}, the number of runs, to confirm")
+        return confirm_group(request, group, action, problem=f"type {len(ids)}, the number of runs, to confirm")
     if action == "retry":
-        result = await visit.engine.dead_letters.retry(ids)
+        result = await request.engine.dead_letters.retry(ids)
     else:
-        result = await visit.engine.dead_letters.discard(ids, reason=form.get("reason", ""))
+        result = await request.engine.dead_letters.discard(ids, reason=form.get("reason", ""))
     refused = (
         f"; {count(len(result.refused), 'run')} refused: {next(iter(result.refused.values()))}"
         if result.refused
@@ -628,7 +630,7 @@ async def perform_group(visit: Visit, group: ErrorGroup, action: str, form: Form
     )
     word = "retried" if action == "retry" else "discarded"
     text = f"{count(len(result.done), 'run')} {word}{refused}."
-    return visit.redirect(f"{visit.url('dead-letters')}?{urlencode({'done': text}, errors='replace')}")
+    return request.redirect(f"{request.url('dead-letters')}?{urlencode({'done': text}, errors='replace')}")
 
 
 # many runs
@@ -661,11 +663,11 @@ class Chosen(Struct, frozen=True, kw_only=True):
             raise UsageError("no run is selected; go back and select some, or all that match")
         return cls(query=query, ids=ids)
 
-    async def options(self, visit: Visit) -> dict[str, Any]:
+    async def options(self, request: PageRequest) -> dict[str, Any]:
         """Arguments of `preview_bulk` and `start_bulk`."""
         if self.ids:
             return {"run_ids": self.ids}
-        store = await session_of(visit.engine).connect()
+        store = await session_of(request.engine).connect()
         filters = self.query.filters(moment_of(await store.now()))
         return {"where": {name: value for name, value in filters.items() if name != "order"}}
 
@@ -675,34 +677,34 @@ class Chosen(Struct, frozen=True, kw_only=True):
         return f"that fit {self.query}" if self.query.terms else "of this database, whatever their state"
 
 
-async def choose_bulk(visit: Visit, form: Form) -> Response:
+async def choose_bulk(request: PageRequest, form: Form) -> Response:
     """The page that says what will happen to runs that were selected, or the comparison of two of them."""
     action = form.get("action", "")
     chosen = Chosen.read(form)
     if action == "compare":
         if len(chosen.ids) != 2:
             raise UsageError(f"{count(len(chosen.ids), 'run')} selected; two can be compared")
-        return visit.redirect(visit.url("runs", chosen.ids[0], "diff", chosen.ids[1]))
+        return request.redirect(request.url("runs", chosen.ids[0], "diff", chosen.ids[1]))
     if action not in BULK:
         raise UsageError("there is no such action")
-    return await confirm_bulk(visit, action, chosen)
+    return await confirm_bulk(request, action, chosen)
 
 
-async def confirm_bulk(visit: Visit, action: str, chosen: Chosen, problem: str = "") -> Response:
+async def confirm_bulk(request: PageRequest, action: str, chosen: Chosen, problem: str = "") -> Response:
     """The page that says what will happen to many runs."""
-    found = await visit.engine.runs.preview_bulk(**await chosen.options(visit))
+    found = await request.engine.runs.preview_bulk(**await chosen.options(request))
     number = found.count.count
     runs = f"{found.count} run{'s' * (str(found.count) != '1')}"
     choice = {"run": "\n".join(chosen.ids)} if chosen.ids else {"all": "yes", "q": str(chosen.query)}
     fields = [Field(name=name, kind="hidden", value=value) for name, value in choice.items()]
     # The same form sent twice is one action.
-    job = f"bulk-{session_of(visit.engine).system.entropy(8).hex()}"
+    job = f"bulk-{session_of(request.engine).system.entropy(8).hex()}"
     fields += [Field(name="id", kind="hidden", value=job), REASON]
     if number > MANY:
         fields.append(Field(name="number", label=f"Type {number} to confirm", required=True))
     more = [f"and {number - 10:,} more"] if number > 10 else []
     later = "" if chosen.ids else " Runs that are created later are left out."
-    return visit.render(
+    return request.render(
         "confirm.html",
         status=422 if problem else 200,
         page="runs",
@@ -713,23 +715,23 @@ async def confirm_bulk(visit: Visit, action: str, chosen: Chosen, problem: str =
         button=f"{action.capitalize()} {runs}",
         danger=action in ("cancel", "terminate"),
         problem=problem,
-        action=visit.url("bulk", action),
-        back=visit.runs_url(str(chosen.query)),
+        action=request.url("bulk", action),
+        back=request.runs_url(str(chosen.query)),
     )
 
 
-async def perform_bulk(visit: Visit, action: str, form: Form) -> Response:
+async def perform_bulk(request: PageRequest, action: str, form: Form) -> Response:
     """Start an action on many runs; it is a run itself, to which this leads."""
     chosen = Chosen.read(form)
-    options = await chosen.options(visit)
-    number = (await visit.engine.runs.preview_bulk(**options)).count.count
+    options = await chosen.options(request)
+    number = (await request.engine.runs.preview_bulk(**options)).count.count
     if number > MANY and form.get("number", "").strip().replace(",", "") != str(number):
-        return await confirm_bulk(visit, action, chosen, problem=f"type {number}, the number of runs, to confirm")
+        return await confirm_bulk(request, action, chosen, problem=f"type {number}, the number of runs, to confirm")
     try:
-        job = await visit.engine.runs.start_bulk(
+        job = await request.engine.runs.start_bulk(
             action, id=form.get("id") or None, reason=form.get("reason", ""), **options
         )
     except PerdureError as error:
-        return await confirm_bulk(visit, action, chosen, problem=str(error))
-    await visit.start_bulk_worker()
-    return visit.redirect(visit.url("runs", job))
+        return await confirm_bulk(request, action, chosen, problem=str(error))
+    await request.start_bulk_worker()
+    return request.redirect(request.url("runs", job))

@@ -12,8 +12,8 @@ from perdure.core.time.cron import zone_of
 from perdure.core.time.duration import moment_of
 from perdure.core.time.schedule import BackfillPreview
 from perdure.dashboard.actions import MANY
+from perdure.dashboard.page_request import PageRequest
 from perdure.dashboard.texts import count
-from perdure.dashboard.visit import Visit
 from perdure.errors import PerdureError, UsageError
 
 
@@ -25,28 +25,28 @@ def _moment(text: str, name: str) -> datetime.datetime:
         raise UsageError(f"{name} is a time such as 2026-11-01T00:00, not {text[:40]!r}") from None
 
 
-async def _end(visit: Visit, text: str) -> datetime.datetime:
+async def _end(request: PageRequest, text: str) -> datetime.datetime:
     if text.strip():
         return _moment(text, "to")
-    store = await session_of(visit.engine).connect()
+    store = await session_of(request.engine).connect()
     return moment_of(await store.now()).replace(microsecond=0)
 
 
-async def confirm_backfill(visit: Visit, schedule_id: str, problem: str = "") -> Response:
+async def confirm_backfill(request: PageRequest, schedule_id: str, problem: str = "") -> Response:
     """The page of a backfill; with a range in the URL, it says what would start."""
-    schedule = await visit.engine.schedules.get(schedule_id)
-    given = visit.request.query_params
+    schedule = await request.engine.schedules.get(schedule_id)
+    given = request.http.query_params
     start, end = given.get("start", ""), given.get("end", "")
     preview: BackfillPreview | None = None
     if start and not problem:
         try:
-            until = await _end(visit, end)
+            until = await _end(request, end)
             end = end.strip() or until.isoformat()
-            preview = await visit.engine.schedules.preview_backfill(schedule_id, _moment(start, "from"), until)
+            preview = await request.engine.schedules.preview_backfill(schedule_id, _moment(start, "from"), until)
         except PerdureError as error:
             problem = str(error)
     zone = zone_of(schedule.timing)
-    return visit.render(
+    return request.render(
         "backfill.html",
         status=422 if problem else 200,
         page="schedules",
@@ -61,8 +61,8 @@ async def confirm_backfill(visit: Visit, schedule_id: str, problem: str = "") ->
         times=[f"{one.astimezone(zone):%a %Y-%m-%d %H:%M:%S %Z}" for one in preview.first] if preview else [],
         more=f"{preview.missing - len(preview.first):,}" if preview and preview.missing > len(preview.first) else "",
         number_needed=preview is not None and preview.missing > MANY,
-        action=visit.url("schedules", schedule_id, "backfill"),
-        back=visit.url("schedules"),
+        action=request.url("schedules", schedule_id, "backfill"),
+        back=request.url("schedules"),
     )
 
 
@@ -79,14 +79,14 @@ def _sentence(preview: BackfillPreview | None) -> str:
     return f"{count(preview.fire_times, 'fire time')} in this range, {preview.missing:,} without a run."
 
 
-async def perform_backfill(visit: Visit, schedule_id: str, form: Mapping[str, str]) -> Response:
+async def perform_backfill(request: PageRequest, schedule_id: str, form: Mapping[str, str]) -> Response:
     """Start the runs, and lead to them."""
     try:
-        start, end = _moment(form.get("start", ""), "from"), await _end(visit, form.get("end", ""))
-        found = await visit.engine.schedules.preview_backfill(schedule_id, start, end)
+        start, end = _moment(form.get("start", ""), "from"), await _end(request, form.get("end", ""))
+        found = await request.engine.schedules.preview_backfill(schedule_id, start, end)
         if found.missing > MANY and form.get("number", "").strip().replace(",", "") != str(found.missing):
             raise UsageError(f"type {found.missing}, the number of runs, to confirm")
-        await visit.engine.schedules.backfill(schedule_id, start, end)
+        await request.engine.schedules.backfill(schedule_id, start, end)
     except PerdureError as error:
-        return await confirm_backfill(visit, schedule_id, problem=str(error))
-    return visit.redirect(visit.runs_url(f"schedule:{schedule_id}"))
+        return await confirm_backfill(request, schedule_id, problem=str(error))
+    return request.redirect(request.runs_url(f"schedule:{schedule_id}"))

@@ -9,37 +9,40 @@ from starlette.responses import Response
 
 from perdure.client.session import session_of
 from perdure.core.model.documents import StoredDeployReport, TypeFindings
+from perdure.dashboard.page_request import PageRequest
 from perdure.dashboard.texts import age, count
-from perdure.dashboard.visit import Visit
 from perdure.errors import PerdureError
 
 #: Runs that a check from the page replays.
 CHECKED = 1000
 
 
-async def deploy(visit: Visit) -> Response:
+async def deploy(request: PageRequest) -> Response:
     """The latest report, or the one in the URL, and a list of the others."""
-    store = await session_of(visit.engine).connect()
+    store = await session_of(request.engine).connect()
     now = await store.now()
-    reports = await visit.engine.audit.deploy_checks(limit=20)
-    chosen = visit.request.query_params.get("report", "")
+    reports = await request.engine.audit.deploy_checks(limit=20)
+    chosen = request.http.query_params.get("report", "")
     report = next((one for one in reports if one.id == chosen), reports[0] if reports else None)
-    return visit.render(
+    return request.render(
         "deploy.html",
         page="deploy",
         title="Deploy",
         sentence=_sentence(report, now),
         report=report,
-        types=[_shown(visit, one) for one in report.types] if report is not None else [],
+        types=[_shown(request, one) for one in report.types] if report is not None else [],
         reports=reports,
-        can_check=visit.operates and bool(visit.engine.workflows),
+        can_check=request.operates and bool(request.engine.workflows),
         now=now,
     )
 
 
-def _shown(visit: Visit, one: TypeFindings) -> TypeFindings:
+def _shown(request: PageRequest, one: TypeFindings) -> TypeFindings:
     return replace(
-        one, expected=visit.shown.text(one.expected), found=visit.shown.text(one.found), fix=visit.shown.text(one.fix)
+        one,
+        expected=request.shown.text(one.expected),
+        found=request.shown.text(one.found),
+        fix=request.shown.text(one.fix),
     )
 
 
@@ -58,29 +61,29 @@ def _sentence(report: StoredDeployReport | None, now: int) -> str:
     return f"{count(report.diverged, 'run')} of {report.checked:,} would diverge with {build}: {some}. Fix it first."
 
 
-async def confirm_check(visit: Visit, problem: str = "") -> Response:
+async def confirm_check(request: PageRequest, problem: str = "") -> Response:
     """The page that says what a check does."""
-    return visit.render(
+    return request.render(
         "confirm.html",
         status=422 if problem else 200,
         page="deploy",
         title="Check the code of this server",
         sentence=f"Up to {CHECKED:,} unfinished runs, newest first, are replayed against the workflows of this server. "
         "Runs stay as they are; a summary is stored.",
-        facts=[*sorted(visit.engine.workflows)[:20]],
+        facts=[*sorted(request.engine.workflows)[:20]],
         fields=[],
         button="Check now",
         danger=False,
         problem=problem,
-        action=visit.url("deploy", "check"),
-        back=visit.url("deploy"),
+        action=request.url("deploy", "check"),
+        back=request.url("deploy"),
     )
 
 
-async def perform_check(visit: Visit, form: Mapping[str, str]) -> Response:
+async def perform_check(request: PageRequest, form: Mapping[str, str]) -> Response:
     """Check, and lead to the report."""
     try:
-        await visit.engine.check(limit=CHECKED)
+        await request.engine.check(limit=CHECKED)
     except PerdureError as error:
-        return await confirm_check(visit, problem=str(error))
-    return visit.redirect(visit.url("deploy"))
+        return await confirm_check(request, problem=str(error))
+    return request.redirect(request.url("deploy"))

@@ -11,10 +11,10 @@ from perdure.core.model.record import Record
 from perdure.core.model.reports import ChildLink
 from perdure.core.model.run import Run
 from perdure.dashboard.diff import DiffLine, DiffRow, RunDiff, Verdict, compare, line_diff
+from perdure.dashboard.page_request import PageRequest
 from perdure.dashboard.run_page import bar_text
 from perdure.dashboard.texts import count, pretty
 from perdure.dashboard.timeline import Row, RunFacts
-from perdure.dashboard.visit import Visit
 
 _CHILDREN = 200
 #: Rows whose values are compared line by line.
@@ -28,25 +28,25 @@ class ValueDiff(Struct, frozen=True, kw_only=True):
     lines: list[DiffLine]
 
 
-async def choose_diff(visit: Visit, run_id: str) -> Response:
+async def choose_diff(request: PageRequest, run_id: str) -> Response:
     """Lead from the form to the page that compares two runs. Raises `RunNotFound`."""
-    other = visit.request.query_params.get("with", "").strip()
+    other = request.http.query_params.get("with", "").strip()
     if not other:
-        return visit.redirect(f"{visit.url('runs', run_id)}?tab=family#tabs")
-    await visit.engine.get(other)
-    return visit.redirect(visit.url("runs", run_id, "diff", other))
+        return request.redirect(f"{request.url('runs', run_id)}?tab=family#tabs")
+    await request.engine.get(other)
+    return request.redirect(request.url("runs", run_id, "diff", other))
 
 
-async def show_diff(visit: Visit, first_id: str, second_id: str) -> Response:
+async def show_diff(request: PageRequest, first_id: str, second_id: str) -> Response:
     """The page that compares two runs."""
-    first, second = await _facts(visit, first_id), await _facts(visit, second_id)
-    parameters = visit.request.query_params
+    first, second = await _facts(request, first_id), await _facts(request, second_id)
+    parameters = request.http.query_params
     only_different = parameters.get("show") != "all"
     start = int(parameters["row"]) if parameters.get("row", "").isdecimal() and len(parameters["row"]) < 9 else 0
     diff = compare(first, second, only_different=only_different, start=start)
     changed = [row for row in diff.rows if row.verdict is Verdict.CHANGED][:_COMPARED]
-    values = [_values(visit, row) for row in changed]
-    return visit.render(
+    values = [_values(request, row) for row in changed]
+    return request.render(
         "diff.html",
         page="runs",
         title=f"{first_id} and {second_id}",
@@ -54,15 +54,15 @@ async def show_diff(visit: Visit, first_id: str, second_id: str) -> Response:
         first=first.run,
         second=second.run,
         diff=diff,
-        input=_compared(visit, "input", first.run.input, second.run.input),
-        output=_compared(visit, "output", first.run.output, second.run.output),
+        input=_compared(request, "input", first.run.input, second.run.input),
+        output=_compared(request, "output", first.run.output, second.run.output),
         values={row.location: one for row, one in zip(changed, values, strict=True)},
         bar_text=bar_text,
         row_of=_row_of,
         only_different=only_different,
-        here=visit.url("runs", first_id, "diff", second_id),
+        here=request.url("runs", first_id, "diff", second_id),
         start=start,
-        swapped=visit.url("runs", second_id, "diff", first_id),
+        swapped=request.url("runs", second_id, "diff", first_id),
     )
 
 
@@ -74,12 +74,12 @@ def _row_of(row: DiffRow) -> Row:
     )
 
 
-async def _facts(visit: Visit, run_id: str) -> RunFacts:
-    handle = await visit.engine.get(run_id)
-    store = await session_of(visit.engine).connect()
+async def _facts(request: PageRequest, run_id: str) -> RunFacts:
+    handle = await request.engine.get(run_id)
+    store = await session_of(request.engine).connect()
     run, records = await handle.info(), await handle.history()
     report = await read_report(store, run, records, ())
-    page = await visit.engine.runs.list(parent=run_id, limit=_CHILDREN)
+    page = await request.engine.runs.list(parent=run_id, limit=_CHILDREN)
     children = [
         ChildLink(id=one.id, parent_location=one.parent_location, created_at=one.created_at) for one in page.runs
     ]
@@ -98,22 +98,22 @@ def _sentence(first: Run, second: Run, diff: RunDiff) -> str:
     return f"{places} {verb}; the first is {diff.first_difference}."
 
 
-def _values(visit: Visit, row: DiffRow) -> list[DiffLine]:
-    return line_diff(_text(visit, row.first), _text(visit, row.second))
+def _values(request: PageRequest, row: DiffRow) -> list[DiffLine]:
+    return line_diff(_text(request, row.first), _text(request, row.second))
 
 
-def _text(visit: Visit, record: Record | None) -> str:
+def _text(request: PageRequest, record: Record | None) -> str:
     if record is None:
         return "nothing yet"
     if record.failed:
-        error = visit.shown.failure(record.payload)
+        error = request.shown.failure(record.payload)
         return "failed" if error is None else f"{error.type}: {error.message}"
-    return pretty(visit.shown.payload(record.payload))
+    return pretty(request.shown.payload(record.payload))
 
 
-def _compared(visit: Visit, title: str, first: str | None, second: str | None) -> ValueDiff | None:
+def _compared(request: PageRequest, title: str, first: str | None, second: str | None) -> ValueDiff | None:
     """Two payloads of the runs, if they differ."""
     if first == second:
         return None
-    texts = [pretty(visit.shown.payload(one)) if one is not None else "none" for one in (first, second)]
+    texts = [pretty(request.shown.payload(one)) if one is not None else "none" for one in (first, second)]
     return ValueDiff(title=title, lines=line_diff(texts[0], texts[1]))

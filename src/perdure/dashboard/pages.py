@@ -35,9 +35,9 @@ from perdure.dashboard.figures import (
     percentile,
     root_cause,
 )
+from perdure.dashboard.page_request import PageRequest, shown_attributes
 from perdure.dashboard.query import TERMS, Query, Term
 from perdure.dashboard.texts import age, count
-from perdure.dashboard.visit import Visit, shown_attributes
 from perdure.errors import InvalidSchedule, PerdureError, UsageError
 from perdure.http.redaction import FailureView
 from perdure.store.contract import Store
@@ -71,7 +71,7 @@ class RunLine(Struct, frozen=True, kw_only=True):
         return self.run.id
 
 
-def run_line(visit: Visit, run: Run, now: int) -> RunLine:
+def run_line(request: PageRequest, run: Run, now: int) -> RunLine:
     """Make the row of a run."""
     until = f", {age(run.wake_at, now)}" if run.status is Status.WAITING and age(run.wake_at, now) else ""
     notes = {
@@ -85,8 +85,8 @@ def run_line(visit: Visit, run: Run, now: int) -> RunLine:
         run=run,
         spent=length(spent - run.started_at) if spent and run.started_at else "",
         note=notes.get(run.status, ""),
-        error=None if error is None else visit.shown.error(root_cause(Failure.read(error))),
-        attributes=shown_attributes(visit, run),
+        error=None if error is None else request.shown.error(root_cause(Failure.read(error))),
+        attributes=shown_attributes(request, run),
     )
 
 
@@ -122,14 +122,14 @@ class WorkerLine(Struct, frozen=True, kw_only=True):
         return self.info.id[-8:]
 
 
-def worker_line(visit: Visit, info: WorkerInfo, now: int) -> WorkerLine:
+def worker_line(request: PageRequest, info: WorkerInfo, now: int) -> WorkerLine:
     """Make the row of a worker."""
     left = info.taken_over_in
     state = info.status.value
     note = ""
     if info.is_draining and info.drain is not None:
         state = "draining"
-        reason = visit.shown.text(info.drain.reason)
+        reason = request.shown.text(info.drain.reason)
         note = f"ordered by {info.drain.actor} {age(info.drain.at, now)}{f': {reason}' if reason else ''}"
     if info.status is WorkerStatus.ALIVE and info.is_late(info.read_at or now):
         state = "late"
@@ -141,7 +141,7 @@ def worker_line(visit: Visit, info: WorkerInfo, now: int) -> WorkerLine:
         busy=busy,
         share=min(100, 100 * busy // max(1, info.slots)),
         note=note,
-        problem=visit.shown.text(info.problem),
+        problem=request.shown.text(info.problem),
     )
 
 
@@ -162,13 +162,13 @@ class QueueLine(Struct, frozen=True, kw_only=True):
 
 
 async def _queues(
-    visit: Visit, workers: Sequence[WorkerInfo], pauses: Sequence[Pause], now: int, others: Iterable[str] = ()
+    request: PageRequest, workers: Sequence[WorkerInfo], pauses: Sequence[Pause], now: int, others: Iterable[str] = ()
 ) -> list[QueueLine]:
     alive = [one for one in workers if one.status is WorkerStatus.ALIVE]
     names = {DEFAULT_QUEUE, *others, *(queue for one in alive for queue in one.queues)}
     names |= {pause.name for pause in pauses if pause.kind is PauseKind.QUEUE}
     paused = {pause.name: pause for pause in pauses if pause.kind is PauseKind.QUEUE}
-    store = await session_of(visit.engine).connect()
+    store = await session_of(request.engine).connect()
     lines: list[QueueLine] = []
     for name in sorted(names)[:100]:
         backlog = await store.backlog(name, _MOST_READY)
@@ -181,25 +181,25 @@ async def _queues(
                 since=oldest,
                 workers=sum(1 for one in alive if name in one.queues),
                 paused=name in paused,
-                reason=visit.shown.text(paused[name].reason) if name in paused else "",
+                reason=request.shown.text(paused[name].reason) if name in paused else "",
             )
         )
     return lines
 
 
-async def overview(visit: Visit) -> Response:
+async def overview(request: PageRequest) -> Response:
     """The overview: figures, and first what needs a person."""
-    engine = visit.engine
+    engine = request.engine
     store = await session_of(engine).connect()
     now = await store.now()
     workers = await engine.workers.list()
     recent = await _recent(store, now, HOUR)
     latest = await engine.runs.list(limit=10)
     pauses = await engine.queues.paused()
-    needs = await _needs(visit, workers, now)
-    lines = await _queues(visit, workers, pauses, now)
-    chosen = visit.request.query_params.get("range", "")
-    return visit.render(
+    needs = await _needs(request, workers, now)
+    lines = await _queues(request, workers, pauses, now)
+    chosen = request.http.query_params.get("range", "")
+    return request.render(
         "overview.html",
         page="",
         title="Overview",
@@ -212,8 +212,8 @@ async def overview(visit: Visit) -> Response:
         else "",
         needs=needs,
         queues=lines,
-        workers=[worker_line(visit, one, now) for one in workers if one.status is WorkerStatus.ALIVE][:20],
-        latest=[run_line(visit, run, now) for run in latest.runs],
+        workers=[worker_line(request, one, now) for one in workers if one.status is WorkerStatus.ALIVE][:20],
+        latest=[run_line(request, run, now) for run in latest.runs],
         now=now,
     )
 
@@ -229,10 +229,10 @@ def _moment(time: int) -> datetime.datetime:
     return _EPOCH + datetime.timedelta(microseconds=time)
 
 
-async def _needs(visit: Visit, workers: Sequence[WorkerInfo], now: int) -> list[Need]:
-    letters, more = await read_letters(visit)
-    found = [_need_of_group(visit, group, more=more) for group in group_letters(letters, visit.shown)[:10]]
-    blocked = await visit.engine.runs.list(status=Status.BLOCKED, limit=SAMPLE)
+async def _needs(request: PageRequest, workers: Sequence[WorkerInfo], now: int) -> list[Need]:
+    letters, more = await read_letters(request)
+    found = [_need_of_group(request, group, more=more) for group in group_letters(letters, request.shown)[:10]]
+    blocked = await request.engine.runs.list(status=Status.BLOCKED, limit=SAMPLE)
     for reason in (Reason.DIVERGED, Reason.BROKEN):
         runs = [run for run in blocked.runs if run.reason is reason]
         if runs:
@@ -242,24 +242,24 @@ async def _needs(visit: Visit, workers: Sequence[WorkerInfo], now: int) -> list[
                 Need(
                     state="blocked", title=f"{count(len(runs), 'run')} blocked: {reason.value}", text=text,
                     where=", ".join(types[:3]), number=f"{len(runs):,}", first=min(run.wake_at for run in runs),
-                    last=max(run.wake_at for run in runs), href=visit.runs_url("status:blocked"),
+                    last=max(run.wake_at for run in runs), href=request.runs_url("status:blocked"),
                 )
             )  # fmt: skip
-    found += await _unserved(visit)
-    for line in (worker_line(visit, one, now) for one in workers):
+    found += await _unserved(request)
+    for line in (worker_line(request, one, now) for one in workers):
         if line.state == "late" or (line.problem and line.info.status is WorkerStatus.ALIVE):
             title = f"worker {line.name} {'sends no heartbeat' if line.state == 'late' else 'has a problem'}"
             found.append(
                 Need(
                     state="blocked", title=title, text=line.problem or line.note, number="", first=0,
                     where=f"{line.info.host}:{line.info.pid}", last=line.info.heartbeat_at,
-                    href=f"{visit.url('workers')}#worker-{line.info.id}",
+                    href=f"{request.url('workers')}#worker-{line.info.id}",
                 )
             )  # fmt: skip
     return found
 
 
-def _need_of_group(visit: Visit, group: ErrorGroup, *, more: bool) -> Need:
+def _need_of_group(request: PageRequest, group: ErrorGroup, *, more: bool) -> Need:
     return Need(
         state="failed" if group.reason == "failed" else "blocked",
         title=group.type,
@@ -268,14 +268,14 @@ def _need_of_group(visit: Visit, group: ErrorGroup, *, more: bool) -> Need:
         number=f"{len(group.letters):,}{'+' * more}",
         first=group.first,
         last=group.last,
-        href=f"{visit.url('dead-letters')}#group-{group.key}",
+        href=f"{request.url('dead-letters')}#group-{group.key}",
     )
 
 
-async def _unserved(visit: Visit) -> list[Need]:
+async def _unserved(request: PageRequest) -> list[Need]:
     """Ready runs that no live worker takes, by type."""
-    ready = await visit.engine.runs.list(status=Status.PENDING, limit=100)
-    ids = await visit.engine.runs.unserved(ready.runs)
+    ready = await request.engine.runs.list(status=Status.PENDING, limit=100)
+    ids = await request.engine.runs.unserved(ready.runs)
     types: dict[str, list[Run]] = {}
     for run in ready.runs:
         if run.id in ids:
@@ -285,7 +285,7 @@ async def _unserved(visit: Visit) -> list[Need]:
             state="pending", title="no live worker serves it", text="start a worker whose engine has this type",
             where=type, number=f"{len(runs):,}{'+' * (ready.cursor is not None)}",
             first=min(run.created_at for run in runs), last=max(run.created_at for run in runs),
-            href=visit.runs_url(f"type:{type} status:pending"),
+            href=request.runs_url(f"type:{type} status:pending"),
         )
         for type, runs in sorted(types.items())
     ]  # fmt: skip
@@ -335,27 +335,27 @@ class Chip(Struct, frozen=True):
     href: str
 
 
-async def runs(visit: Visit) -> Response:
+async def runs(request: PageRequest) -> Response:
     """The runs that fit the query in the URL."""
-    parameters = visit.request.query_params
+    parameters = request.http.query_params
     query = Query.parse(parameters.get("q", ""))
-    if len(query.terms) == 1 and query.words and (found := await _exact(visit, query.words)) is not None:
-        return visit.redirect(visit.url("runs", found))
-    store = await session_of(visit.engine).connect()
+    if len(query.terms) == 1 and query.words and (found := await _exact(request, query.words)) is not None:
+        return request.redirect(request.url("runs", found))
+    store = await session_of(request.engine).connect()
     now = await store.now()
     page, problem = RunPage((), None), ""
     filters: dict[str, Any] = {}
     try:
         filters = query.filters(_moment(now))
-        page = await visit.engine.runs.list(limit=ROWS, cursor=parameters.get("cursor") or None, **filters)
+        page = await request.engine.runs.list(limit=ROWS, cursor=parameters.get("cursor") or None, **filters)
     except (PerdureError, OverflowError) as error:
         problem = str(error)
-    total = "" if problem else str(await visit.engine.runs.count(**_without_order(filters)))
-    lines = [run_line(visit, run, now) for run in page.runs]
-    visit.columns = _columns(parameters.get("columns"), lines)
+    total = "" if problem else str(await request.engine.runs.count(**_without_order(filters)))
+    lines = [run_line(request, run, now) for run in page.runs]
+    request.columns = _columns(parameters.get("columns"), lines)
     columns = parameters.get("columns", "")
-    facets = await _facets(visit, query, {} if problem else filters)
-    return visit.render(
+    facets = await _facets(request, query, {} if problem else filters)
+    return request.render(
         "runs.html",
         status=422 if problem else 200,
         page="runs",
@@ -365,12 +365,12 @@ async def runs(visit: Visit) -> Response:
         bulk=[*BULK],
         query=str(query),
         problem=problem,
-        chips=[Chip(str(term), visit.runs_url(str(query.without(term)))) for term in query.terms],
+        chips=[Chip(str(term), request.runs_url(str(query.without(term)))) for term in query.terms],
         facets=facets,
         words=_words(facets, lines),
         runs=lines,
-        next=visit.runs_url(str(query), cursor=page.cursor, columns=columns) if page.cursor else "",
-        previous=visit.runs_url(str(query), cursor=page.previous, columns=columns) if page.previous else "",
+        next=request.runs_url(str(query), cursor=page.cursor, columns=columns) if page.cursor else "",
+        previous=request.runs_url(str(query), cursor=page.previous, columns=columns) if page.previous else "",
         now=now,
     )
 
@@ -392,10 +392,10 @@ def _words(facets: Sequence[Facet], lines: Sequence[RunLine]) -> list[str]:
     return [*dict.fromkeys([*found, *(text for name, text in TERMS.items() if name not in named)])]
 
 
-async def _exact(visit: Visit, words: str) -> str | None:
+async def _exact(request: PageRequest, words: str) -> str | None:
     """The id of a run that is named exactly."""
     try:
-        return (await visit.engine.get(words)).id
+        return (await request.engine.get(words)).id
     except PerdureError:
         return None
 
@@ -413,10 +413,10 @@ def _without_order(filters: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in filters.items() if name != "order"}
 
 
-async def _facets(visit: Visit, query: Query, filters: dict[str, Any]) -> list[Facet]:
+async def _facets(request: PageRequest, query: Query, filters: dict[str, Any]) -> list[Facet]:
     """The filters by status, type and queue; each counts the runs that fit the rest of the query."""
-    types = {one.type for one in await visit.engine.queues.types()}
-    alive = [one for one in await visit.engine.workers.list() if one.status is WorkerStatus.ALIVE]
+    types = {one.type for one in await request.engine.queues.types()}
+    alive = [one for one in await request.engine.workers.list() if one.status is WorkerStatus.ALIVE]
     known = {
         "status": [status.value for status in Status],
         "type": sorted(types),
@@ -425,13 +425,13 @@ async def _facets(visit: Visit, query: Query, filters: dict[str, Any]) -> list[F
     facets: list[Facet] = []
     for name, values in known.items():
         rest = {key: value for key, value in _without_order(filters).items() if key != name}
-        groups = await visit.engine.runs.count_by(name, **rest)
+        groups = await request.engine.runs.count_by(name, **rest)
         counts = {str(group.value): str(group) for group in groups}
         others = [value for value in sorted(counts) if value not in values]
         choices = [
             Choice(
                 name=one,
-                href=visit.runs_url(str(query.toggled(name, one))),
+                href=request.runs_url(str(query.toggled(name, one))),
                 chosen=query.has(name, one),
                 number=counts.get(one, ""),
             )
@@ -459,9 +459,9 @@ class TypeLine(Struct, frozen=True, kw_only=True):
     workers: int
 
 
-async def workflows(visit: Visit) -> Response:
+async def workflows(request: PageRequest) -> Response:
     """The types of runs, with figures of the latest ones."""
-    engine = visit.engine
+    engine = request.engine
     types = {one.type: one for one in await engine.queues.types()}
     store = await session_of(engine).connect()
     recent = await store.run_times(0, NEVER, SAMPLE)
@@ -489,9 +489,9 @@ async def workflows(visit: Visit) -> Response:
     sentence = f"{count(len(lines), 'type')} of runs."
     if unserved:
         sentence += f" No live worker serves {', '.join(unserved[:3])}{' and more' * (len(unserved) > 3)}."
-    return visit.render(
+    return request.render(
         "workflows.html", page="workflows", title="Workflows", sentence=sentence, types=lines, sample=len(recent),
-        notice=visit.request.query_params.get("done", "")[:300],
+        notice=request.http.query_params.get("done", "")[:300],
     )  # fmt: skip
 
 
@@ -511,25 +511,25 @@ class ScheduleLine(Struct, frozen=True, kw_only=True):
     error: str
 
 
-async def schedules(visit: Visit) -> Response:
+async def schedules(request: PageRequest) -> Response:
     """The schedules, each with its next ten fire times."""
-    store = await session_of(visit.engine).connect()
+    store = await session_of(request.engine).connect()
     now = await store.now()
-    found = await visit.engine.schedules.list(limit=ROWS, after=visit.request.query_params.get("after", ""))
-    lines = [await _schedule_line(visit, one) for one in found]
+    found = await request.engine.schedules.list(limit=ROWS, after=request.http.query_params.get("after", ""))
+    lines = [await _schedule_line(request, one) for one in found]
     paused = sum(1 for one in found if one.paused)
     soon = min((one.next_fire_time for one in found if not one.paused), default=0)
     sentence = f"{count(len(found), 'schedule')}{f', {paused} paused' if paused else ''}."
     if age(soon, now):
         sentence += f" The next one fires {age(soon, now)}."
-    more = f"{visit.url('schedules')}?{urlencode({'after': found[-1].id})}" if len(found) == ROWS else ""
-    return visit.render(
+    more = f"{request.url('schedules')}?{urlencode({'after': found[-1].id})}" if len(found) == ROWS else ""
+    return request.render(
         "schedules.html", page="schedules", title="Schedules", sentence=sentence, schedules=lines, next=more, now=now,
-        notice=visit.request.query_params.get("done", "")[:300],
+        notice=request.http.query_params.get("done", "")[:300],
     )  # fmt: skip
 
 
-async def _schedule_line(visit: Visit, one: Schedule) -> ScheduleLine:
+async def _schedule_line(request: PageRequest, one: Schedule) -> ScheduleLine:
     zone, timing, error = "UTC", one.spec, one.error
     upcoming: list[datetime.datetime] = []
     try:
@@ -540,7 +540,7 @@ async def _schedule_line(visit: Visit, one: Schedule) -> ScheduleLine:
                 timing = f"every {length(microseconds(interval))}"
             case At(moment):
                 timing = f"once, at {moment.isoformat()}"
-        upcoming = await visit.engine.schedules.next(one.id, 10)
+        upcoming = await request.engine.schedules.next(one.id, 10)
     except (InvalidSchedule, UsageError) as problem:
         error = error or str(problem)
     return ScheduleLine(
@@ -549,9 +549,9 @@ async def _schedule_line(visit: Visit, one: Schedule) -> ScheduleLine:
         zone=zone,
         next=tuple(((time - _EPOCH) // datetime.timedelta(microseconds=1), f"{time:%a %Y-%m-%d %H:%M:%S %Z}")
                    for time in upcoming),
-        fires=tuple(reversed(await visit.engine.schedules.fires(one.id, FIRES))),
-        reason=visit.shown.text(one.reason),
-        error=visit.shown.text(error),
+        fires=tuple(reversed(await request.engine.schedules.fires(one.id, FIRES))),
+        reason=request.shown.text(one.reason),
+        error=request.shown.text(error),
     )  # fmt: skip
 
 
@@ -587,33 +587,33 @@ def watermark_text(mark: Watermark) -> str:
     return f"{verb} starts from {mark.high:,} on, until fewer than {mark.floor:,}"
 
 
-def watermark_forms(visit: Visit, kind: str, name: str, mark: Watermark | None) -> list[OrderForm]:
+def watermark_forms(request: PageRequest, kind: str, name: str, mark: Watermark | None) -> list[OrderForm]:
     """Forms that set and remove the watermark of a queue or a type."""
-    if not visit.operates:
+    if not request.operates:
         return []
     given = {} if mark is None else {"high": str(mark.high), "low": str(mark.floor), "when_full": mark.when_full}
-    forms = [order_form(visit, kind, name, "set-watermark", **given)]
-    return forms if mark is None else [*forms, order_form(visit, kind, name, "remove-watermark")]
+    forms = [order_form(request, kind, name, "set-watermark", **given)]
+    return forms if mark is None else [*forms, order_form(request, kind, name, "remove-watermark")]
 
 
-def _queue_with_forms(visit: Visit, line: QueueLine, mark: Watermark | None) -> QueueLine:
-    forms = [order_form(visit, "queue", line.name, "resume" if line.paused else "pause")] if visit.operates else []
+def _queue_with_forms(request: PageRequest, line: QueueLine, mark: Watermark | None) -> QueueLine:
+    forms = [order_form(request, "queue", line.name, "resume" if line.paused else "pause")] if request.operates else []
     return replace(
         line,
         watermark="" if mark is None else watermark_text(mark),
-        forms=(*forms, *watermark_forms(visit, "queue", line.name, mark)),
+        forms=(*forms, *watermark_forms(request, "queue", line.name, mark)),
     )
 
 
-def _limit_line(visit: Visit, info: LimitInfo, permits: Sequence[PermitInfo]) -> LimitLine:
+def _limit_line(request: PageRequest, info: LimitInfo, permits: Sequence[PermitInfo]) -> LimitLine:
     forms: list[OrderForm] = []
-    if visit.operates:
+    if request.operates:
         bounds = info.bounds
         given = {"concurrency": str(bounds.concurrency or ""), "rate": rate_text(bounds)}
         given["burst"] = str(bounds.burst) if bounds.pace else ""
-        forms.append(order_form(visit, "limit", info.name, "set", **given))
+        forms.append(order_form(request, "limit", info.name, "set", **given))
         if info.override is not None:
-            forms.append(order_form(visit, "limit", info.name, "clear"))
+            forms.append(order_form(request, "limit", info.name, "clear"))
     mine = tuple(permit for permit in permits if permit.limit == info.name)
     return LimitLine(info=info, permits=mine, forms=tuple(forms))
 
@@ -627,40 +627,42 @@ def rate_text(bounds: LimitBounds) -> str:
     return f"{1_000_000 / bounds.pace:.6f}/s" if bounds.pace else ""
 
 
-def _breaker_line(visit: Visit, info: BreakerInfo) -> BreakerLine:
+def _breaker_line(request: PageRequest, info: BreakerInfo) -> BreakerLine:
     verbs = ("close", "reset") if info.circuit is Circuit.OPEN else ("open", "close", "reset")
-    forms = [order_form(visit, "breaker", info.name, verb) for verb in verbs] if visit.operates else []
+    forms = [order_form(request, "breaker", info.name, verb) for verb in verbs] if request.operates else []
     return BreakerLine(info=info, forms=tuple(forms))
 
 
-async def queues(visit: Visit) -> Response:
+async def queues(request: PageRequest) -> Response:
     """The queues, limits, breakers and locks."""
-    engine = visit.engine
+    engine = request.engine
     store = await session_of(engine).connect()
     now = await store.now()
     marks = {(one.kind, one.name): one for one in await engine.watermarks.list()}
     marked = [name for kind, name in marks if kind == "queue"]
-    lines = await _queues(visit, await engine.workers.list(), await engine.queues.paused(), now, marked)
+    lines = await _queues(request, await engine.workers.list(), await engine.queues.paused(), now, marked)
     limits = await engine.limits.list(limit=200)
     breakers = await engine.breakers.list(limit=200)
     used = [one.name for one in limits if one.held]
     permits = await store.permits(used, _PERMITS) if used else []
-    return visit.render(
+    return request.render(
         "queues.html",
         page="queues",
         title="Queues",
         sentence=_queues_sentence(lines, limits),
-        queues=[_queue_with_forms(visit, line, marks.get(("queue", line.name))) for line in lines],
+        queues=[_queue_with_forms(request, line, marks.get(("queue", line.name))) for line in lines],
         watermarks=[
-            WatermarkLine(name=name, text=watermark_text(mark), forms=tuple(watermark_forms(visit, "type", name, mark)))
+            WatermarkLine(
+                name=name, text=watermark_text(mark), forms=tuple(watermark_forms(request, "type", name, mark))
+            )
             for (kind, name), mark in sorted(marks.items())
             if kind == "type"
         ],
-        limits=[_limit_line(visit, one, permits) for one in limits],
-        breakers=[_breaker_line(visit, one) for one in breakers],
+        limits=[_limit_line(request, one, permits) for one in limits],
+        breakers=[_breaker_line(request, one) for one in breakers],
         locks=await engine.locks.list(limit=200),
         now=now,
-        notice=visit.request.query_params.get("done", "")[:300],
+        notice=request.http.query_params.get("done", "")[:300],
     )
 
 
@@ -680,12 +682,12 @@ def _queues_sentence(lines: Sequence[QueueLine], limits: Sequence[LimitInfo]) ->
 # dead letters
 
 
-async def read_letters(visit: Visit) -> tuple[list[DeadLetter], bool]:
+async def read_letters(request: PageRequest) -> tuple[list[DeadLetter], bool]:
     """The latest dead letters, and whether there are more."""
     found: list[DeadLetter] = []
     cursor: str | None = None
     while len(found) < LETTERS:
-        page = await visit.engine.dead_letters.list(limit=200, cursor=cursor)
+        page = await request.engine.dead_letters.list(limit=200, cursor=cursor)
         found += page.letters
         cursor = page.cursor
         if cursor is None:
@@ -693,31 +695,31 @@ async def read_letters(visit: Visit) -> tuple[list[DeadLetter], bool]:
     return found, cursor is not None
 
 
-async def dead_letters(visit: Visit) -> Response:
+async def dead_letters(request: PageRequest) -> Response:
     """The dead letters, grouped by error."""
-    store = await session_of(visit.engine).connect()
-    letters, more = await read_letters(visit)
-    groups = group_letters(letters, visit.shown)
+    store = await session_of(request.engine).connect()
+    letters, more = await read_letters(request)
+    groups = group_letters(letters, request.shown)
     sentence = "No run is dead." if not letters else (
         f"{'The latest ' * more}{count(len(letters), 'dead run')} in {count(len(groups), 'group')} of like errors; "
         f"the largest is {groups[0].type}{f' at {groups[0].location}' if groups[0].location else ''} with "
         f"{len(groups[0].letters):,}."
     )  # fmt: skip
-    return visit.render(
+    return request.render(
         "dead_letters.html",
         page="dead-letters",
         title="Dead letters",
         sentence=sentence,
         groups=groups,
         now=await store.now(),
-        notice=visit.request.query_params.get("done", "")[:300],
+        notice=request.http.query_params.get("done", "")[:300],
     )
 
 
-async def find_group(visit: Visit, key: str) -> ErrorGroup | None:
+async def find_group(request: PageRequest, key: str) -> ErrorGroup | None:
     """The group of dead letters with that key."""
-    letters, _ = await read_letters(visit)
-    return next((group for group in group_letters(letters, visit.shown) if group.key == key), None)
+    letters, _ = await read_letters(request)
+    return next((group for group in group_letters(letters, request.shown) if group.key == key), None)
 
 
 # workers
@@ -732,11 +734,11 @@ def _builds(lines: Sequence[WorkerLine]) -> str:
     return f" ({named}{' and others' * (len(builds) > 3)})"
 
 
-async def workers(visit: Visit) -> Response:
+async def workers(request: PageRequest) -> Response:
     """The workers, with their running steps."""
-    store = await session_of(visit.engine).connect()
+    store = await session_of(request.engine).connect()
     now = await store.now()
-    found = [worker_line(visit, one, now) for one in await visit.engine.workers.list()]
+    found = [worker_line(request, one, now) for one in await request.engine.workers.list()]
     order = {"late": 0, "draining": 1, "alive": 2, "dead": 3, "stopped": 4}
     found.sort(key=lambda line: (order[line.state], -line.info.started_at))
     alive = sum(1 for line in found if line.state == "alive")
@@ -746,7 +748,7 @@ async def workers(visit: Visit) -> Response:
     sentence += f", {draining} draining" if draining else ""
     sentence += _builds(found)
     sentence += f", {late} {'is' if late == 1 else 'are'} late with the heartbeat." if late else "."
-    return visit.render(
+    return request.render(
         "workers.html", page="workers", title="Workers", sentence=sentence, workers=found[:200], now=now,
-        notice=visit.request.query_params.get("done", "")[:300],
+        notice=request.http.query_params.get("done", "")[:300],
     )  # fmt: skip

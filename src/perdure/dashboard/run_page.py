@@ -23,10 +23,10 @@ from perdure.core.model.run import Run, Status
 from perdure.core.model.set_aside_messages import SetAsideMessage, set_aside_of
 from perdure.core.time.duration import NEVER, length
 from perdure.dashboard.actions import run_actions
+from perdure.dashboard.page_request import HEADERS, PageRequest, glyph, shown_attributes
 from perdure.dashboard.sources import read_source
 from perdure.dashboard.texts import age, count
 from perdure.dashboard.timeline import Bar, BarKind, BarState, DrawnTimeline, Row, RunFacts, View, as_of, draw
-from perdure.dashboard.visit import HEADERS, Visit, glyph, shown_attributes
 from perdure.http.redaction import FailureView
 from perdure.store.contract import Store
 
@@ -62,12 +62,12 @@ TABS = (
 class RunLinks:
     """Addresses of the views of one run: the part of the page that is open is in the URL."""
 
-    def __init__(self, visit: Visit, run_id: str, drawn: DrawnTimeline) -> None:
-        self._visit = visit
-        self._base = visit.url("runs", run_id)
+    def __init__(self, request: PageRequest, run_id: str, drawn: DrawnTimeline) -> None:
+        self._request = request
+        self._base = request.url("runs", run_id)
         self._given = [
             (name, value)
-            for name, value in visit.request.query_params.multi_items()
+            for name, value in request.http.query_params.multi_items()
             if name in ("tab", "step", "at", "open", "scale", "from", "to", "row", "page", "build", "stream", "before")
         ]
         self._drawn = drawn
@@ -118,7 +118,7 @@ class RunLinks:
     @property
     def scale(self) -> str:
         """The other scale."""
-        return self._with(scale=None if self._visit.request.query_params.get("scale") == "true" else "true")
+        return self._with(scale=None if self._request.http.query_params.get("scale") == "true" else "true")
 
     def toggle(self, row: Row) -> str:
         """Open or close a scope or a group."""
@@ -201,16 +201,16 @@ class FamilyNode(Struct, frozen=True):
     more: bool = False
 
 
-def _number(visit: Visit, name: str) -> int | None:
-    text = visit.request.query_params.get(name, "")
+def _number(request: PageRequest, name: str) -> int | None:
+    text = request.http.query_params.get(name, "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 18 else None
 
 
-async def show_run(visit: Visit, run_id: str) -> Response:
+async def show_run(request: PageRequest, run_id: str) -> Response:
     """The page of a run."""
-    session = session_of(visit.engine)
+    session = session_of(request.engine)
     store = await session.connect()
-    chosen = visit.request.query_params.get("tab", "steps")
+    chosen = request.http.query_params.get("tab", "steps")
     tab = chosen if chosen in dict(TABS) else "steps"
     # Long results are read for the records that are shown.
     kinds = (*_OUTPUTS, OutputKind.STATE) if tab == "state" else _OUTPUTS
@@ -225,29 +225,29 @@ async def show_run(visit: Visit, run_id: str) -> Response:
         running=work.running, children=snapshot.children, now=now,
     )  # fmt: skip
     run = present.run
-    at = _number(visit, "at")
+    at = _number(request, "at")
     facts = present if at is None else as_of(present, at)
     in_past = facts is not present
-    drawn = draw(facts, _view(visit))
-    links = RunLinks(visit, run_id, drawn)
-    step = visit.request.query_params.get("step", "")
-    values = await _TAB_VALUES[tab](visit, snapshot, facts, links)
+    drawn = draw(facts, _view(request))
+    links = RunLinks(request, run_id, drawn)
+    step = request.http.query_params.get("step", "")
+    values = await _TAB_VALUES[tab](request, snapshot, facts, links)
     last = facts.records[-1] if facts.records else None
-    return visit.render(
+    return request.render(
         "run.html",
         page="runs",
         title=run.id,
         run=run,
-        why=await _why(visit, store, snapshot),
-        advice=_advice(visit, run, records),
-        attributes=shown_attributes(visit, run),
-        actions=run_actions(visit, run, work.waits),
-        can_fork=visit.operates,
+        why=await _why(request, store, snapshot),
+        advice=_advice(request, run, records),
+        attributes=shown_attributes(request, run),
+        actions=run_actions(request, run, work.waits),
+        can_fork=request.operates,
         drawn=drawn,
         links=links,
-        true_scale=visit.request.query_params.get("scale") == "true",
+        true_scale=request.http.query_params.get("scale") == "true",
         step=step,
-        detail=await _detail(visit, facts, step) if step else None,
+        detail=await _detail(request, facts, step) if step else None,
         tab=tab,
         tabs=[(name, text, _badge(name, run, records)) for name, text in TABS],
         now=now,
@@ -261,32 +261,32 @@ async def show_run(visit: Visit, run_id: str) -> Response:
         row_glyph=_row_glyph,
         row_text=_row_text,
         bar_text=bar_text,
-        notice=visit.request.query_params.get("done", "")[:200],
+        notice=request.http.query_params.get("done", "")[:200],
         **values,
     )
 
 
-def _view(visit: Visit) -> View:
-    parameters = visit.request.query_params
+def _view(request: PageRequest) -> View:
+    parameters = request.http.query_params
     return View(
         open=frozenset(parameters.getlist("open")),
         true_scale=parameters.get("scale") == "true",
-        since=_number(visit, "from"),
-        until=_number(visit, "to"),
-        first=_number(visit, "row") or 0,
+        since=_number(request, "from"),
+        until=_number(request, "to"),
+        first=_number(request, "row") or 0,
     )
 
 
-async def _why(visit: Visit, store: Store, snapshot: RunSnapshot) -> str:
+async def _why(request: PageRequest, store: Store, snapshot: RunSnapshot) -> str:
     run = snapshot.run
-    if visit.shown.shows_payloads:
-        return visit.shown.text(await explain(store, run, snapshot))
+    if request.shown.shows_payloads:
+        return request.shown.text(await explain(store, run, snapshot))
     # The explanation repeats messages of errors.
     return f"It is {run.status.value}{'' if run.reason is None else f': {run.reason.value}'}."
 
 
-def _advice(visit: Visit, run: Run, records: Sequence[Record]) -> str:
-    if run.status not in (Status.FAILED, Status.BLOCKED) or not visit.operates:
+def _advice(request: PageRequest, run: Run, records: Sequence[Record]) -> str:
+    if run.status not in (Status.FAILED, Status.BLOCKED) or not request.operates:
         return ""
     failed = next((one.location for one in reversed(records) if one.failed and one.kind in _OPERATIONS), "")
     kept = len({one.location for one in records if not one.failed and one.kind in _OPERATIONS})
@@ -351,40 +351,40 @@ class StepDetail(Struct, frozen=True, kw_only=True):
     span: tuple[int, int] | None
 
 
-async def _whole(visit: Visit, run: Run, records: Sequence[Record]) -> list[Record]:
+async def _whole(request: PageRequest, run: Run, records: Sequence[Record]) -> list[Record]:
     """The same records of a brief history, with their results."""
-    store = await session_of(visit.engine).connect()
+    store = await session_of(request.engine).connect()
     cut = [one.seq for one in records if one.payload is None and one.kind is RecordKind.STEP and one.started_at]
     found = {one.seq: one for one in await store.records(run.id, cut)} if cut else {}
     return [found.get(one.seq, one) for one in records]
 
 
-async def _detail(visit: Visit, facts: RunFacts, location: str) -> StepDetail:
+async def _detail(request: PageRequest, facts: RunFacts, location: str) -> StepDetail:
     of_step = [record for record in facts.records if record.location == location][-DETAILS:]
-    found = await _whole(visit, facts.run, of_step)
+    found = await _whole(request, facts.run, of_step)
     running = next((one for one in facts.running if one.location == location), None)
     note = "it is not under way"
     if running is not None:
         note = f"attempt {running.attempt} began {age(running.since, facts.now)} and is under way"
     return StepDetail(
         location=location,
-        records=tuple(_step_record(visit, facts.run, record) for record in found),
+        records=tuple(_step_record(request, facts.run, record) for record in found),
         interruptions=tuple(one for one in facts.interruptions if one.steps is not None and location in one.steps),
         note=note,
         span=(min(one.started_at or one.at for one in found), found[-1].at) if found else None,
     )
 
 
-def _step_record(visit: Visit, run: Run, record: Record) -> StepRecord:
+def _step_record(request: PageRequest, run: Run, record: Record) -> StepRecord:
     title = f"attempt {record.attempts}" if record.attempts else record.kind.value
     failed = record.failed or record.kind is RecordKind.ASIDE
     return StepRecord(
         record=record,
         title=f"{title} failed" if failed else title,
         took=length(record.at - record.started_at) if record.started_at else "",
-        result=None if failed else visit.shown.payload(record.payload),
-        error=visit.shown.failure(record.payload) if failed else None,
-        download=visit.url("runs", run.id, "payload", f"record-{record.seq}"),
+        result=None if failed else request.shown.payload(record.payload),
+        error=request.shown.failure(record.payload) if failed else None,
+        download=request.url("runs", run.id, "payload", f"record-{record.seq}"),
     )
 
 
@@ -413,30 +413,30 @@ class StepLine(Struct, frozen=True, kw_only=True):
     error: FailureView | None
 
 
-def _page(visit: Visit, items: Sequence[Any], links: RunLinks) -> tuple[Sequence[Any], str]:
-    number = min(_number(visit, "page") or 0, max(0, (len(items) - 1) // PAGE))
+def _page(request: PageRequest, items: Sequence[Any], links: RunLinks) -> tuple[Sequence[Any], str]:
+    number = min(_number(request, "page") or 0, max(0, (len(items) - 1) // PAGE))
     return items[number * PAGE : (number + 1) * PAGE], links.paginate(number, len(items))
 
 
-async def _steps(visit: Visit, snapshot: RunSnapshot, facts: RunFacts, links: RunLinks) -> dict[str, Any]:
-    run, shown = facts.run, visit.shown
+async def _steps(request: PageRequest, snapshot: RunSnapshot, facts: RunFacts, links: RunLinks) -> dict[str, Any]:
+    run, shown = facts.run, request.shown
     last: dict[str, Record] = {}
     for record in facts.records:
         if record.kind in _OPERATIONS:
             last[record.location] = record
-    page, text = _page(visit, list(last.values()), links)
+    page, text = _page(request, list(last.values()), links)
     past = facts.run.finished_at == 0
     return {
         "input": shown.payload(run.input),
         "has_output": run.output is not None and run.status is Status.COMPLETED,
         "output": shown.payload(run.output),
         "run_error": shown.failure(run.error) if not past or run.status is Status.BLOCKED else None,
-        "steps": [_step_line(visit, record) for record in await _whole(visit, run, page)],
+        "steps": [_step_line(request, record) for record in await _whole(request, run, page)],
         "steps_pages": text,
     }
 
 
-def _step_line(visit: Visit, record: Record) -> StepLine:
+def _step_line(request: PageRequest, record: Record) -> StepLine:
     status = "retrying" if record.kind is RecordKind.ATTEMPT else "failed" if record.failed else "completed"
     kind = RecordKind.STEP if record.kind is RecordKind.ATTEMPT else record.kind
     return StepLine(
@@ -446,8 +446,8 @@ def _step_line(visit: Visit, record: Record) -> StepLine:
         attempts=record.attempts,
         took=length(record.at - record.started_at) if record.started_at else "",
         at=record.at,
-        result="" if record.failed else brief_json(visit.shown.payload(record.payload)),
-        error=visit.shown.failure(record.payload) if record.failed else None,
+        result="" if record.failed else brief_json(request.shown.payload(record.payload)),
+        error=request.shown.failure(record.payload) if record.failed else None,
     )
 
 
@@ -473,20 +473,20 @@ class SetAsideLine(Struct, frozen=True, kw_only=True):
     decision: str
 
 
-async def _messages(visit: Visit, snapshot: RunSnapshot, facts: RunFacts, links: RunLinks) -> dict[str, Any]:
-    store = await session_of(visit.engine).connect()
+async def _messages(request: PageRequest, snapshot: RunSnapshot, facts: RunFacts, links: RunLinks) -> dict[str, Any]:
+    store = await session_of(request.engine).connect()
     received = [record for record in facts.records if record.kind is RecordKind.MESSAGE][-PAGE:]
     return {
-        "inbox": [_unread(visit, one) for one in await store.inbox(facts.run.id, 0, PAGE)],
+        "inbox": [_unread(request, one) for one in await store.inbox(facts.run.id, 0, PAGE)],
         "set_aside": [
-            _set_aside(visit, set_aside_of(one)) for one in snapshot.outputs if one.kind is OutputKind.SET_ASIDE
+            _set_aside(request, set_aside_of(one)) for one in snapshot.outputs if one.kind is OutputKind.SET_ASIDE
         ][:PAGE],
         "received": [
             MessageLine(
                 seq=one.seq,
                 kind="message",
                 name=one.location,
-                text=brief_json(visit.shown.payload(one.payload)),
+                text=brief_json(request.shown.payload(one.payload)),
                 at=one.at,
             )
             for one in received
@@ -494,20 +494,20 @@ async def _messages(visit: Visit, snapshot: RunSnapshot, facts: RunFacts, links:
     }
 
 
-def _unread(visit: Visit, one: Message) -> MessageLine:
+def _unread(request: PageRequest, one: Message) -> MessageLine:
     if one.failed and one.payload:
-        text = brief_json(visit.shown.text(Failure.read(one.payload).message))
+        text = brief_json(request.shown.text(Failure.read(one.payload).message))
     else:
-        text = brief_json(visit.shown.payload(one.payload))
+        text = brief_json(request.shown.payload(one.payload))
     return MessageLine(seq=one.seq, kind=one.kind.value, name=one.name, text=text, sent_at=one.sent_at)
 
 
-def _set_aside(visit: Visit, one: SetAsideMessage) -> SetAsideLine:
+def _set_aside(request: PageRequest, one: SetAsideMessage) -> SetAsideLine:
     return SetAsideLine(
         number=one.number,
         name=one.name,
-        value=visit.shown.payload(one.payload),
-        error=visit.shown.error(one.error),
+        value=request.shown.payload(one.payload),
+        error=request.shown.error(one.error),
         at=one.at,
         decision=one.decision,
     )
@@ -524,9 +524,9 @@ class StreamLines(Struct, frozen=True, kw_only=True):
     newer: str
 
 
-async def _state(visit: Visit, snapshot: RunSnapshot, facts: RunFacts, links: RunLinks) -> dict[str, Any]:
-    store = await session_of(visit.engine).connect()
-    query = visit.request.query_params
+async def _state(request: PageRequest, snapshot: RunSnapshot, facts: RunFacts, links: RunLinks) -> dict[str, Any]:
+    store = await session_of(request.engine).connect()
+    query = request.http.query_params
     given = query.get("before", "")
     before = int(given) if given.isdecimal() and given.isascii() and len(given) <= _LONGEST_NUMBER else NEVER
     name = query.get("stream") or None
@@ -534,18 +534,18 @@ async def _state(visit: Visit, snapshot: RunSnapshot, facts: RunFacts, links: Ru
     for output in await store.outputs(facts.run.id, OutputKind.STREAM, name, -1, _STREAM_ITEMS, before=before):
         found.setdefault(output.name, []).append(output)
     states = {
-        output.name: visit.shown.payload(output.payload)
+        output.name: request.shown.payload(output.payload)
         for output in snapshot.outputs
         if output.kind is OutputKind.STATE
     }
     return {
         "states": states,
-        "streams": [_stream_lines(visit, items, before, links) for items in found.values()],
+        "streams": [_stream_lines(request, items, before, links) for items in found.values()],
         "all_streams": links.tab("state") if name is not None else "",
     }
 
 
-def _stream_lines(visit: Visit, items: Sequence[Output], before: int, links: RunLinks) -> StreamLines:
+def _stream_lines(request: PageRequest, items: Sequence[Output], before: int, links: RunLinks) -> StreamLines:
     name, first, last = items[0].name, items[0].position, items[-1].position
     newest = last < before - 1
     whole = newest and first == 0
@@ -553,21 +553,21 @@ def _stream_lines(visit: Visit, items: Sequence[Output], before: int, links: Run
     return StreamLines(
         name=name,
         text=f"all {count(len(items), 'item')}" if whole else text,
-        items=tuple(brief_json(visit.shown.payload(one.payload)) for one in items),
+        items=tuple(brief_json(request.shown.payload(one.payload)) for one in items),
         older=links.stream(name, first) if first > 0 else "",
         newer="" if newest else links.stream(name, last + 1 + _STREAM_ITEMS),
     )
 
 
-async def _family(visit: Visit, snapshot: RunSnapshot, facts: RunFacts, links: RunLinks) -> dict[str, Any]:
+async def _family(request: PageRequest, snapshot: RunSnapshot, facts: RunFacts, links: RunLinks) -> dict[str, Any]:
     """The ancestors of a run, each with the line that leads to it, and its descendants."""
     run = facts.run
     left = [_FAMILY]
-    node = await _descendants(visit, run, left, depth=0)
+    node = await _descendants(request, run, left, depth=0)
     seen = {run.id}
     while run.parent_id is not None and run.parent_id not in seen and len(seen) < 20:
         seen.add(run.parent_id)
-        store = await session_of(visit.engine).connect()
+        store = await session_of(request.engine).connect()
         parent = await store.get(run.parent_id)
         if parent is None:
             break
@@ -586,12 +586,12 @@ def _origin(records: Sequence[Record]) -> str:
     return found if isinstance(found, str) else ""
 
 
-async def _descendants(visit: Visit, run: Run, left: list[int], depth: int) -> FamilyNode:
+async def _descendants(request: PageRequest, run: Run, left: list[int], depth: int) -> FamilyNode:
     if depth >= 5 or left[0] <= 0:
         return FamilyNode(run)
-    page = await visit.engine.runs.list(parent=run.id, limit=min(50, left[0]))
+    page = await request.engine.runs.list(parent=run.id, limit=min(50, left[0]))
     left[0] -= len(page.runs)
-    children = [await _descendants(visit, child, left, depth + 1) for child in reversed(page.runs)]
+    children = [await _descendants(request, child, left, depth + 1) for child in reversed(page.runs)]
     return FamilyNode(run, tuple(children), more=page.cursor is not None)
 
 
@@ -604,12 +604,12 @@ class EventLine(Struct, frozen=True, kw_only=True):
     text: str
 
 
-async def _audit(visit: Visit, snapshot: RunSnapshot, facts: RunFacts, links: RunLinks) -> dict[str, Any]:
-    store = await session_of(visit.engine).connect()
+async def _audit(request: PageRequest, snapshot: RunSnapshot, facts: RunFacts, links: RunLinks) -> dict[str, Any]:
+    store = await session_of(request.engine).connect()
     events = reversed(await store.events_page(EventFilter(run_id=facts.run.id), _EVENTS))
     return {
         "events": [
-            EventLine(at=one.at, kind=one.kind, actor=one.actor, text=brief_json(visit.shown.payload(one.data)))
+            EventLine(at=one.at, kind=one.kind, actor=one.actor, text=brief_json(request.shown.payload(one.data)))
             for one in events
             if one.at <= facts.now
         ]
@@ -628,8 +628,8 @@ class RecordLine(Struct, frozen=True, kw_only=True):
     error: FailureView | None
 
 
-async def _history(visit: Visit, snapshot: RunSnapshot, facts: RunFacts, links: RunLinks) -> dict[str, Any]:
-    page, text = _page(visit, facts.records, links)
+async def _history(request: PageRequest, snapshot: RunSnapshot, facts: RunFacts, links: RunLinks) -> dict[str, Any]:
+    page, text = _page(request, facts.records, links)
     lines = [
         RecordLine(
             seq=one.seq,
@@ -637,10 +637,10 @@ async def _history(visit: Visit, snapshot: RunSnapshot, facts: RunFacts, links: 
             kind=one.kind.value,
             location=one.location,
             took=length(one.at - one.started_at) if one.started_at else "",
-            text="" if one.failed else brief_json(visit.shown.payload(one.payload)),
-            error=visit.shown.failure(one.payload) if one.failed else None,
+            text="" if one.failed else brief_json(request.shown.payload(one.payload)),
+            error=request.shown.failure(one.payload) if one.failed else None,
         )
-        for one in await _whole(visit, facts.run, page)
+        for one in await _whole(request, facts.run, page)
     ]
     return {"history": lines, "steps_pages": text}
 
@@ -655,12 +655,12 @@ class LogLine(Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-async def _logs(visit: Visit, snapshot: RunSnapshot, facts: RunFacts, links: RunLinks) -> dict[str, Any]:
+async def _logs(request: PageRequest, snapshot: RunSnapshot, facts: RunFacts, links: RunLinks) -> dict[str, Any]:
     """All that is stored about a run, merged by time: records, events, takeovers and the items of its streams."""
-    store = await session_of(visit.engine).connect()
-    lines = [_log_of_record(visit, one) for one in facts.records]
+    store = await session_of(request.engine).connect()
+    lines = [_log_of_record(request, one) for one in facts.records]
     lines += [
-        LogLine(at=one.at, level="info", source=one.actor, text=one.kind, detail=_payload_line(visit, one.data))
+        LogLine(at=one.at, level="info", source=one.actor, text=one.kind, detail=_payload_line(request, one.data))
         for one in await store.events(facts.run.id)
     ]
     lines += [
@@ -674,34 +674,34 @@ async def _logs(visit: Visit, snapshot: RunSnapshot, facts: RunFacts, links: Run
         for one in facts.interruptions
     ]
     lines += [
-        LogLine(at=one.at, level="info", source=f"stream {one.name}", text=_payload_line(visit, one.payload))
+        LogLine(at=one.at, level="info", source=f"stream {one.name}", text=_payload_line(request, one.payload))
         for one in await store.outputs(facts.run.id, OutputKind.STREAM, None, -1, _LOGGED_ITEMS, before=NEVER)
     ]
     found = sorted((line for line in lines if line.at <= facts.now), key=lambda line: line.at)
-    page, text = _page(visit, found, links)
+    page, text = _page(request, found, links)
     return {"log": page, "steps_pages": text}
 
 
-def _payload_line(visit: Visit, payload: str | None) -> str:
-    return "" if payload is None else brief_json(visit.shown.payload(payload))
+def _payload_line(request: PageRequest, payload: str | None) -> str:
+    return "" if payload is None else brief_json(request.shown.payload(payload))
 
 
-def _log_of_record(visit: Visit, record: Record) -> LogLine:
+def _log_of_record(request: PageRequest, record: Record) -> LogLine:
     title = (
         f"attempt {record.attempts}" if record.attempts > 1 or record.kind is RecordKind.ATTEMPT else record.kind.value
     )
     took = f" after {length(record.at - record.started_at)}" if record.started_at else ""
     if record.failed:
-        error = visit.shown.failure(record.payload)
+        error = request.shown.failure(record.payload)
         detail = "" if error is None else f"{error.type.rpartition('.')[2]}: {error.message}"
         return LogLine(at=record.at, level="error", source=record.location, text=f"{title} failed{took}", detail=detail)
-    detail = _payload_line(visit, record.payload)
+    detail = _payload_line(request, record.payload)
     return LogLine(at=record.at, level="info", source=record.location, text=f"{title} ended{took}", detail=detail)
 
 
-async def _source(visit: Visit, snapshot: RunSnapshot, facts: RunFacts, links: RunLinks) -> dict[str, Any]:
-    wanted = visit.request.query_params.get("build", facts.run.build)
-    source = await read_source(visit, facts.run.type, wanted, facts)
+async def _source(request: PageRequest, snapshot: RunSnapshot, facts: RunFacts, links: RunLinks) -> dict[str, Any]:
+    wanted = request.http.query_params.get("build", facts.run.build)
+    source = await read_source(request, facts.run.type, wanted, facts)
     builds = () if source is None else source.builds
     return {
         "source": source,
@@ -710,7 +710,7 @@ async def _source(visit: Visit, snapshot: RunSnapshot, facts: RunFacts, links: R
     }
 
 
-_TAB_VALUES: Mapping[str, Callable[[Visit, RunSnapshot, RunFacts, RunLinks], Any]] = {
+_TAB_VALUES: Mapping[str, Callable[[PageRequest, RunSnapshot, RunFacts, RunLinks], Any]] = {
     "steps": _steps,
     "messages": _messages,
     "state": _state,
@@ -722,16 +722,16 @@ _TAB_VALUES: Mapping[str, Callable[[Visit, RunSnapshot, RunFacts, RunLinks], Any
 }
 
 
-async def download(visit: Visit, run_id: str, what: str) -> Response:
+async def download(request: PageRequest, run_id: str, what: str) -> Response:
     """A whole payload: `input`, `output`, or `record-17`."""
-    handle = await visit.engine.get(run_id)
+    handle = await request.engine.get(run_id)
     run = await handle.info()
     text = run.input if what == "input" else run.output if what == "output" else None
     if what.startswith("record-") and what[7:].isdecimal():
-        store = await session_of(visit.engine).connect()
+        store = await session_of(request.engine).connect()
         number = int(what[7:]) if len(what) < 18 else -1
         text = next((one.payload for one in await store.records(run_id, [number])), None)
-    content = msgspec.json.encode(visit.shown.payload(text))
+    content = msgspec.json.encode(request.shown.payload(text))
     # As a file, so that no browser shows it as a page.
     headers = {**HEADERS, "content-disposition": f'attachment; filename="{what}.json"'} if what.isascii() else HEADERS
     return Response(content, 200, headers, media_type="application/json")

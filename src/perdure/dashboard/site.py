@@ -23,10 +23,10 @@ from perdure.dashboard import actions, backfill_page, deploy_page, pages
 from perdure.dashboard.charts import RANGES, Charts
 from perdure.dashboard.diff_page import choose_diff, show_diff
 from perdure.dashboard.live import LiveViews, ViewKey
+from perdure.dashboard.page_request import HEADERS, THEME_COOKIE, THEMES, PageRequest, environment, static_files
 from perdure.dashboard.run_page import download, show_run
 from perdure.dashboard.sources import show_type
 from perdure.dashboard.start_form import show_start, start_run
-from perdure.dashboard.visit import HEADERS, THEME_COOKIE, THEMES, Visit, environment, static_files
 from perdure.errors import UsageError
 from perdure.http.api import ApiRequest, EventStream
 from perdure.http.problems import FORBIDDEN, NOT_FOUND, ProblemKind, Refused, headers_of, kind_of
@@ -51,65 +51,65 @@ class PageRoute(Struct, frozen=True):
     handler: Handler
 
 
-async def _confirm_run(visit: Visit, run_id: str, action: str) -> Response:
-    return await actions.confirm_run(visit, run_id, _known(action, actions.BY_NAME))
+async def _confirm_run(request: PageRequest, run_id: str, action: str) -> Response:
+    return await actions.confirm_run(request, run_id, _known(action, actions.BY_NAME))
 
 
-async def _perform_run(visit: Visit, run_id: str, action: str, form: dict[str, str]) -> Response:
-    return await actions.perform_run(visit, run_id, _known(action, actions.BY_NAME), form)
+async def _perform_run(request: PageRequest, run_id: str, action: str, form: dict[str, str]) -> Response:
+    return await actions.perform_run(request, run_id, _known(action, actions.BY_NAME), form)
 
 
-async def _confirm_order(visit: Visit, kind: str, name: str, action: str) -> Response:
+async def _confirm_order(request: PageRequest, kind: str, name: str, action: str) -> Response:
     _known((kind, action), actions.ORDERS)
-    return actions.confirm_order(visit, kind, name, action)
+    return actions.confirm_order(request, kind, name, action)
 
 
-async def _perform_order(visit: Visit, kind: str, name: str, action: str, form: dict[str, str]) -> Response:
+async def _perform_order(request: PageRequest, kind: str, name: str, action: str, form: dict[str, str]) -> Response:
     _known((kind, action), actions.ORDERS)
-    return await actions.perform_order(visit, kind, name, action, form)
+    return await actions.perform_order(request, kind, name, action, form)
 
 
-async def _confirm_schedule(visit: Visit, name: str, action: str) -> Response:
-    return await _confirm_order(visit, "schedule", name, action)
+async def _confirm_schedule(request: PageRequest, name: str, action: str) -> Response:
+    return await _confirm_order(request, "schedule", name, action)
 
 
-async def _perform_schedule(visit: Visit, name: str, action: str, form: dict[str, str]) -> Response:
-    return await _perform_order(visit, "schedule", name, action, form)
+async def _perform_schedule(request: PageRequest, name: str, action: str, form: dict[str, str]) -> Response:
+    return await _perform_order(request, "schedule", name, action, form)
 
 
-async def _choose_runs(visit: Visit) -> Response:
-    return visit.redirect(visit.url("runs"))
+async def _choose_runs(request: PageRequest) -> Response:
+    return request.redirect(request.url("runs"))
 
 
-async def _confirm_worker(visit: Visit, name: str, action: str) -> Response:
-    return await _confirm_order(visit, "worker", name, action)
+async def _confirm_worker(request: PageRequest, name: str, action: str) -> Response:
+    return await _confirm_order(request, "worker", name, action)
 
 
-async def _perform_worker(visit: Visit, name: str, action: str, form: dict[str, str]) -> Response:
-    return await _perform_order(visit, "worker", name, action, form)
+async def _perform_worker(request: PageRequest, name: str, action: str, form: dict[str, str]) -> Response:
+    return await _perform_order(request, "worker", name, action, form)
 
 
-async def _confirm_bulk(visit: Visit, action: str) -> Response:
-    chosen = actions.Chosen.read({"all": "yes", "q": visit.request.query_params.get("q", "")})
-    return await actions.confirm_bulk(visit, _known(action, actions.BULK), chosen)
+async def _confirm_bulk(request: PageRequest, action: str) -> Response:
+    chosen = actions.Chosen.read({"all": "yes", "q": request.http.query_params.get("q", "")})
+    return await actions.confirm_bulk(request, _known(action, actions.BULK), chosen)
 
 
-async def _perform_bulk(visit: Visit, action: str, form: dict[str, str]) -> Response:
-    return await actions.perform_bulk(visit, _known(action, actions.BULK), form)
+async def _perform_bulk(request: PageRequest, action: str, form: dict[str, str]) -> Response:
+    return await actions.perform_bulk(request, _known(action, actions.BULK), form)
 
 
-async def _confirm_group(visit: Visit, key: str, action: str) -> Response:
-    group = await pages.find_group(visit, key)
+async def _confirm_group(request: PageRequest, key: str, action: str) -> Response:
+    group = await pages.find_group(request, key)
     if group is None:
-        return visit.redirect(visit.url("dead-letters"))
-    return actions.confirm_group(visit, group, _known(action, ("retry", "discard")))
+        return request.redirect(request.url("dead-letters"))
+    return actions.confirm_group(request, group, _known(action, ("retry", "discard")))
 
 
-async def _perform_group(visit: Visit, key: str, action: str, form: dict[str, str]) -> Response:
-    group = await pages.find_group(visit, key)
+async def _perform_group(request: PageRequest, key: str, action: str, form: dict[str, str]) -> Response:
+    group = await pages.find_group(request, key)
     if group is None:
-        return visit.redirect(visit.url("dead-letters"))
-    return await actions.perform_group(visit, group, _known(action, ("retry", "discard")), form)
+        return request.redirect(request.url("dead-letters"))
+    return await actions.perform_group(request, group, _known(action, ("retry", "discard")), form)
 
 
 def _known(name: Any, names: Any) -> Any:
@@ -118,13 +118,13 @@ def _known(name: Any, names: Any) -> Any:
     return name
 
 
-async def _theme(visit: Visit) -> Response:
+async def _theme(request: PageRequest) -> Response:
     """Choose a theme, which is not worth a form."""
-    to = visit.request.query_params.get("to", "")
-    response = visit.redirect(visit.local(visit.request.query_params.get("back", "")))
+    to = request.http.query_params.get("to", "")
+    response = request.redirect(request.local(request.http.query_params.get("back", "")))
     if to in THEMES:
         response.set_cookie(
-            THEME_COOKIE, to, max_age=31_536_000, path=f"{visit.prefix}/", samesite="lax", httponly=True
+            THEME_COOKIE, to, max_age=31_536_000, path=f"{request.prefix}/", samesite="lax", httponly=True
         )
     return response
 
@@ -185,7 +185,7 @@ class Dashboard:
     """The pages of an engine's database: `HttpApp(engine, pages=Dashboard())`."""
 
     def __init__(self) -> None:
-        # Now, because the first visit of each page would otherwise block the event loop.
+        # Now, because the first request of each page would otherwise block the event loop.
         for name in environment().list_templates():
             environment().get_template(name)
         static_files()
@@ -203,9 +203,9 @@ class Dashboard:
 
     async def respond(self, api: ApiRequest, path: str, content: bytes, *, known: bool) -> Response | EventStream:
         """Answer a request for a page."""
-        visit = Visit(
+        request = PageRequest(
             engine=api.engine,
-            request=api.request,
+            http=api.request,
             path=path,
             shown=api.shown,
             actor=api.principal.name,
@@ -218,46 +218,48 @@ class Dashboard:
             if path.startswith("/static/"):
                 return _static(path.removeprefix("/static/"))
             if path == "/login":
-                return await _login(visit, api, content)
+                return await _login(request, api, content)
             if not known:
-                return visit.redirect(f"{visit.url('login')}?{urlencode({'next': visit.here})}")
+                return request.redirect(f"{request.url('login')}?{urlencode({'next': request.here})}")
             if path == "/logout" and api.request.method == "POST":
-                return await _logout(visit, api, content)
+                return await _logout(request, api, content)
             if path == "/live" and api.request.method == "GET":
-                return await self._follow(api, visit)
+                return await self._follow(api, request)
             if path == "/charts" and api.request.method == "GET":
-                return await self._chart(api, visit)
+                return await self._chart(api, request)
             route, parts = find_route(api.request.method, path)
-            if not visit.role.includes(route.role):
-                raise Refused(FORBIDDEN, f"this needs the role {route.role.value}; {visit.actor} is {visit.role.value}")
+            if not request.role.includes(route.role):
+                raise Refused(
+                    FORBIDDEN, f"this needs the role {route.role.value}; {request.actor} is {request.role.value}"
+                )
             if route.method == "POST":
-                return await route.handler(visit, *parts, _form(visit, api, content))
-            return await route.handler(visit, *parts)
+                return await route.handler(request, *parts, _form(request, api, content))
+            return await route.handler(request, *parts)
         except Exception as error:
-            return _failed(visit, error, known=known)
+            return _failed(request, error, known=known)
 
-    async def _chart(self, api: ApiRequest, visit: Visit) -> Response:
+    async def _chart(self, api: ApiRequest, request: PageRequest) -> Response:
         """The figures of a chart of the overview; they have no payload, so they are the same for every role."""
         if self._charts is None:
             self._charts = Charts(api.engine, api.services.hub.budget)
-        name = visit.request.query_params.get("range", "")
+        name = request.http.query_params.get("range", "")
         if name not in RANGES:
             raise UsageError(f"a range is one of {', '.join(RANGES)}")
         content = msgspec.json.encode(await self._charts.read(name))
         return Response(content, 200, HEADERS, media_type="application/json")
 
-    async def _follow(self, api: ApiRequest, visit: Visit) -> EventStream:
+    async def _follow(self, api: ApiRequest, request: PageRequest) -> EventStream:
         """Follow a page of this server: the address of the view is in the query."""
         if self._live is None:
             self._live = LiveViews(api.engine, api.services.hub, draw_view)
-        target = visit.request.query_params.get("view", "")
-        path, _, query = target.removeprefix(visit.prefix).partition("?")
+        target = request.http.query_params.get("view", "")
+        path, _, query = target.removeprefix(request.prefix).partition("?")
         route, _ = find_route("GET", path or "/")
         if route.role is not VIEWER:
             raise Refused(NOT_FOUND, "this page is not live")
-        view = ViewKey(path=path or "/", query=query, prefix=visit.prefix, role=visit.role)
-        again = "last-event-id" in visit.request.headers or visit.request.query_params.get("again") == "yes"
-        return EventStream(await self._live.follow(view, visit.shown, again=again))
+        view = ViewKey(path=path or "/", query=query, prefix=request.prefix, role=request.role)
+        again = "last-event-id" in request.http.headers or request.http.query_params.get("again") == "yes"
+        return EventStream(await self._live.follow(view, request.shown, again=again))
 
 
 async def draw_view(engine: Engine, key: ViewKey, shown: Redactor) -> Response:
@@ -266,12 +268,12 @@ async def draw_view(engine: Engine, key: ViewKey, shown: Redactor) -> Response:
         "type": "http", "method": "GET", "scheme": "http", "server": ("localhost", 80), "path": key.prefix + key.path,
         "query_string": key.query.encode("ascii", "replace"), "root_path": key.prefix, "headers": [],
     }  # fmt: skip
-    visit = Visit(
-        engine=engine, request=Request(scope), path=key.path, shown=shown, actor="", role=key.role, csrf="",
+    request = PageRequest(
+        engine=engine, http=Request(scope), path=key.path, shown=shown, actor="", role=key.role, csrf="",
         session=False, start_bulk_worker=_start_nothing,
     )  # fmt: skip
     route, parts = find_route("GET", key.path)
-    return await route.handler(visit, *parts)
+    return await route.handler(request, *parts)
 
 
 async def _start_nothing() -> None:
@@ -285,12 +287,14 @@ def _static(name: str) -> Response:
     return Response(static_files()[name][0], 200, headers, media_type=_MEDIA[name.rpartition(".")[2]])
 
 
-def _form(visit: Visit, api: ApiRequest, content: bytes) -> dict[str, str]:
+def _form(request: PageRequest, api: ApiRequest, content: bytes) -> dict[str, str]:
     """Fields of a form with its CSRF token. Raises `Refused`."""
     form = _fields(api, content)
-    if not visit.csrf and not api.principal.ambient:
+    if not request.csrf and not api.principal.ambient:
         return form
-    if not visit.csrf or not hmac.compare_digest(form.get("csrf", "").encode("utf-8", "replace"), visit.csrf.encode()):
+    if not request.csrf or not hmac.compare_digest(
+        form.get("csrf", "").encode("utf-8", "replace"), request.csrf.encode()
+    ):
         raise Refused(FORBIDDEN, "the form is too old or was made by another page; go back, reload it and try again")
     return form
 
@@ -313,42 +317,42 @@ def _fields(api: ApiRequest, content: bytes) -> dict[str, str]:
     return form
 
 
-async def _login(visit: Visit, api: ApiRequest, content: bytes) -> Response:
+async def _login(request: PageRequest, api: ApiRequest, content: bytes) -> Response:
     if api.request.method != "POST":
-        return visit.render("login.html", next=visit.request.query_params.get("next", ""), problem="")
+        return request.render("login.html", next=request.http.query_params.get("next", ""), problem="")
     form = _fields(api, content)
     try:
         login = await api.services.authenticator.login(form.get("token", "").strip())
     except Refused as refused:
-        return visit.render("login.html", status=401, next=form.get("next", ""), problem=str(refused))
-    response = visit.redirect(visit.local(form.get("next", "")))
+        return request.render("login.html", status=401, next=form.get("next", ""), problem=str(refused))
+    response = request.redirect(request.local(form.get("next", "")))
     response.headers["set-cookie"] = cookie(api, login.secret)
     return response
 
 
-async def _logout(visit: Visit, api: ApiRequest, content: bytes) -> Response:
-    _form(visit, api, content)
+async def _logout(request: PageRequest, api: ApiRequest, content: bytes) -> Response:
+    _form(request, api, content)
     await api.services.authenticator.logout(api.principal)
-    response = visit.redirect(visit.url("login"))
+    response = request.redirect(request.url("login"))
     response.headers["set-cookie"] = cookie(api, "")
     return response
 
 
-def _failed(visit: Visit, error: Exception, *, known: bool) -> Response:
+def _failed(request: PageRequest, error: Exception, *, known: bool) -> Response:
     """The page of an error, with the same status and text as in the API."""
     kind = kind_of(error)
     if kind is None:
         logger.error("a page failed", exc_info=error)
         kind, error = _BUG, Refused(_BUG, "the server met an error of its own; its log has it")
-    detail = str(error) if isinstance(error, Refused) else visit.shown.detail(str(error))
+    detail = str(error) if isinstance(error, Refused) else request.shown.detail(str(error))
     if not known:
         return Response(detail.encode("utf-8", "replace"), kind.status, HEADERS, media_type="text/plain")
-    response = visit.render(
+    response = request.render(
         "message.html",
         status=kind.status,
         title=kind.title.capitalize(),
         sentence=f"{detail[:1].upper()}{detail[1:]}.",
-        back=visit.url("runs"),
+        back=request.url("runs"),
         back_text="All runs",
     )
     for name, value in headers_of(error, kind).items():

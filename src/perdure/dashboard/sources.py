@@ -23,10 +23,10 @@ from perdure.core.model.run_orders import PauseKind
 from perdure.core.model.waits import Wait, WaitKind
 from perdure.core.time.duration import length
 from perdure.dashboard.actions import OrderForm, order_form
+from perdure.dashboard.page_request import PageRequest, glyph
 from perdure.dashboard.pages import watermark_forms
 from perdure.dashboard.texts import count, frame_places
 from perdure.dashboard.timeline import RunFacts
-from perdure.dashboard.visit import Visit, glyph
 from perdure.workflow.call_sites import CallSite, call_sites, operation_name
 
 _OPERATIONS = (RecordKind.STEP, RecordKind.ATTEMPT, RecordKind.CHILD, RecordKind.TIMER, RecordKind.MESSAGE)
@@ -88,18 +88,18 @@ class _Place(Struct, frozen=True, kw_only=True):
     child: str = ""
 
 
-async def read_source(visit: Visit, type: str, build: str, facts: RunFacts | None = None) -> ShownSource | None:
+async def read_source(request: PageRequest, type: str, build: str, facts: RunFacts | None = None) -> ShownSource | None:
     """Read the source of a type, of a build or else the latest one, with the lines at which a run is."""
-    stored = await visit.engine.queues.sources(type)
+    stored = await request.engine.queues.sources(type)
     if not stored:
         return None
     chosen = next((one for one in stored if one.build == build), stored[0])
-    marks = _marks(visit, chosen, facts) if facts is not None else {}
-    text = visit.shown.text(chosen.source)
+    marks = _marks(request, chosen, facts) if facts is not None else {}
+    text = request.shown.text(chosen.source)
     return ShownSource(
         build=chosen.build,
         file=chosen.file,
-        doc=visit.shown.text(chosen.doc),
+        doc=request.shown.text(chosen.doc),
         registered_at=chosen.registered_at,
         lines=tuple(
             SourceLine(number=number, parts=tuple(parts), marks=tuple(marks.get(number, ())))
@@ -110,19 +110,19 @@ async def read_source(visit: Visit, type: str, build: str, facts: RunFacts | Non
     )
 
 
-async def show_type(visit: Visit, type: str) -> Response:
+async def show_type(request: PageRequest, type: str) -> Response:
     """The page of a type of runs: its docstring and source."""
-    build = visit.request.query_params.get("build", "")
-    source = await read_source(visit, type, build)
+    build = request.http.query_params.get("build", "")
+    source = await read_source(request, type, build)
     builds = () if source is None else source.builds
-    base = visit.url("workflows", type)
+    base = request.url("workflows", type)
     forms: list[OrderForm] = []
-    if visit.operates:
-        paused = any(one.kind is PauseKind.TYPE and one.name == type for one in await visit.engine.queues.paused())
-        marks = [one for one in await visit.engine.watermarks.list() if one.type == type]
-        forms.append(order_form(visit, "type", type, "resume" if paused else "pause"))
-        forms += watermark_forms(visit, "type", type, marks[0] if marks else None)
-    return visit.render(
+    if request.operates:
+        paused = any(one.kind is PauseKind.TYPE and one.name == type for one in await request.engine.queues.paused())
+        marks = [one for one in await request.engine.watermarks.list() if one.type == type]
+        forms.append(order_form(request, "type", type, "resume" if paused else "pause"))
+        forms += watermark_forms(request, "type", type, marks[0] if marks else None)
+    return request.render(
         "source.html",
         page="workflows",
         title=type,
@@ -139,12 +139,12 @@ async def show_type(visit: Visit, type: str) -> Response:
 # lines at which a run is
 
 
-def _marks(visit: Visit, source: WorkflowSource, facts: RunFacts) -> dict[int, list[SourceMark]]:
+def _marks(request: PageRequest, source: WorkflowSource, facts: RunFacts) -> dict[int, list[SourceMark]]:
     """Marks by the number of their line in the file."""
     first = max(1, source.line)
     found: dict[int, list[SourceMark]] = {}
     for number in _failed_at(source, facts):
-        error = Failure.read(facts.run.error).type.rpartition(".")[2] if visit.shown.shows_payloads else ""
+        error = Failure.read(facts.run.error).type.rpartition(".")[2] if request.shown.shows_payloads else ""
         found.setdefault(number, []).append(
             SourceMark(state="failed", text=f"failed here{f': {error}' if error else ''}")
         )
@@ -158,7 +158,7 @@ def _marks(visit: Visit, source: WorkflowSource, facts: RunFacts) -> dict[int, l
         several = f" (one of {len(lines)} lines)" if len(lines) > 1 else ""
         for line in lines if len(lines) <= _LINES else ():
             marks = found.setdefault(first + line - 1, [])
-            mark = SourceMark(state=place.mark.state, text=f"{visit.shown.text(place.mark.text)}{several}")
+            mark = SourceMark(state=place.mark.state, text=f"{request.shown.text(place.mark.text)}{several}")
             if mark not in marks:
                 marks.append(mark)
     return found

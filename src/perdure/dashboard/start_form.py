@@ -12,8 +12,8 @@ from starlette.responses import Response
 from perdure.client.session import session_of
 from perdure.core.ids import check_name
 from perdure.dashboard.actions import Field, Form, read_json
+from perdure.dashboard.page_request import PageRequest
 from perdure.dashboard.texts import pretty
-from perdure.dashboard.visit import Visit
 from perdure.errors import PerdureError, UsageError
 from perdure.http.api import call_of
 
@@ -32,11 +32,13 @@ _EMPTY: dict[type[inspect.Type], object] = {
 }
 
 
-async def show_start(visit: Visit, type: str, problem: str = "", form: Form | None = None) -> Response:
+async def show_start(request: PageRequest, type: str, problem: str = "", form: Form | None = None) -> Response:
     """The page with the form that starts a run of a type."""
     check_name(type, "workflow type")
-    given = {"input": pretty(await template(visit, type)), "id": "", "key": _new_key(visit)} if form is None else form
-    return visit.render(
+    given = (
+        {"input": pretty(await template(request, type)), "id": "", "key": _new_key(request)} if form is None else form
+    )
+    return request.render(
         "confirm.html",
         status=422 if problem else 200,
         page="workflows",
@@ -53,12 +55,12 @@ async def show_start(visit: Visit, type: str, problem: str = "", form: Form | No
         button="Start the run",
         danger=False,
         problem=problem,
-        action=visit.url("workflows", type, "start"),
-        back=visit.url("workflows"),
+        action=request.url("workflows", type, "start"),
+        back=request.url("workflows"),
     )
 
 
-async def start_run(visit: Visit, type: str, form: Form) -> Response:
+async def start_run(request: PageRequest, type: str, form: Form) -> Response:
     """Start a run, and lead to its page."""
     run_id = form.get("id", "").strip() or None
     try:
@@ -66,28 +68,28 @@ async def start_run(visit: Visit, type: str, form: Form) -> Response:
         if not isinstance(arguments, dict | list | None):
             raise UsageError("the input is a JSON object of arguments by name, or an array by position")
         key = None if run_id else form.get("key") or None
-        call = call_of(visit.engine, type, arguments or {})
-        handle = await visit.engine.start(call, id=run_id, idempotency_key=key)
+        call = call_of(request.engine, type, arguments or {})
+        handle = await request.engine.start(call, id=run_id, idempotency_key=key)
     except PerdureError as error:
-        return await show_start(visit, type, problem=str(error), form=form)
+        return await show_start(request, type, problem=str(error), form=form)
     done = urlencode({"done": f"The run {handle.id} was started."}, errors="replace")
-    return visit.redirect(f"{visit.url('runs', handle.id)}?{done}")
+    return request.redirect(f"{request.url('runs', handle.id)}?{done}")
 
 
-def _new_key(visit: Visit) -> str:
-    return f"page-{session_of(visit.engine).system.entropy(8).hex()}"
+def _new_key(request: PageRequest) -> str:
+    return f"page-{session_of(request.engine).system.entropy(8).hex()}"
 
 
-async def template(visit: Visit, type: str) -> dict[str, Any]:
+async def template(request: PageRequest, type: str) -> dict[str, Any]:
     """Arguments to fill in: of the code if the server has it, else the names of the latest run's arguments."""
-    definition = visit.engine.workflows.get(type)
+    definition = request.engine.workflows.get(type)
     if definition is None:
-        page = await visit.engine.runs.list(type=type, limit=1)
-        latest = [await (await visit.engine.get(run.id)).info() for run in page.runs]
-        names = _names(latest[0].input) if latest and visit.shown.shows_payloads else []
+        page = await request.engine.runs.list(type=type, limit=1)
+        latest = [await (await request.engine.get(run.id)).info() for run in page.runs]
+        names = _names(latest[0].input) if latest and request.shown.shows_payloads else []
         return dict.fromkeys(names)
     signature = definition.signature
-    defaults = signature.defaults(session_of(visit.engine).codec)
+    defaults = signature.defaults(session_of(request.engine).codec)
     return {
         name: msgspec.json.decode(defaults[name]) if name in defaults else example(declared)
         for name, declared in signature.types.items()

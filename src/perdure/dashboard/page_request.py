@@ -1,4 +1,4 @@
-"""One visit of a page: the caller, the links of the page, and its rendering."""
+"""The request for a page: the caller, the links of the page, and its rendering."""
 
 from __future__ import annotations
 
@@ -119,14 +119,14 @@ def static_files() -> dict[str, tuple[bytes, str]]:
     return {name: (content, hashlib.sha256(content).hexdigest()[:12]) for name, content in found.items()}
 
 
-class Visit:
-    """A caller on a page. Every text of users that a page shows goes through `shown`."""
+class PageRequest:
+    """A request for a page by a caller. Every text of users that a page shows goes through `shown`."""
 
     def __init__(
         self,
         *,
         engine: Engine,
-        request: Request,
+        http: Request,
         path: str,
         shown: Redactor,
         actor: str,
@@ -136,7 +136,8 @@ class Visit:
         start_bulk_worker: Callable[[], Awaitable[None]],
     ) -> None:
         self.engine = engine
-        self.request = request
+        #: The request as the server received it.
+        self.http = http
         self.shown = shown
         self.actor = actor
         self.role = role
@@ -144,10 +145,10 @@ class Visit:
         #: The caller has logged in here, and may log out.
         self.session = session
         self.start_bulk_worker = start_bulk_worker
-        self.prefix: str = request.scope.get("root_path", "").rstrip("/")
+        self.prefix: str = http.scope.get("root_path", "").rstrip("/")
         #: Path and query of this page, as the browser has them.
-        self.here = f"{self.prefix}{path}{'?' * bool(request.url.query)}{request.url.query}"
-        theme = request.cookies.get(THEME_COOKIE, "")
+        self.here = f"{self.prefix}{path}{'?' * bool(http.url.query)}{http.url.query}"
+        theme = http.cookies.get(THEME_COOKIE, "")
         self.theme = theme if theme in THEMES else ""
         self.database = shown_url(engine.url)
         self.engine_url = f'"{self.database}"'
@@ -186,7 +187,7 @@ class Visit:
             "title": "",
             **values,
         }
-        text = environment().get_template(template).render(visit=self, **given)
+        text = environment().get_template(template).render(request=self, **given)
         # Lone surrogates in stored texts have no UTF-8.
         return HTMLResponse(text.encode("utf-8", "replace"), status, HEADERS)
 
@@ -200,9 +201,9 @@ class Visit:
         return address if ok and address.isprintable() else self.url()
 
 
-def shown_attributes(visit: Visit, run: Run) -> dict[str, str]:
+def shown_attributes(request: PageRequest, run: Run) -> dict[str, str]:
     """Attributes of a run as texts, as the caller may see them."""
-    found = visit.shown.value(dict(run.attributes or {}))
+    found = request.shown.value(dict(run.attributes or {}))
     return {name: _text(value) for name, value in found.items()} if isinstance(found, dict) else {}
 
 
