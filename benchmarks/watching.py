@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from urllib.parse import urlencode
 
@@ -37,8 +38,11 @@ async def watched(bench: Bench) -> Result:
             spent: list[Spent] = []
             # Between two others, so that tables that grow and a machine that is busy slow down both alike.
             for name in ("alone", "watched", "alone"):
-                async with _dashboards(bench.url) if name == "watched" else contextlib.nullcontext():
+                async with _dashboards(bench.url) if name == "watched" else contextlib.nullcontext() as pages:
                     one = await work_off(engine, [steps(10) for _ in range(runs)], runs * 10, sizes.slots)
+                    if pages is not None:
+                        # In percent of a core: server and tabs, which share the machine with the worker.
+                        measured.setdefault("pages_cpu_percent", []).append(await pages.cpu_percent())
                 measured.setdefault(f"{name}_steps_per_s", []).append(runs * 10 / one.wall)
                 measured.setdefault(f"{name}_cpu_us_per_step", []).append(one.cpu / runs / 10 * 1e6)
                 spent.append(one)
@@ -48,16 +52,52 @@ async def watched(bench: Bench) -> Result:
     return bench.result(runs=runs, steps=runs * 10, tabs=TABS, **figures)
 
 
+class _Pages:
+    """The process that serves the dashboards to their tabs; it tells its CPU time and the time when it is asked."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._first = (0.0, 0.0)
+
+    async def begin(self) -> None:
+        """Wait until all tabs are open."""
+        self._first = await self._read()
+
+    async def cpu_percent(self) -> float:
+        """CPU of the process since all tabs were open, in percent of a core."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"?\n")
+        await self._process.stdin.drain()
+        cpu, at = await self._read()
+        return 100 * (cpu - self._first[0]) / (at - self._first[1])
+
+    async def _read(self) -> tuple[float, float]:
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the server of the dashboards did not start, or has ended")
+        cpu, at = line.split()
+        return float(cpu), float(at)
+
+
+def _answer() -> None:
+    if sys.stdin.readline():
+        _tell()
+
+
+def _tell() -> None:
+    print(time.process_time(), time.perf_counter(), flush=True)
+
+
 @contextlib.asynccontextmanager
-async def _dashboards(url: str) -> AsyncIterator[None]:
+async def _dashboards(url: str) -> AsyncIterator[_Pages]:
     """A server with open tabs, in a process of its own."""
     command = (sys.executable, "-m", "benchmarks.watching", url)
-    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
-    assert process.stdout is not None
+    process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
-        if not await process.stdout.readline():
-            raise RuntimeError("the server of the dashboards did not start")
-        yield
+        pages = _Pages(process)
+        await pages.begin()
+        yield pages
         if process.returncode is not None:
             raise RuntimeError("the server of the dashboards ended; the measurement is void")
     finally:
@@ -83,7 +123,8 @@ async def serve(url: str) -> None:
         tabs = [_Tab(port, PAGES[number % len(PAGES)]) for number in range(TABS)]
         following = [asyncio.ensure_future(tab.follow()) for tab in tabs]
         await asyncio.gather(*(tab.connected.wait() for tab in tabs))
-        print("open", flush=True)
+        _tell()
+        asyncio.get_running_loop().add_reader(sys.stdin, _answer)
         # None of them ends by itself.
         done, _ = await asyncio.wait({task, *following}, return_when=asyncio.FIRST_COMPLETED)
         for one in done:
