@@ -44,6 +44,7 @@ PAGES = {
     "diff": "runs/order-42/diff/order-40?show=all",
     "deploy": "deploy",
     "backfill": "schedules/nightly-report/backfill?start=2026-09-01T00%3A00&end=2026-09-05T00%3A00",
+    "schedule-change": "schedules/nightly-report/change",
     "not-found": "runs/nothing",
     "run-source": "runs/order-41?tab=source",
     "run-source-failed": "runs/order-42?tab=source",

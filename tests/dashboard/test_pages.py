@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import html
 import inspect
 import json
@@ -14,12 +15,14 @@ from itertools import product
 import httpx
 import pytest
 
-from perdure import Context, Cron, Handle, Limit, activity, workflow
+from perdure import At, Context, Cron, Every, Handle, Limit, activity, workflow
 from perdure.client.session import session_of
 from perdure.core.limits.limit import LimitBounds, pace_of
 from perdure.core.model.run import Status
+from perdure.core.time.duration import microseconds
 from perdure.dashboard.page_request import CONTENT_SECURITY_POLICY, FOLDER
 from perdure.dashboard.pages import rate_text
+from perdure.dashboard.schedule_form import exact_duration
 from perdure.dashboard.site import ROUTES
 from perdure.http import Redaction
 from tests.dashboard.conftest import Shop
@@ -28,6 +31,7 @@ from tests.dashboard.shop import WORKFLOWS, browsing, checkout, crawl, fetch, re
 from tests.helpers import eventually
 from tests.stage import Stage
 
+LATER = datetime.datetime(2099, 1, 1, tzinfo=datetime.UTC)
 PAGES = ("/", "/runs", "/workflows", "/schedules", "/queues", "/dead-letters", "/workers", "/deploy")
 TABS = ("steps", "messages", "state", "family", "audit", "logs", "history", "source")
 
@@ -52,7 +56,13 @@ async def test_every_page_is_well_formed_and_keeps_its_policy(shop: Shop) -> Non
     ids = [handle.id for handle in shop.runs.values()]
     others = ["/queues/limit/mail/set", "/queues/breaker/smtp/open", "/queues/queue/default/pause"]
     others += ["/queues/type/shop.mail.v1/pause", "/schedules/hourly/resume", "/schedules/hourly/trigger"]
-    others += ["/schedules/hourly/backfill", "/deploy/check", "/workflows/shop.mail.v1", "/workflows/unknown"]
+    others += [
+        "/schedules/hourly/backfill",
+        "/schedules/hourly/change",
+        "/deploy/check",
+        "/workflows/shop.mail.v1",
+        "/workflows/unknown",
+    ]
     for path in [*PAGES, *run_pages(ids), *others, "/runs?q=status%3Afailed", "/login"]:
         answer = await shop.client.get(path)
         assert answer.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
@@ -125,6 +135,8 @@ async def test_the_query_in_the_url_chooses_the_runs(shop: Shop) -> None:
     assert await ids("id:order-4 order:oldest status:completed roots:yes") == ["order-40"]
     assert await ids("parent:order-40") == ["order-40/shop.ship.v1"]
     assert await ids("older:1h") == []
+    assert await ids("newer:2020-01-01T00:00Z") == await ids("")
+    assert await ids("newer:2020-01-01 older:2020-02-01T00:00+01:00") == []
 
 
 async def test_a_query_that_cannot_be_read_says_so(shop: Shop) -> None:
@@ -685,6 +697,75 @@ async def test_the_page_of_deploys_shows_the_last_check_by_type(shop: Shop) -> N
     page = await read(shop.client, "/deploy")
     assert f"/deploy?report={report.id}" in [*page.links()]
     assert "shown above" in (await read(shop.client, f"/deploy?report={report.id}")).text
+
+
+async def test_a_schedule_is_changed_by_what_differs_in_its_form(shop: Shop) -> None:
+    engine, path = shop.engine, "/schedules/changed/change"
+    await engine.schedules.create("changed", reminder(1), Every("90m", LATER), jitter="5m", priority=7)
+
+    async def form() -> dict[str, str]:
+        page = (await shop.client.get(path)).text
+        found = dict(re.findall(r'<input[^>]* name="([^"]*)"[^>]* value="([^"]*)"', page))
+        found |= dict(re.findall(r'type="hidden" name="([^"]*)" value="([^"]*)"', page))
+        return {**found, "overlap": found["before-overlap"]}
+
+    given = await form()
+    assert {name: given[name] for name in ("timing", "zone", "jitter", "priority", "deadline", "overlap")} == {
+        "timing": "every 90m", "zone": "UTC", "jitter": "5m", "priority": "7", "deadline": "", "overlap": "skip",
+    }  # fmt: skip
+    before = await engine.schedules.get("changed")
+    assert (await shop.client.post(path, data=given)).status_code == 303
+    assert await engine.schedules.get("changed") == before
+    # Another person changes the queue while the form is open.
+    await engine.schedules.change("changed", queue="other")
+    assert (await shop.client.post(path, data={**given, "overlap": "queue", "deadline": "2h"})).status_code == 303
+    one = await engine.schedules.get("changed")
+    assert (one.overlap.value, one.deadline, one.queue, one.timing) == ("queue", 7_200_000_000, "other", before.timing)
+    for timing, zone, expected in (
+        ("0 3 * * *", "Europe/Prague", Cron("0 3 * * *", "Europe/Prague")),
+        ("every 15m", "Europe/Prague", Every("15m")),
+        ("at 2099-12-24T18:00+01:00", "", At(datetime.datetime.fromisoformat("2099-12-24T18:00+01:00"))),
+    ):
+        answer = await shop.client.post(path, data={**await form(), "timing": timing, "zone": zone})
+        assert answer.status_code == 303, answer.text
+        stored = (await engine.schedules.get("changed")).timing
+        if isinstance(expected, Every):
+            # It begins with the time of the change.
+            assert isinstance(stored, Every)
+            assert microseconds(stored.interval) == microseconds(expected.interval)
+        else:
+            assert stored == expected
+    wrong = {
+        "timing": "whenever",
+        "zone": "Nowhere",
+        "jitter": "soon",
+        "priority": "first",
+        "queue": "",
+        "deadline": "x",
+    }
+    for name, value in wrong.items():
+        answer = await shop.client.post(path, data={**await form(), "timing": "0 3 * * *", name: value})
+        assert (answer.status_code, 'role="alert"' in answer.text) == (422, True), name
+        assert f'value="{value}"' in answer.text
+    events = await engine.schedules.events("changed")
+    assert {one.kind for one in events} >= {"schedule_changed"}
+    assert (await shop.client.get("/schedules/nothing/change")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("length", "text"),
+    [
+        (0, "0s"),
+        (250_000, "0.25s"),
+        (90_000_000, "90s"),
+        (5_400_000_000, "90m"),
+        (86_400_000_000, "1d"),
+        (1, "0.000001s"),
+    ],
+)
+def test_a_duration_in_a_form_means_exactly_what_is_stored(length: int, text: str) -> None:
+    assert exact_duration(length) == text
+    assert microseconds(text) == length
 
 
 async def test_a_schedule_is_backfilled_after_a_preview(shop: Shop) -> None:

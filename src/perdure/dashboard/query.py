@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import re
+from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct
@@ -106,7 +107,7 @@ class Query(Struct, frozen=True):
                 if term.value:
                     found[_FILTER_NAMES[term.name]] = term.value
             elif term.name in ("newer", "older"):
-                found["created_after" if term.name == "newer" else "created_before"] = now - _duration(term)
+                found["created_after" if term.name == "newer" else "created_before"] = _moment(term, now)
             elif term.name in ("roots", "deleted"):
                 found[term.name] = term.value.lower() in ("", "yes", "true", "1")
             elif term.name == "order":
@@ -125,11 +126,17 @@ def _status(text: str) -> Status:
     raise UsageError(f"{text[:40]!r} is not a status; the statuses are {', '.join(Status)}")
 
 
-def _duration(term: Term) -> datetime.timedelta:
+def _moment(term: Term, now: datetime.datetime) -> datetime.datetime:
+    """The time that a term names: a duration before now, or a point in time, in UTC unless it has a zone."""
+    with suppress(InvalidDuration, OverflowError):
+        return now - datetime.timedelta(microseconds=microseconds(term.value))
     try:
-        return datetime.timedelta(microseconds=microseconds(term.value))
-    except (InvalidDuration, OverflowError):
-        raise UsageError(f"{term.name}: takes a duration such as 1h30m, not {term.value[:40]!r}") from None
+        found = datetime.datetime.fromisoformat(term.value)
+        return (found if found.tzinfo is not None else found.replace(tzinfo=datetime.UTC)).astimezone(datetime.UTC)
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"{term.name}: takes a duration such as 1h30m, or a time such as 2026-11-01T15:00Z, not {term.value[:40]!r}"
+        ) from None
 
 
 def _attribute(text: str) -> tuple[str, tuple[str, Any]]:

@@ -25,6 +25,7 @@ from perdure.dashboard.diff_page import choose_diff, show_diff
 from perdure.dashboard.live import LiveViews, ViewKey
 from perdure.dashboard.page_request import HEADERS, THEME_COOKIE, THEMES, PageRequest, environment, static_files
 from perdure.dashboard.run_page import download, show_run
+from perdure.dashboard.schedule_form import change_schedule, show_change
 from perdure.dashboard.sources import show_type
 from perdure.dashboard.start_form import show_start, start_run
 from perdure.errors import UsageError
@@ -151,6 +152,8 @@ ROUTES = (
     PageRoute("GET", "/schedules", VIEWER, pages.schedules),
     PageRoute("GET", "/schedules/{}/backfill", OPERATOR, backfill_page.confirm_backfill),
     PageRoute("POST", "/schedules/{}/backfill", OPERATOR, backfill_page.perform_backfill),
+    PageRoute("GET", "/schedules/{}/change", OPERATOR, show_change),
+    PageRoute("POST", "/schedules/{}/change", OPERATOR, change_schedule),
     PageRoute("GET", "/schedules/{}/{}", OPERATOR, _confirm_schedule),
     PageRoute("POST", "/schedules/{}/{}", OPERATOR, _perform_schedule),
     PageRoute("GET", "/queues", VIEWER, pages.queues),

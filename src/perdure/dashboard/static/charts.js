@@ -24,11 +24,26 @@
     width: 400, height: 180, series: [{ value: "{YYYY}-{MM}-{DD} {HH}:{mm}" }, ...series],
     axes: [{ ...axis(null), values: (_, ticks, __, ___, each) => ticks.map((one) => moment(one, each)) }, axis(values, 68)], scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
     cursor: { sync: { key: "overview" }, drag: { x: false, y: false }, y: false }, legend: { live: true },
+    hooks: { init: [clicked] },
   });
   const line = (label, stroke, value, fill) => ({ label, stroke: color(stroke), width: 1.5, value: (_, one) => value(one), spanGaps: true,
     points: { show: true, size: 4 }, ...(fill ? { fill: `${color(stroke)}22` } : {}) });
   let plots = [];
   let last = null;
+  // A click leads to the runs of that part: to the failed ones on their line, to all that have ended elsewhere.
+  const clicked = (plot) => plot.over.addEventListener("click", () => {
+    const at = plot.cursor.idx;
+    if (at == null || !last || last.times.length < 2) return;
+    const far = (series) => {
+      const value = plot.data[series][at];
+      return value == null ? Infinity : Math.abs(plot.valToPos(value, "y") - plot.cursor.top);
+    };
+    const failed = plot === plots[0] && last.failed[at] > 0 && far(2) < far(1);
+    const time = (seconds) => new Date(seconds * 1000).toISOString().replace(".000Z", "Z");
+    const step = last.times[1] - last.times[0];
+    const query = `newer:${time(last.times[at])} older:${time(last.times[at] + step)} status:${failed ? "failed" : "completed,failed,cancelled"}`;
+    window.location.assign(`${place.dataset.runs}?${new URLSearchParams({ q: query })}`);
+  });
   const make = () => {
     for (const one of plots) one.destroy();
     const [throughput, duration] = place.querySelectorAll("[data-plot]");
