@@ -29,6 +29,7 @@ PAGES = {
     "run-asleep": "runs/reminder-7",
     "run-messages": "runs/order-41?tab=messages",
     "run-state": "runs/order-40?tab=state",
+    "run-stream": "runs/talker-1?tab=state&stream=readings&before=1000",
     "run-family": "runs/order-40?tab=family",
     "run-audit": "runs/order-45?tab=audit",
     "run-history": "runs/order-40?tab=history&at=4",
@@ -74,6 +75,14 @@ async def changed_checkout(ctx: Context, order: Order) -> str:
     return "done"
 
 
+@workflow("shop.talker.v1")
+async def talker(ctx: Context) -> None:
+    """Emit a long stream."""
+    for number in range(1234):
+        ctx.emit("readings", {"number": number, "celsius": 20 + number % 7 / 10})
+    ctx.emit("notes", "calibrated")
+
+
 def take(folder: Path, names: list[str]) -> None:
     """Pictures of the pages, wide and on a phone, in light and dark."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -94,10 +103,11 @@ async def main(folder: Path, names: list[str]) -> None:
     """Serve a shop, and take pictures of it."""
     with TemporaryDirectory() as place, chdir(place):
         async with (
-            Engine("sqlite:///shop.db", WORKFLOWS, audit="full") as engine,
+            Engine("sqlite:///shop.db", [*WORKFLOWS, talker], audit="full") as engine,
             engine.worker(slots=10, grace=0),
         ):
             await populate(engine)
+            await (await engine.start(talker(), id="talker-1")).result()
             await Engine("sqlite:///shop.db", [changed_checkout], build="1.5.0").check()
             now = datetime.datetime.now(datetime.UTC)
             await engine.schedules.backfill("nightly-report", now - datetime.timedelta(days=20), now)
