@@ -70,6 +70,18 @@ class Tokens:
         assert await store.create_token(NEW, ACTOR) == made
         assert await snapshot(harness) == before
 
+    async def test_a_digest_belongs_to_one_token(self, store: Store, harness: Harness) -> None:
+        await _made(store)
+        old = NewToken(name="old", digest="digest of an old one", role=Role.VIEWER, expires_at=START + SECOND)
+        assert await store.create_token(old, ACTOR) is not None
+        before = await snapshot(harness)
+        harness.system.advance(2 * SECOND)
+        # A new name, and one that is free again.
+        for name in ("other", "old"):
+            taken = NewToken(name=name, digest=NEW.digest, role=Role.ADMIN)
+            assert await store.create_token(taken, ACTOR) is None
+        assert await snapshot(harness) == before
+
     async def test_a_name_belongs_to_one_valid_token(self, store: Store, harness: Harness) -> None:
         made = await _made(store)
         other = NewToken(name="ci", digest="another digest", role=Role.ADMIN)
