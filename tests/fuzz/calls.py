@@ -39,7 +39,7 @@ from perdure import (
     step,
     workflow,
 )
-from perdure.admin import BulkAction, EngineWorker, LockContext, Role, Tokens
+from perdure.admin import BulkAction, EngineWorker, LockContext, Role
 from perdure.client.remote.engine import RemoteEngine
 from perdure.errors import StoreError
 from perdure.push import PushApp, QueueHandler, QueueMessage, RedisQueue, SigningKeys
@@ -408,13 +408,13 @@ def namespaces(engine: object) -> list[object]:
 
 
 async def targets(engine: Engine) -> list[tuple[str, Callable[..., Any]]]:
-    """Methods of the engine, its namespaces, its tokens, a lock and handles of runs in several states."""
+    """Methods of the engine, its namespaces, a lock and handles of runs in several states."""
     await engine.start(anything(1), id="r1", at="1d")
     runs = [await engine.start(anything(1), id="fresh"), *[await engine.get(run_id) for run_id in ("r2", "r3")]]
     await engine.schedules.create("nightly", anything(2), Cron("@daily"))
     parts: list[object] = [engine, *namespaces(engine), *runs]
     if not isinstance(engine, RemoteEngine):
-        parts += [Tokens(engine), await engine.locks.acquire("lock")]
+        parts.append(await engine.locks.acquire("lock"))
     known = [pair for part in parts for pair in methods(part)]
     return known + [pair for pair in known if pair[0] in ("Engine.start", "Engine.send")] * 5
 

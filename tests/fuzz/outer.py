@@ -15,7 +15,7 @@ import httpx
 import msgspec
 
 from perdure import Engine, blocking
-from perdure.admin import Role, Tokens
+from perdure.admin import Role
 from perdure.cli.app import COMMANDS, cli, run
 from perdure.errors import StoreError
 from perdure.http import HttpApp
@@ -87,7 +87,7 @@ async def fuzz_http(seed: int, count: int) -> Found:
             async with Engine("sqlite://", _CODE) as engine:
                 await prepare(engine)
                 await targets(engine)
-                token = (await Tokens(engine).create("root", Role.ADMIN)).token
+                token = (await engine.tokens.create("root", Role.ADMIN)).token
                 app = HttpApp(engine, rate=1e6, burst=10**6, longest_wait=0.01)
                 headers = {"Authorization": f"Bearer {token}", "Host": "localhost"}
                 transport = httpx.ASGITransport(app=app)
