@@ -80,8 +80,8 @@ class Context:
         """A copy of this context whose steps have other options: `ctx.options(timeout="5s").step(...)`.
 
         `using` opens the connection of a `transaction`. `undo` is called with a step's result to undo it; see `saga`.
-        The other options are those of `@step`: `name`, `retry`, `timeout`, `ephemeral`, `process`, `limit` and
-        `breaker`.
+        The other options are those of `@step`: `name`, `retry`, `timeout`, `ephemeral`, `at_most_once`, `process`,
+        `limit` and `breaker`.
         """
     def sleep(self, duration: Duration) -> None:
         """Wait for any duration without holding a slot or a thread."""
@@ -91,6 +91,12 @@ class Context:
         """Call a function, protected from a timeout around it and from the cancellation of the run.
 
         `ctx.shield(lambda: ctx.step(...))` waits until the step has ended, and raises the interruption only then.
+        """
+    def uncancel(self) -> bool:
+        """Take the cancellation of the run back, after `except asyncio.CancelledError`; True if there was one.
+
+        A cancelled run ends as cancelled, however its code ends. After this call the run goes on as if it had not been
+        cancelled, and can be cancelled again. Only the workflow function itself may call it, not one of its tasks.
         """
     def now(self) -> datetime.datetime:
         """The workflow's time: the time of the last record that was applied; the same on replay."""
@@ -137,6 +143,32 @@ class Context:
     def receive_question(
         self, question: str, type: Any = ..., *, timeout: Duration | None = None
     ) -> ReceivedQuestion[Any, Any]: ...
+    @overload
+    def answer(
+        self,
+        question: Question[Q, A],
+        handler: Callable[[Q], A | Awaitable[A]],
+        *,
+        validate: Callable[[Q], object] | None = None,
+    ) -> None: ...
+    @overload
+    def answer(
+        self,
+        question: str,
+        handler: Callable[[T], Any],
+        type: type[T],
+        *,
+        validate: Callable[[T], object] | None = None,
+    ) -> None: ...
+    @overload
+    def answer(
+        self,
+        question: str,
+        handler: Callable[[Any], Any],
+        type: Any = ...,
+        *,
+        validate: Callable[[Any], object] | None = None,
+    ) -> None: ...
     def send(self, run: str, channel: Channel[T] | str, value: T | Any = None, *, key: str | None = None) -> None:
         """Send a message to another run, in the same turn as the record that led to it.
 
