@@ -321,6 +321,13 @@ async def permitted(ctx: Context, ledger: str) -> str:
     return await ctx.call(permit(ledger), id="permit")
 
 
+@workflow("faults.pinned.v1", pinned=True)
+async def pinned(ctx: Context, ledger: str) -> str:
+    """Pinned to the build that began it, until the client unpins it."""
+    await ctx.step(effect, ledger, "pinned")
+    return await ctx.receive("unpinned", str)
+
+
 @workflow("faults.slow.v1")
 async def slow(ctx: Context, ledger: str) -> list[str]:
     return [await ctx.step(effect, ledger, "before"), await ctx.step(lingers, ledger)]
@@ -333,7 +340,7 @@ async def hopeless(ctx: Context) -> None:
 
 ACTIVITIES: list[Activity[Any, Any]] = [errand, never_begun, permit]
 WORKFLOWS: list[Definable] = [
-    everything, child, idle_child, again, broken, stuck, stopped, charged, stubborn, mailed, permitted, slow, hopeless,
-    Round,
+    everything, child, idle_child, again, broken, stuck, stopped, charged, stubborn, mailed, permitted, pinned, slow,
+    hopeless, Round,
     *ACTIVITIES,
 ]  # fmt: skip

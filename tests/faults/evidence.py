@@ -43,6 +43,7 @@ OUTCOMES = {
     "charged": ("completed",),
     "ended": ("failed",),
     "mailed": ("completed",),
+    "pinned": ("completed",),
     "slow": ("completed",),
     "odd": ("blocked", "pending"),
 }

@@ -164,9 +164,18 @@ class Notifier:
                     if failures:
                         return
                     continue
-                await self._system.sleep(min(_GAP * 2.0 ** min(failures, 12), _PAUSES[1]))
+                await self._pause(min(_GAP * 2.0 ** min(failures, 12), _PAUSES[1]))
         finally:
             self._sending = None
+
+    async def _pause(self, seconds: float) -> None:
+        # Not the sleep of the system: the announcement of a commit must not move a clock that the caller moves.
+        over = asyncio.Event()
+        timer = self._system.call_later(seconds, over.set)
+        try:
+            await over.wait()
+        finally:
+            timer.cancel()
 
     # listening
 
