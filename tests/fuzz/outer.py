@@ -223,7 +223,10 @@ def fuzz_commands(seed: int, count: int, url: str) -> Found:
             arguments = _arguments(words, command, draw, url)
             told = io.StringIO()
             error: BaseException | None = None
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(told):
+            with (
+                contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), encoding="utf-8")),
+                contextlib.redirect_stderr(told),
+            ):
                 try:
                     run(arguments)
                 except BaseException as raised:

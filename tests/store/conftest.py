@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from perdure.store import SqlStore, open_store
 from perdure.store.url import MysqlUrl, PostgresUrl, parse
@@ -96,7 +97,8 @@ class ServerHarness:
         if isinstance(url, PostgresUrl):
             from perdure.store.postgres.store import PostgresStore
 
-            store = PostgresStore(url, self.system, time=self.system.now)
+            # A process that listens hears of every change when its connection is there, at any time.
+            store = PostgresStore(replace(url, listen=None), self.system, time=self.system.now)
             # A verb that is run again, because a pooler turns out to stand in between, passes its crash points again.
             store._prepares = PGBOUNCER not in os.environ
             return store

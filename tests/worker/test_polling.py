@@ -32,7 +32,7 @@ def test_the_numbers_of_an_adaptive_poll_are_options() -> None:
     assert settings.poll_interval == 30.0
     backoff, pauses = settings.poll_backoff, [settings.poll_backoff.first]
     for _ in range(30):
-        pauses.append(backoff.after_nothing(pauses[-1]))
+        pauses.append(backoff.after_nothing(pauses[-1], backoff.longest))
     assert pauses[:3] == [1.0, 1.2, pytest.approx(1.44)]
     assert pauses[-1] == 30.0
     for _ in range(30):

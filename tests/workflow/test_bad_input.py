@@ -124,7 +124,7 @@ REFUSED: dict[str, tuple[Act, type[PerdureError], str]] = {
     "a message to a bad id": (lambda e: e.send("", "word"), InvalidId, "run id"),
     "cancelling a missing run": (lambda e: e.cancel("missing"), RunNotFound, "'missing'"),
     "cancelling a bad id": (lambda e: e.cancel("a\0"), InvalidId, "control"),
-    "cancelling for a reason that is no text": (lambda e: e.cancel("waiting", "\ud800"), EncodeError, "reason"),
+    "cancelling for a reason that is no text": (lambda e: e.cancel("waiting", "\ud800"), UsageError, "reason"),
     "a handle of a missing run": (lambda e: e.get("missing"), RunNotFound, "'missing'"),
     "unblocking a missing run": (lambda e: e.runs.retry("missing"), RunNotFound, "'missing'"),
     # Wrong on purpose:

@@ -38,9 +38,9 @@ class PollBackoff(Struct, frozen=True, kw_only=True):
     idle: float = 1.5
     busy: float = 0.0
 
-    def after_nothing(self, pause: float) -> float:
-        """Return the pause that follows a poll that found nothing."""
-        return min(self.longest, pause * self.idle)
+    def after_nothing(self, pause: float, longest: float) -> float:
+        """Return the pause that follows a poll that found nothing; at most `longest`."""
+        return min(longest, pause * self.idle)
 
     def after_work(self, pause: float) -> float:
         """Return the pause that follows a poll that found work."""

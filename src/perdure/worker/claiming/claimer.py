@@ -321,7 +321,8 @@ class Claimer:
             if changed:
                 self._hint |= Change.ALL
             # Grows on every poll: some stores cannot tell and always report a change. A claimed run resets it.
-            self._poll = self._backoff.after_nothing(min(self._poll, self._longest_poll))
+            longest_poll = self._longest_poll
+            self._poll = self._backoff.after_nothing(min(self._poll, longest_poll), longest_poll)
 
     @property
     def _longest_poll(self) -> float:

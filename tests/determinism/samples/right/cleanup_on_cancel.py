@@ -1,4 +1,4 @@
-"""Cancellation is caught, cleaned up after, and raised again; or it ends the run on purpose."""
+"""Cancellation is caught, cleaned up after, and raised again; or it is taken back on purpose."""
 
 import asyncio
 
@@ -38,6 +38,7 @@ async def watch(ctx: Context) -> str:
     try:
         await ctx.sleep("1000d")
     except asyncio.CancelledError:
+        ctx.uncancel()
         return "asked to stop, and stopped in order"
     return "nothing happened"
 

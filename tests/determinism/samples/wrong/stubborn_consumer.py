@@ -1,6 +1,6 @@
 """A loop that treats a cancellation like any other error, and so cannot be cancelled."""
 
-from perdure import Channel, Context, workflow
+from perdure import Channel, Context, RunCancelled, workflow
 from perdure.testing import Environment
 
 jobs = Channel("job", str)
@@ -36,4 +36,7 @@ async def drive(env: Environment) -> object:
     await env.cancel(run)
     for name in ("b", "c"):
         await env.send(run, "job", name)
-    return await run.result()
+    try:
+        return await run.result()
+    except RunCancelled as cancelled:
+        return cancelled.partial
