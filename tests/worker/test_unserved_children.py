@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
 from perdure import Call, Context, Status, activity, workflow
+from perdure.core.model.run import Run
+from perdure.core.system import Cancellable
+from perdure.errors import StoreError
+from perdure.host import Host
+from perdure.store.contract import Store
 from perdure.worker import unserved_children
+from perdure.worker.unserved_children import UnservedChildren
 from tests.helpers import eventually
 from tests.stage import Stage, until
 
@@ -62,13 +70,14 @@ async def test_a_child_that_another_worker_serves_is_not_logged(
     stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[str] = []
-    look = unserved_children.UnservedChildren._look
+    is_unserved = UnservedChildren._is_unserved
 
-    async def counted(self: Any, type: str, child_id: str, parent_id: str) -> None:
-        await look(self, type, child_id, parent_id)
-        looks.append(type)
+    async def counted(self: UnservedChildren, child: Run) -> bool:
+        answer = await is_unserved(self, child)
+        looks.append(child.type)
+        return answer
 
-    monkeypatch.setattr(unserved_children.UnservedChildren, "_look", counted)
+    monkeypatch.setattr(UnservedChildren, "_is_unserved", counted)
     engine = stage.engine(parent, served)
     with caplog.at_level(logging.WARNING, "perdure.worker"):
         async with engine.worker(types=[parent.type]), engine.worker(types=[served.type]):
@@ -79,3 +88,105 @@ async def test_a_child_that_another_worker_serves_is_not_logged(
             assert await (await engine.start(parent(served.type))).result("60s") == "done"
     assert warnings(caplog) == []
     assert looks == [served.type]
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_child_whose_start_is_committed_after_the_first_look_is_logged(
+    stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = stage.engine(parent, missing)
+    assert stage.store is not None
+    get, commit, looked, looks = stage.store.get, stage.store.commit, asyncio.Event(), list[bool]()
+
+    async def watched(run_id: str) -> Run | None:
+        found = await get(run_id)
+        if "/" in run_id:
+            looks.append(found is not None)
+            looked.set()
+        return found
+
+    async def late(*args: Any) -> Any:
+        await looked.wait()
+        return await commit(*args)
+
+    monkeypatch.setattr(stage.store, "get", watched)
+    monkeypatch.setattr(stage.store, "commit", late)
+    async with engine.worker(types=[parent.type]):
+        await engine.start(parent(missing.type))
+        await eventually(lambda: len(warnings(caplog)) == 1)
+    assert not looks[0]
+    assert looks[-1]
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("verb", ["get", "workers"])
+async def test_a_child_is_logged_after_a_look_that_the_database_refused(
+    verb: str, stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = stage.engine(parent, missing)
+    assert stage.store is not None
+    ask, refused = getattr(stage.store, verb), list[object]()
+
+    async def refuse_once(*args: Any) -> Any:
+        if (verb == "workers" or "/" in args[0]) and not refused:
+            refused.append(args)
+            raise StoreError("planted")
+        return await ask(*args)
+
+    async with engine.worker(types=[parent.type]):
+        monkeypatch.setattr(stage.store, verb, refuse_once)
+        await engine.start(parent(missing.type))
+        await eventually(lambda: len(warnings(caplog)) == 1)
+    assert refused
+
+
+class Timers(Host):
+    """A system whose timers are called by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.due: list[tuple[float, Callable[[], object]]] = []
+
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Cancellable:
+        self.due.append((seconds, callback))
+        return super().call_later(3600, callback)
+
+
+class Empty:
+    """A store without runs."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def get(self, run_id: str) -> None:
+        self.asked.append(run_id)
+
+
+async def test_a_child_that_never_appears_is_looked_for_a_few_times() -> None:
+    system, store = Timers(), Empty()
+    children = UnservedChildren(system, cast("Store", store), ())
+    children.note("a.v1", "p/1", "p")
+    delays = []
+    while system.due:
+        children.note("a.v1", "q/1", "q")
+        [(seconds, callback)] = system.due
+        system.due.clear()
+        delays.append(seconds)
+        callback()
+        await asyncio.gather(*children._looking)
+    assert delays == [5.0, 10.0, 20.0, 40.0, 80.0, 160.0]
+    assert store.asked == ["p/1"] * 6
+    children.note("a.v1", "r/1", "r")
+    [(seconds, callback)] = system.due
+    callback()
+    await asyncio.gather(*children._looking)
+    assert (seconds, store.asked[6:]) == (5.0, ["r/1"])
+    children.stop()
+
+
+async def test_a_child_that_starts_while_its_worker_stops_is_not_looked_at() -> None:
+    system = Timers()
+    children = UnservedChildren(system, cast("Store", Empty()), ())
+    children.stop()
+    children.note("a.v1", "p/1", "p")
+    assert system.due == []

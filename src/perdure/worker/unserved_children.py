@@ -1,7 +1,8 @@
 """Warnings about children that no live worker takes: without one, their parents wait and nothing says why.
 
 A child of a type that this worker serves costs a lookup. The first child of another type is read again a few seconds
-later, off the path of its parent. A type is warned of once.
+later, off the path of its parent; if it is not there yet, or the database refuses, it is read again after pauses that
+double. A type is warned of once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ logger = logging.getLogger("perdure.worker")
 
 #: Seconds after which a child that no worker has claimed is looked at.
 _PATIENCE = 5.0
-#: Seconds before a type that another worker serves is looked at again.
+#: Seconds before a type that another worker serves is looked at again; a child that is not there is given up before a
+#: pause of this length.
 _AGAIN = 300.0
 
 
@@ -35,15 +37,17 @@ class UnservedChildren:
         #: Types that are being looked at or were, with the timer of the next look.
         self._types: dict[str, Cancellable | None] = {}
         self._looking: set[asyncio.Task[None]] = set()
+        self._stopped = False
 
     def note(self, type: str, child_id: str, parent_id: str) -> None:
         """Note that a run starts a child."""
-        if type in self._served or type in self._types:
+        if self._stopped or type in self._served or type in self._types:
             return
-        self._types[type] = self._system.call_later(_PATIENCE, lambda: self._begin(type, child_id, parent_id))
+        self._look_later(type, child_id, parent_id, _PATIENCE)
 
     def stop(self) -> None:
         """Look at nothing any more."""
+        self._stopped = True
         for timer in self._types.values():
             if timer is not None:
                 timer.cancel()
@@ -51,18 +55,28 @@ class UnservedChildren:
         for task in self._looking:
             task.cancel()
 
-    def _begin(self, type: str, child_id: str, parent_id: str) -> None:
-        task = self._system.spawn(self._look(type, child_id, parent_id), "perdure unserved child")
-        self._looking.add(task)
-        task.add_done_callback(self._looking.discard)
+    def _look_later(self, type: str, child_id: str, parent_id: str, pause: float) -> None:
+        def begin() -> None:
+            task = self._system.spawn(self._look(type, child_id, parent_id, pause), "perdure unserved child")
+            self._looking.add(task)
+            task.add_done_callback(self._looking.discard)
 
-    async def _look(self, type: str, child_id: str, parent_id: str) -> None:
+        self._types[type] = self._system.call_later(pause, begin)
+
+    async def _look(self, type: str, child_id: str, parent_id: str, pause: float) -> None:
         try:
             child = await self._store.get(child_id)
             unserved = child is not None and await self._is_unserved(child)
         except StoreError:
             child, unserved = None, False
-        if not unserved or child is None:
+        if child is None:
+            # The turn that starts it may not be committed yet, or never will be.
+            if 2 * pause < _AGAIN:
+                self._look_later(type, child_id, parent_id, 2 * pause)
+            else:
+                del self._types[type]
+            return
+        if not unserved:
             self._types[type] = self._system.call_later(_AGAIN, lambda: self._types.pop(type, None))
             return
         self._types[type] = None
