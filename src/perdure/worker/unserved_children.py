@@ -74,7 +74,7 @@ class UnservedChildren:
             if 2 * pause < _AGAIN:
                 self._look_later(type, child_id, parent_id, 2 * pause)
             else:
-                del self._types[type]
+                self._types.pop(type, None)
             return
         if not unserved:
             self._types[type] = self._system.call_later(_AGAIN, lambda: self._types.pop(type, None))
