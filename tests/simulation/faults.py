@@ -200,7 +200,7 @@ class FaultStore:
 
         return unsubscribe
 
-    async def poll_changes(self) -> bool:
+    async def poll_changes(self, *, watch: bool = True) -> bool:
         """Whether anybody may have written since the last call."""
         commits = self._database.commits
         changed, self._known_commits = commits != self._known_commits, commits

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,6 +67,29 @@ async def test_a_commit_to_a_file_is_heard_of_without_a_poll_whatever_program_ma
     await theirs.close()
     await ours.close()
     assert not ours.is_notified
+
+
+async def test_a_poll_that_wants_no_watch_leaves_the_file_alone_until_the_next_poll(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'runs.db'}"
+    ours, theirs = open_store(url, Host()), open_store(url, Host())
+    await ours.open()
+    await theirs.open()
+    await ours.poll_changes(watch=False)
+    assert not ours.is_notified
+    told: list[Change] = []
+    ours.subscribe(told.append)
+    statements: list[str] = []
+    store: Any = ours
+    await store.trace(statements.append)
+    for number in range(5):
+        await theirs.create([a_run(f"r{number}")], ACTOR)
+        await asyncio.sleep(0.02)
+    assert (told, statements) == ([], [])
+    assert await ours.poll_changes(watch=False)
+    assert told == [Change.ALL]
+    assert not await ours.poll_changes(watch=False)
+    await ours.close()
+    await theirs.close()
 
 
 async def test_our_own_commits_are_not_taken_for_those_of_others(tmp_path: Path) -> None:

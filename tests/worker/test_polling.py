@@ -99,7 +99,7 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def poll_changes(self) -> bool:
+    async def poll_changes(self, *, watch: bool = True) -> bool:
         self.polls += 1
         return True
 

@@ -188,9 +188,10 @@ class Hub:
         """The updates since the last tick, and the number of statements that reading them took."""
         asked = 0
         if store.exclusive:
-            # Nearly free where it tells anything. A server does not tell.
+            # Nearly free where it tells anything. A server does not tell. A watch would check the file twenty times a
+            # second while others write, even after the last client has left.
             asked, written, self._written = 1, self._written, False
-            if not await store.poll_changes() and not written:
+            if not await store.poll_changes(watch=False) and not written:
                 return None, asked
             if not self._readers:
                 return LiveTick(self._last, ()), asked

@@ -216,10 +216,12 @@ class Store(Protocol):
         not observed, because their outcome is unknown here.
         """
 
-    async def poll_changes(self) -> bool:
+    async def poll_changes(self, *, watch: bool = True) -> bool:
         """True if another connection may have written since the last call; all listeners are then called.
 
-        Nearly free; always True where it cannot be known.
+        Nearly free; always True where it cannot be known. With `watch`, the store tells the listeners of later commits
+        by itself where it can, which costs further checks for as long as it is open and others commit. A caller that
+        keeps to a budget of statements does not want that.
         """
 
     async def now(self) -> int:

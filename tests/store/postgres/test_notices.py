@@ -32,7 +32,7 @@ from tests.servers.schemas import PGBOUNCER, postgres_dsn
 class Deaf(PostgresStore):
     """Return a store that does not poll for the writes of others."""
 
-    async def poll_changes(self) -> bool:
+    async def poll_changes(self, *, watch: bool = True) -> bool:
         return False
 
 

@@ -121,10 +121,11 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
             self._doorbell.close()
             self._doorbell = None
 
-    async def poll_changes(self) -> bool:
-        """True: only a query can tell. From now on, commits of other processes of this machine are heard of."""
-        self._bell().hear()
-        return await super().poll_changes()
+    async def poll_changes(self, *, watch: bool = True) -> bool:
+        """True: only a query can tell. With `watch`, commits of other processes of this machine are then heard of."""
+        if watch:
+            self._bell().hear()
+        return await super().poll_changes(watch=watch)
 
     def announce(self, change: Change) -> None:
         """Announce something to other processes of this machine."""

@@ -99,7 +99,7 @@ class ServerStore(SqlStore, Generic[C, X]):
             self._process = 0
             await self._pools.close()
 
-    async def poll_changes(self) -> bool:
+    async def poll_changes(self, *, watch: bool = True) -> bool:
         """True: it cannot be known without asking, and asking is as dear as claiming."""
         self._check_open()
         return True

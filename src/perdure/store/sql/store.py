@@ -144,7 +144,7 @@ class SqlStore(ABC):
         """Close every connection; afterwards each verb raises `EngineClosed`."""
 
     @abstractmethod
-    async def poll_changes(self) -> bool:
+    async def poll_changes(self, *, watch: bool = True) -> bool:
         """True if another connection may have written since the last call; all listeners are then called."""
 
     @abstractmethod

@@ -86,11 +86,12 @@ class SqliteStore(SqlStore):
         for connection in self._connections:
             await connection.thread.run(connection.close)
 
-    async def poll_changes(self) -> bool:
+    async def poll_changes(self, *, watch: bool = True) -> bool:
         """Tell whether another connection may have written since the last call."""
         if self._process != os.getpid():
             self._check_open()
-        self._watch_log()
+        if watch:
+            self._watch_log()
         changed = self._check_at_once()
         return await self._writer.thread.run(self._check_changed) if changed is None else changed
 
@@ -212,7 +213,7 @@ class SqliteStore(SqlStore):
         return answer
 
     def _watch_log(self) -> None:
-        """See the next write to the log. A process that never waits has no watch."""
+        """See the next write to the log. A process that never waits, or only shows live pages, has no watch."""
         if self._watch is None and self._is_watchable is None:
             # Read once: it takes longer than a poll.
             self._is_watchable = self._file is not None and not self._is_inline and is_watchable(self._file)
