@@ -21,6 +21,7 @@ from perdure import (
     workflow,
 )
 from perdure.core.model.record import RecordKind
+from perdure.core.model.run import Reason
 from perdure.errors import StepInterrupted
 from tests.helpers import eventually
 from tests.stage import Stage, until
@@ -285,7 +286,10 @@ async def test_a_pause_waits_for_it(stage: Stage) -> None:
 
     @workflow("once.paused.v1")
     async def flow(ctx: Context) -> list[str]:
-        return [await ctx.options(at_most_once=True).step(work.charge), await ctx.step(work.quick)]
+        return [await ctx.options(at_most_once=True).step(work.charge), await ctx.receive("go on", str)]
+
+    async def is_paused() -> bool:
+        return (await run.info()).reason == Reason.PAUSED
 
     engine = stage.engine(flow)
     async with engine.worker():
@@ -293,10 +297,12 @@ async def test_a_pause_waits_for_it(stage: Stage) -> None:
         await eventually(lambda: bool(work.calls), saying="the step being executed")
         await run.pause()
         work.go_on.set()
-        await until(run, Status.WAITING)
-        assert work.calls == ["charge"]
+        await eventually(is_paused, saying="the run being paused")
+        assert [record.location for record in await run.history() if record.kind is RecordKind.STEP] == ["Work.charge"]
         await run.resume()
-        assert await run.result("20s") == ["charge 1", "quick"]
+        await run.send("go on", "quick")
+        assert await run.result("60s") == ["charge 1", "quick"]
+    assert work.calls == ["charge"]
 
 
 async def test_a_step_that_the_workflow_gave_up_is_not_interrupted_later(stage: Stage) -> None:
