@@ -93,11 +93,12 @@ Perdure = Callable[..., Answer]
 @pytest.fixture
 def own_log() -> Iterator[None]:
     """What a command does to the log of its process ends with the test: its stream is closed by then."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    loggers = [logging.getLogger(), logging.getLogger("perdure")]
+    before = [(one, one.handlers[:], one.level, one.propagate) for one in loggers]
     yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    for one, handlers, level, propagate in before:
+        one.handlers[:], one.propagate = handlers, propagate
+        one.setLevel(level)
 
 
 @pytest.fixture

@@ -201,7 +201,7 @@ class LoopWatch:
             return False
         self._idle_samples = 0
         self.is_resting = True
-        # A run that came before the line above has woken nobody.
+        # A run that came before the line above has not woken this watch.
         self.is_resting = self._may_rest()
         return self.is_resting
 

@@ -30,7 +30,7 @@ class PollBackoffOptions(TypedDict, total=False):
 
 
 class PollBackoff(Struct, frozen=True, kw_only=True):
-    """How the pause between two polls changes; durations in seconds."""
+    """Change of the pause between two polls; durations in seconds."""
 
     first: float = 0.005
     shortest: float = 0.005
