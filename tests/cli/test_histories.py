@@ -91,13 +91,14 @@ class Terminal:
     """`perdure ...` on a terminal, as a person uses it."""
 
     def __init__(self, *arguments: str) -> None:
-        self._leader, follower = pty.openpty()
+        # The follower stays open here: when its last holder closes it, Linux may
+        # answer EIO before the last output.
+        self._leader, self._follower = pty.openpty()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "perdure.cli", *arguments],
-            stdin=follower, stdout=follower, stderr=follower,
+            stdin=self._follower, stdout=self._follower, stderr=self._follower,
             env={**os.environ, "TERM": "dumb", "COLUMNS": "200", "NO_COLOR": "1"},
         )  # fmt: skip
-        os.close(follower)
         self.said = ""
 
     def __enter__(self) -> Terminal:
@@ -107,14 +108,18 @@ class Terminal:
         self._process.kill()
         self._process.wait()
         os.close(self._leader)
+        os.close(self._follower)
 
     def expect(self, text: str) -> str:
         """Read until a text has come; what came before it since the last one."""
         limit = time.monotonic() + 90
         while text not in self.said:
-            assert time.monotonic() < limit, (text, self.said)
+            ended = self._process.poll() is not None
             if select.select([self._leader], [], [], 0.1)[0]:
-                self.said += os.read(self._leader, 65536).decode().replace("\r\n", "\n")
+                self.said = (self.said + os.read(self._leader, 65536).decode()).replace("\r\n", "\n")
+            else:
+                assert not ended, (text, self.said)
+                assert time.monotonic() < limit, (text, self.said)
         before, _, self.said = self.said.partition(text)
         return before
 
