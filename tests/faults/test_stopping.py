@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from perdure import Engine, Status
+from perdure import Context, Engine, Pending, RetryAfter, Status, activity, workflow
 from perdure.core.model.record import NewMessage
-from perdure.core.model.turn import Park, Release, Turn, TurnOutcome
+from perdure.core.model.turn import ContinueAsNew, Park, Release, Turn, TurnOutcome
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.testing.crash import Trap
@@ -82,7 +82,27 @@ async def test_a_worker_told_to_stop_at_any_point_ends_and_leaves_nothing_behind
                 group.create_task(case(1000 * number + hit, Trap(point=point, hit=hit, signal=signal.SIGTERM)))
 
 
-async def test_a_run_that_is_given_back_while_its_parking_is_refused_is_still_given_back(tmp_path: Path) -> None:
+@activity("stopping.waits.v1")
+async def waits_outside() -> str:
+    return Pending
+
+
+@activity("stopping.later.v1")
+async def waits_for_its_next_attempt() -> str:
+    raise RetryAfter(3600)
+
+
+@workflow("stopping.again.v1")
+async def goes_on_as_new(ctx: Context) -> None:
+    ctx.continue_as_new(goes_on_as_new())
+
+
+@pytest.mark.parametrize(
+    "definition", [app.stopped, waits_outside, waits_for_its_next_attempt, goes_on_as_new], ids=lambda one: one.type
+)
+async def test_a_run_that_is_given_back_while_its_rest_is_refused_is_still_given_back(
+    definition: Any, tmp_path: Path
+) -> None:
     url = f"sqlite:///{tmp_path}/runs.db"
     host = Host()
     store: Any = open_store(url, host)
@@ -90,7 +110,7 @@ async def test_a_run_that_is_given_back_while_its_parking_is_refused_is_still_gi
     stopping: list[asyncio.Future[None]] = []
 
     async def commit_late(turns: Sequence[Turn], actor: str) -> list[TurnOutcome]:
-        if not stopping and isinstance(turns[0].next, Park):
+        if not stopping and isinstance(turns[0].next, Park | ContinueAsNew):
             stopping.append(asyncio.ensure_future(worker.stop(grace=0)))
             await store.send([NewMessage(run_id=turns[0].lease.run_id, name="other", payload="1", key="1")], "test")
             assert worker._worker is not None
@@ -100,10 +120,10 @@ async def test_a_run_that_is_given_back_while_its_parking_is_refused_is_still_gi
         return verdicts
 
     store.commit = commit_late
-    async with Engine(url, [app.stopped], system=host, store=store) as engine:
+    async with Engine(url, [definition], system=host, store=store) as engine:
         worker = engine.worker(lease=LEASE)
         await worker.start()
-        run = await engine.start(app.stopped(str(tmp_path / "ledger")))
+        run = await engine.start(definition(str(tmp_path / "ledger")) if definition is app.stopped else definition())
         await eventually(lambda: stopping and stopping[0].done())
         assert await run.status() is Status.PENDING
 

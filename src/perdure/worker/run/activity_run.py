@@ -492,7 +492,9 @@ class ActivityRun(HeldRun):
         return read if read > self.run.inbox_read else 0
 
     def _next_state(self) -> NextState | None:
-        if self._forced is not None and not (isinstance(self._forced, Release) and self._after is not None):
+        if self._forced is not None and (
+            self._after is None or self._leaves_entries or not isinstance(self._forced, Release)
+        ):
             return self._forced
         if self._waits_outside and self._orders is not None and self._orders.blocks_steps:
             self._after = None
@@ -516,6 +518,7 @@ class ActivityRun(HeldRun):
         elif verdict is TurnOutcome.AWAKE and self._forced is None:
             self._services.owner.read_inbox(self)
         elif verdict is TurnOutcome.AWAKE or after is None:
+            self._leaves_entries = verdict is TurnOutcome.AWAKE
             self.settle(reading)
             self._write_progress()
         else:

@@ -47,6 +47,8 @@ class HeldRun(ABC):
 
     #: Kind of thing whose end the log reports: a run or an activity.
     scope = RUN
+    #: Whether a run that is given up has inbox entries that it will not take in: it can neither park nor continue.
+    _leaves_entries = False
 
     def __init__(self, claimed: ClaimedRun, services: Services) -> None:
         self.run = run = claimed.run

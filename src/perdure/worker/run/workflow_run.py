@@ -550,7 +550,9 @@ class WorkflowRun(HeldRun):
     def _next_state(self, now: int) -> NextState | None:
         execution = self._execution
         outcome = None if execution is None else execution.outcome
-        if self._forced is not None and (outcome is None or not isinstance(self._forced, Release)):
+        if self._forced is not None and (
+            outcome is None or self._leaves_entries or not isinstance(self._forced, Release)
+        ):
             return self._forced
         if self._orders is not None and not self._attempts and (outcome is None or outcome.renewed is not None):
             steered = self._orders.next_state(ended=outcome is not None)
@@ -584,9 +586,12 @@ class WorkflowRun(HeldRun):
             self._start_announced()
         if verdict is _LOST:
             self.lose()
+        elif after is None:
+            self.settle(reading)
         elif verdict is _AWAKE and self._forced is None:
             self._services.owner.read_inbox(self)
-        elif verdict is _AWAKE or after is None:
+        elif verdict is _AWAKE:
+            self._leaves_entries = True
             self.settle(reading)
         elif type(after) is Block and after.reason is Reason.BROKEN and self._execution is not None:
             outcome = self._execution.outcome
