@@ -90,7 +90,7 @@ class Answer:
 Perdure = Callable[..., Answer]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def own_log() -> Iterator[None]:
     """What a command does to the log of its process ends with the test: its stream is closed by then."""
     loggers = [logging.getLogger(), logging.getLogger("perdure")]
@@ -102,9 +102,7 @@ def own_log() -> Iterator[None]:
 
 
 @pytest.fixture
-def perdure(
-    own_log: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Perdure:
+def perdure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Perdure:
     """`perdure ...` in a directory of its own that has a shop.py."""
     (tmp_path / "shop.py").write_text(SHOP)
     monkeypatch.chdir(tmp_path)
