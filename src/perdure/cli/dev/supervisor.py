@@ -171,7 +171,9 @@ class Supervisor:
                 *(sys.executable, "-P", "-m", "perdure.cli.dev.child", msgspec.json.encode(settings).decode()),
                 stdin=asyncio.subprocess.PIPE,
                 pass_fds=(ready, settings.socket) if role == SERVER else (ready,),
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                # Bytecode files name the second and the size of their source: a file that is changed twice in one
+                # second would run in its first form.
+                env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"},
                 # A signal of the terminal is for the parent alone, which stops the children in order.
                 start_new_session=True,
             )
