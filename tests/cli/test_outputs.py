@@ -59,6 +59,7 @@ def test_a_run_is_asked_and_told_with_others(hotel: Perdure) -> None:
     answer = hotel("ask", URL, "g", "name", "7", "--key", "q", "--timeout", "10ms")
     assert answer.code == 1
     assert "did not answer" in answer.err
+    assert "traceback" not in answer.err
 
     async def listen() -> None:
         sys.modules.pop("shop", None)

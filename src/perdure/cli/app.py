@@ -200,7 +200,7 @@ def _print_traceback(error: Exception, secrets: frozenset[str]) -> None:
 
 def _report(error: Exception, secrets: frozenset[str], as_json: bool) -> None:
     message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-    if not isinstance(error, PerdureError | click.ClickException):
+    if not isinstance(error, PerdureError | TimeoutError | click.ClickException):
         message = f"{type(error).__name__}: {message}; --debug shows the traceback"
     message = masked(message, secrets)
     if as_json:
