@@ -22,7 +22,7 @@ group = CommandGroup(
         "Commands": {
             "list": "perdure.cli.audit:list_events",
             "prune": "perdure.cli.audit:prune",
-            "checks": "perdure.cli.deploy:checks",
+            "checks": "perdure.cli.replay.deploy:checks",
         }
     },
     help="List, follow and prune the events of the audit trail; list deploy checks.",

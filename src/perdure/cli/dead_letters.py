@@ -14,7 +14,7 @@ from perdure.cli.console.document import Document, failure, moment, payload
 from perdure.cli.console.output import Printer
 from perdure.cli.console.params import JsonParam, TimeParam, in_the_past, one_or_filtered, with_output, with_target
 from perdure.cli.console.target import with_engine
-from perdure.cli.control import print_deleted
+from perdure.cli.runs.control import print_deleted
 from perdure.client.dead_letters import BulkResult, DeadOptions
 from perdure.client.runs.reopen import RetryOptions
 from perdure.core.codec.failure import Failure

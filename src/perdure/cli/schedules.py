@@ -23,7 +23,7 @@ from perdure.cli.console.params import (
     with_target,
 )
 from perdure.cli.console.target import with_engine
-from perdure.cli.start import make_call, named_values
+from perdure.cli.runs.start import make_call, named_values
 from perdure.client.engine import Engine
 from perdure.core.time.cron import At, Cron, Every, Timing
 from perdure.core.time.schedule import BackfillPreview, Fire, Overlap, Schedule

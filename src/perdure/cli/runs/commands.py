@@ -25,7 +25,7 @@ from perdure.cli.console.document import (
 from perdure.cli.console.output import Printer, dump
 from perdure.cli.console.params import read_filters, with_filters, with_output, with_target
 from perdure.cli.console.target import engine_at, with_engine
-from perdure.cli.messages import print_set_aside, set_aside_document
+from perdure.cli.runs.messages import print_set_aside, set_aside_document
 from perdure.cli.runs.watch import watch_runs
 from perdure.client.engine import Engine
 from perdure.core.audit import Event
@@ -48,24 +48,24 @@ group = CommandGroup(
             "stream": "perdure.cli.runs.commands:stream",
         },
         "Control": {
-            "cancel": "perdure.cli.control:cancel",
-            "terminate": "perdure.cli.control:terminate",
-            "pause": "perdure.cli.control:pause",
-            "resume": "perdure.cli.control:resume",
-            "wake": "perdure.cli.control:wake",
-            "evict": "perdure.cli.control:evict",
-            "unpin": "perdure.cli.control:unpin",
-            "set-priority": "perdure.cli.control:set_priority",
+            "cancel": "perdure.cli.runs.control:cancel",
+            "terminate": "perdure.cli.runs.control:terminate",
+            "pause": "perdure.cli.runs.control:pause",
+            "resume": "perdure.cli.runs.control:resume",
+            "wake": "perdure.cli.runs.control:wake",
+            "evict": "perdure.cli.runs.control:evict",
+            "unpin": "perdure.cli.runs.control:unpin",
+            "set-priority": "perdure.cli.runs.control:set_priority",
             "bulk": "perdure.cli.runs.bulk:bulk",
         },
         "Run again": {
-            "retry": "perdure.cli.control:retry",
-            "fork": "perdure.cli.control:fork",
+            "retry": "perdure.cli.runs.control:retry",
+            "fork": "perdure.cli.runs.control:fork",
         },
         "Remove": {
-            "delete": "perdure.cli.control:delete",
-            "undelete": "perdure.cli.control:undelete",
-            "prune": "perdure.cli.control:prune",
+            "delete": "perdure.cli.runs.control:delete",
+            "undelete": "perdure.cli.runs.control:undelete",
+            "prune": "perdure.cli.runs.control:prune",
         },
         "Run without a worker": {
             "due": "perdure.cli.push:list_due",

@@ -76,10 +76,10 @@ def broadcast(target: str, name: str, value: Any, correlation: str, key: str | N
 group = CommandGroup(
     "messages",
     {
-        "Inspect": {"list": "perdure.cli.messages:list_messages"},
+        "Inspect": {"list": "perdure.cli.runs.messages:list_messages"},
         "Decide": {
-            "deliver": "perdure.cli.messages:deliver",
-            "drop": "perdure.cli.messages:drop",
+            "deliver": "perdure.cli.runs.messages:deliver",
+            "drop": "perdure.cli.runs.messages:drop",
         },
     },
     help="""List, deliver and drop messages that a run set aside.

@@ -12,7 +12,7 @@ from perdure.cli.console.command_groups import Command
 from perdure.cli.console.output import Printer
 from perdure.cli.console.params import read_filters, with_filters, with_output, with_target
 from perdure.cli.console.target import is_url, load_engine, with_engine
-from perdure.cli.deploy import FAILED, finding_document, print_findings
+from perdure.cli.replay.deploy import FAILED, finding_document, print_findings
 from perdure.core.model.histories import HistoriesReport
 
 _EXPORT = "perdure export sqlite:///shop.db --type checkout --since 7d -o histories.jsonl --redact-key password"

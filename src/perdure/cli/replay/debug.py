@@ -16,7 +16,7 @@ from perdure.cli.console.command_groups import Command
 from perdure.cli.console.output import Printer
 from perdure.cli.console.params import with_output
 from perdure.cli.console.target import is_url, load_engine
-from perdure.cli.deploy import FAILED, finding_document, print_findings
+from perdure.cli.replay.deploy import FAILED, finding_document, print_findings
 from perdure.client.histories import find_history
 from perdure.client.session import session_of
 from perdure.core.model.histories import RunHistory

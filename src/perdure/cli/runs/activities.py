@@ -17,9 +17,9 @@ group = CommandGroup(
     "activities",
     {
         "Commands": {
-            "complete": "perdure.cli.activities:complete",
-            "fail": "perdure.cli.activities:fail",
-            "heartbeat": "perdure.cli.activities:heartbeat",
+            "complete": "perdure.cli.runs.activities:complete",
+            "fail": "perdure.cli.runs.activities:fail",
+            "heartbeat": "perdure.cli.runs.activities:heartbeat",
         }
     },
     help="""Complete, fail and keep alive activities that have returned `Pending`.
