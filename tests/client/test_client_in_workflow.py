@@ -8,6 +8,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -79,8 +80,8 @@ NEEDED: dict[str, dict[str, Any]] = {
 MAKERS = {"worker", "bulk_worker", "lock", "blocking"}
 #: Namespaces of an engine.
 NAMESPACES = (
-    "runs", "schedules", "limits", "breakers", "locks", "dead_letters", "audit", "workers", "queues", "watermarks",
-    "tokens",
+    "runs", "schedules", "limits", "breakers", "locks", "dead_letters", "audit", "workers", "queues",
+    "queues.watermarks", "tokens",
 )  # fmt: skip
 #: Plain values.
 VALUES = {"message"}
@@ -187,7 +188,7 @@ async def objects(engine: Engine) -> list[tuple[object, bool]]:
     waiting: list[object] = [
         engine,
         run,
-        *(getattr(engine, name) for name in NAMESPACES),
+        *(attrgetter(name)(engine) for name in NAMESPACES),
         held,
         engine.lock("free"),
         engine.worker(),
@@ -196,8 +197,8 @@ async def objects(engine: Engine) -> list[tuple[object, bool]]:
     ]
     remote = Engine("http://127.0.0.1:9", [other], token="none")
     waiting += [remote, RemoteHandle(session_of(remote), "r1", Any)]
-    waiting += [getattr(remote, name) for name in NAMESPACES]
-    also: list[object] = [blocking, *(getattr(blocking, name) for name in NAMESPACES)]
+    waiting += [attrgetter(name)(remote) for name in NAMESPACES]
+    also: list[object] = [blocking, *(attrgetter(name)(blocking) for name in NAMESPACES)]
     also += [blocking.get("r1"), blocking.locks.acquire("held too"), BlockingPusher(blocking), blocking.worker()]
     return [(one, False) for one in waiting] + [(one, True) for one in also]
 

@@ -43,7 +43,7 @@ async def test_texts_and_numbers_of_subclasses_are_plain_values(engine: Engine) 
     assert (await run.info()).queue == "word"
     await engine.limits.set(WORD, concurrency=THREE, reason=WORD)
     await engine.breakers.open(WORD, WORD)
-    await engine.watermarks.set(Watermark(queue=WORD, high=THREE), WORD)
+    await engine.queues.watermarks.set(Watermark(queue=WORD, high=THREE), WORD)
     await engine.schedules.create(WORD, anything(1), Cron("@daily"), priority=THREE, queue=WORD)
     assert await engine.runs.set_priority(run.id, Number(5), WORD)
     assert [one.name for one in await engine.limits.list()] == ["word"]

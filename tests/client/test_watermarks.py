@@ -34,19 +34,19 @@ async def test_starts_are_refused_from_the_high_mark_and_told_why(stage: Stage) 
     await engine.start(quick(), queue="another")
     with pytest.raises(Overloaded):
         await engine.start_many([quick(), quick()])
-    assert await engine.watermarks.depth(queue="presses") == 3
+    assert await engine.queues.watermarks.depth(queue="presses") == 3
 
 
 async def test_a_mark_in_the_database_holds_for_everybody(stage: Stage) -> None:
     engine = stage.engine(quick, watermarks=[Watermark(high=1, type="press.quick.v1")])
-    await engine.watermarks.set(Watermark(high=2, type="press.quick.v1"))
+    await engine.queues.watermarks.set(Watermark(high=2, type="press.quick.v1"))
     for _ in range(2):
         await engine.start(quick())
     with pytest.raises(Overloaded):
         await engine.start(quick())
-    assert [mark.high for mark in await engine.watermarks.list()] == [2]
-    await engine.watermarks.set(Watermark(high=3, type="press.quick.v1"))
-    await engine.watermarks.remove(type="press.quick.v1")
+    assert [mark.high for mark in await engine.queues.watermarks.list()] == [2]
+    await engine.queues.watermarks.set(Watermark(high=3, type="press.quick.v1"))
+    await engine.queues.watermarks.remove(type="press.quick.v1")
     with pytest.raises(Overloaded):
         await engine.start(quick())
 
@@ -55,7 +55,7 @@ async def test_who_may_wait_goes_on_below_the_low_mark() -> None:
     mark = Watermark(high=10, low=5, when_full="wait", queue="presses")
     async with Environment([quick], queues=["presses"]) as env:
         await env.engine.queues.pause(queue="presses")
-        await env.engine.watermarks.set(mark)
+        await env.engine.queues.watermarks.set(mark)
         await env.engine.start_many([quick() for _ in range(10)])
         waiting = asyncio.ensure_future(env.engine.start(quick()))
         await env.advance("5s")
@@ -88,7 +88,7 @@ async def test_between_two_counts_ones_own_starts_are_added(on_disk: Stage) -> N
 
 async def test_children_and_schedules_are_not_held_back() -> None:
     async with Environment([quick, parent], queues=["default", "presses"]) as env:
-        await env.engine.watermarks.set(Watermark(high=1, queue="presses"))
+        await env.engine.queues.watermarks.set(Watermark(high=1, queue="presses"))
         run = await env.engine.start(parent())
         await env.engine.schedules.create("s", quick(), Every("1s"), overlap="allow")
         await env.advance("5s")
@@ -102,15 +102,15 @@ def test_a_transaction_is_refused_and_never_waits(tmp_path: Path) -> None:
     mark = Watermark(high=1, queue="presses", when_full="wait")
     with Engine(f"sqlite:///{tmp_path}/press.db", [quick], watermarks=[mark]).blocking() as engine:
         engine.start(quick())
-        engine.watermarks.set(Watermark(high=1, queue="presses", when_full="wait"))
-        assert [one.high for one in engine.watermarks.list()] == [1]
+        engine.queues.watermarks.set(Watermark(high=1, queue="presses", when_full="wait"))
+        assert [one.high for one in engine.queues.watermarks.list()] == [1]
         with sqlite3.connect(tmp_path / "press.db") as connection:
             connection.execute("BEGIN")
             with pytest.raises(Overloaded):
                 engine.start(quick(), connection=connection)
         connection.close()
-        assert engine.watermarks.depth(queue="presses") == 1
-        engine.watermarks.remove(queue="presses")
+        assert engine.queues.watermarks.depth(queue="presses") == 1
+        engine.queues.watermarks.remove(queue="presses")
 
 
 def test_what_makes_no_sense_is_refused() -> None:

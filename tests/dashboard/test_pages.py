@@ -413,7 +413,7 @@ async def test_the_page_of_queues_edits_in_place_and_the_audit_trail_has_actor_a
     assert answer.status_code == 422
     assert "low is between 1 and high" in Page(answer.text).text
     await act(client, "/queues/queue/default/remove-watermark", reason="calm")
-    assert [one.name for one in await engine.watermarks.list()] == ["shop.mail.v1"]
+    assert [one.name for one in await engine.queues.watermarks.list()] == ["shop.mail.v1"]
     store = await session_of(engine).connect()
     told = await store.events("gate:mail") + await store.events("watermark:queue:default")
     reasons = [(one.kind, json.loads(one.data).get("reason"), one.actor) for one in told]

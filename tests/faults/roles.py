@@ -251,8 +251,8 @@ class Client:
                 await lock.extend("1s")
 
     async def bound(self) -> None:
-        await self._engine.watermarks.set(Watermark(high=1000, queue="elsewhere"))
-        await self._engine.watermarks.remove(queue="elsewhere")
+        await self._engine.queues.watermarks.set(Watermark(high=1000, queue="elsewhere"))
+        await self._engine.queues.watermarks.remove(queue="elsewhere")
 
     async def let_in(self) -> None:
         """Create a token, use it and revoke it. A process that died may have left it."""

@@ -52,7 +52,7 @@ async def look_around(engine: Engine, name: str) -> None:
         engine.limits.list,
         engine.breakers.list,
         engine.locks.list,
-        engine.watermarks.list,
+        engine.queues.watermarks.list,
         engine.tokens.list,
         engine.queues.types,
         engine.queues.paused,

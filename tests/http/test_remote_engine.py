@@ -8,6 +8,7 @@ import inspect
 import json
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ async def test_an_engine_on_a_server_reads_what_an_engine_on_the_database_reads(
     await engine.schedules.create("nightly", checkout(Order("s", 2)), Cron("0 3 * * *", "Europe/Prague"), jitter="5m")
     await engine.limits.set("imports", concurrency=3)
     await engine.breakers.open("bank")
-    await engine.watermarks.set(Watermark(queue="mail", high=10))
+    await engine.queues.watermarks.set(Watermark(queue="mail", high=10))
     await engine.queues.pause(queue="reports", reason="audit")
     database = site.engine
 
@@ -144,8 +145,8 @@ async def test_an_engine_on_a_server_reads_what_an_engine_on_the_database_reads(
     await same(lambda one: one.schedules.events("nightly"))
     await same(lambda one: one.limits.list())
     await same(lambda one: one.breakers.list())
-    await same(lambda one: one.watermarks.list())
-    await same(lambda one: one.watermarks.depth(queue="mail"))
+    await same(lambda one: one.queues.watermarks.list())
+    await same(lambda one: one.queues.watermarks.depth(queue="mail"))
     await same(lambda one: one.queues.paused())
     await same(lambda one: one.queues.types())
     await same(lambda one: one.workers.list(), "heartbeat_at", "read_at")
@@ -262,7 +263,7 @@ async def test_attributes_of_errors_come_along(client: Engine) -> None:
     with pytest.raises(SingletonBusy) as busy:
         await client.start(sleeper(), singleton=Singleton("only"))
     assert busy.value.run_id == "one"
-    await client.watermarks.set(Watermark(queue="full", high=1))
+    await client.queues.watermarks.set(Watermark(queue="full", high=1))
     await client.start(sleeper(), queue="full")
     with pytest.raises(Overloaded) as full:
         for _ in range(50):
@@ -452,9 +453,10 @@ APART = {"close", "__aexit__", "__aenter__", "open", "blocking"}
 def members_of(engine: Engine, run: Handle[Any]) -> dict[str, Callable[[], Any]]:
     """A call of each public member of an engine, of its namespaces and of a handle."""
     found: dict[str, Callable[[], Any]] = {}
-    for target in (engine, run, *(getattr(engine, name) for name in NAMESPACES)):
+    for target in (engine, run, *(attrgetter(name)(engine) for name in NAMESPACES)):
         kind = type(target).__name__.removeprefix("Remote")
-        public = {name for name in dir(type(target)) if not name.startswith("_")} - APART - {*NAMESPACES}
+        public = {name for name in dir(type(target)) if not name.startswith("_")} - APART
+        public -= {name.rpartition(".")[2] for name in NAMESPACES}
         for name, call in verbs(target, blocks=True):
             member = name.rpartition(".")[2]
             if member in public:
@@ -523,10 +525,10 @@ async def test_changes_of_limits_breakers_and_watermarks_keep_their_reason(clien
     await client.breakers.open("bank", "open")
     await client.breakers.close("bank", "close")
     await client.breakers.reset("bank", "reset")
-    await client.watermarks.set(Watermark(queue="mail", high=10), "set-queue")
-    await client.watermarks.remove(queue="mail", reason="remove-queue")
-    await client.watermarks.set(Watermark(type="mail.v1", high=10), "set-type")
-    await client.watermarks.remove(type="mail.v1", reason="remove-type")
+    await client.queues.watermarks.set(Watermark(queue="mail", high=10), "set-queue")
+    await client.queues.watermarks.remove(queue="mail", reason="remove-queue")
+    await client.queues.watermarks.set(Watermark(type="mail.v1", high=10), "set-type")
+    await client.queues.watermarks.remove(type="mail.v1", reason="remove-type")
     events = (await local.engine.audit.list()).events
     kept = [json.loads(one.data or "{}").get("reason") for one in reversed(events)]
     assert [one for one in kept if one] == [

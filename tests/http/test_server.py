@@ -238,7 +238,7 @@ async def test_an_error_keeps_its_class_for_callers_who_see_no_payloads(on_disk:
         served(on_disk.engine(*WORKFLOWS), work=False, redaction=Redaction(payloads="admin")) as site,
         Engine(site.url, WORKFLOWS, token=site.tokens[Role.OPERATOR]) as engine,
     ):
-        await site.engine.watermarks.set(Watermark(queue="narrow", high=1))
+        await site.engine.queues.watermarks.set(Watermark(queue="narrow", high=1))
         await engine.start(approval(), queue="narrow")
 
         async def refused() -> bool:

@@ -64,7 +64,7 @@ def set_watermark(
     """Set the watermark of a queue, or of a type with --type, for all producers."""
     target, named = queue_or_type(names, type_)
     mark = Watermark(high=high, low=low, when_full=when_full, **named)
-    with_engine(target, lambda engine: engine.watermarks.set(mark, reason))
+    with_engine(target, lambda engine: engine.queues.watermarks.set(mark, reason))
     output.result(
         _document(mark),
         f"{mark.name}: starts {_verb(mark)} once {mark.high} runs wait, until fewer than {mark.floor} do.",
@@ -78,7 +78,7 @@ def set_watermark(
 def remove(names: tuple[str, ...], type_: str | None, reason: str, output: Printer) -> None:
     """Remove the watermark of a queue, or of a type with --type; the one in an engine's code applies again."""
     target, named = queue_or_type(names, type_)
-    with_engine(target, lambda engine: engine.watermarks.remove(**named, reason=reason))
+    with_engine(target, lambda engine: engine.queues.watermarks.remove(**named, reason=reason))
     [name] = named.values()
     output.result({**named, "high": None}, f"{name}: watermark removed; the one declared in code applies.")
 
@@ -90,16 +90,17 @@ def remove(names: tuple[str, ...], type_: str | None, reason: str, output: Print
 def depth(names: tuple[str, ...], type_: str | None, limit: int, output: Printer) -> None:
     """Count the runs that are ready and wait for a worker, in a queue, or of a type with --type."""
     target, named = queue_or_type(names, type_)
-    waiting = with_engine(target, lambda engine: engine.watermarks.depth(**named, limit=limit))
+    waiting = with_engine(target, lambda engine: engine.queues.watermarks.depth(**named, limit=limit))
     [name] = named.values()
     output.result({**named, "depth": waiting}, f"{name}: {_upto(waiting, limit)} waiting.")
 
 
 async def _depths(engine: Engine) -> list[tuple[Watermark, int]]:
     """Return each watermark with the number of waiting runs, counted a little further than its high mark."""
-    marks = await engine.watermarks.list()
+    watermarks = engine.queues.watermarks
     return [
-        (mark, await engine.watermarks.depth(queue=mark.queue, type=mark.type, limit=mark.high + 1)) for mark in marks
+        (mark, await watermarks.depth(queue=mark.queue, type=mark.type, limit=mark.high + 1))
+        for mark in await watermarks.list()
     ]
 
 

@@ -140,10 +140,7 @@ class Engine:
         """List the workers of all processes."""
     @property
     def queues(self) -> Queues:
-        """Pause and resume whole queues and types, and list registered types."""
-    @property
-    def watermarks(self) -> Watermarks:
-        """Bound the number of queued runs, beyond which starts are refused or wait."""
+        """Pause, resume and bound whole queues and types, and list registered types."""
     @property
     def tokens(self) -> Tokens:
         """Create, list and revoke bearer tokens for access over HTTP."""
@@ -397,6 +394,9 @@ class EngineWorker:
 
 class Queues:
     """`Queues` whose methods block."""
+    @property
+    def watermarks(self) -> Watermarks:
+        """Bound the number of queued runs, beyond which starts are refused or wait."""
     def pause(self, *, queue: str | None = None, type: str | None = None, reason: str = "") -> bool:
         """Pause all runs in a queue, or of a type; False if it is paused already.
 

@@ -22,7 +22,7 @@ from perdure.client.runs.start import Moment, StartOptions, create_all, create_o
 from perdure.client.schedules import Schedules
 from perdure.client.session import DATABASE_TIMEOUT, AsyncOnly, Session, SessionOptions, require_workflows
 from perdure.client.tokens import Tokens
-from perdure.client.watermarks import ConnectionReader, Watermarks
+from perdure.client.watermarks import ConnectionReader
 from perdure.client.workers import EngineWorker, Queues, Workers
 from perdure.core.audit import Event
 from perdure.core.codec.codec import Codec
@@ -208,13 +208,8 @@ class Engine(AsyncOnly):
 
     @property
     def queues(self) -> Queues:
-        """Pause and resume whole queues and types, and list registered types."""
+        """Pause, resume and bound whole queues and types, and list registered types."""
         return Queues(self._session)
-
-    @property
-    def watermarks(self) -> Watermarks:
-        """Bound the number of queued runs, beyond which starts are refused or wait."""
-        return Watermarks(self._session)
 
     @property
     def tokens(self) -> Tokens:

@@ -29,7 +29,7 @@ Place = tuple[str, str]
 
 
 class Watermarks:
-    """Watermarks of an engine's database, for all processes that start runs there: `engine.watermarks`."""
+    """Watermarks of an engine's database, for all processes that start runs there: `engine.queues.watermarks`."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perdure.client.session import AsyncOnly, Session, refuse_in_workflow
+from perdure.client.watermarks import Watermarks
 from perdure.core.ids import check_id, check_name
 from perdure.core.model.documents import (
     SOURCES_KEPT,
@@ -173,6 +174,11 @@ class Queues:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+
+    @property
+    def watermarks(self) -> Watermarks:
+        """Bound the number of queued runs, beyond which starts are refused or wait."""
+        return Watermarks(self._session)
 
     async def pause(self, *, queue: str | None = None, type: str | None = None, reason: str = "") -> bool:
         """Pause all runs in a queue, or of a type; False if it is paused already.

@@ -375,19 +375,19 @@ def _watermark(form: Form, **place: str) -> Watermark:
 
 
 async def _mark_queue(request: PageRequest, name: str, form: Form) -> None:
-    await request.engine.watermarks.set(_watermark(form, queue=name), form.get("reason", ""))
+    await request.engine.queues.watermarks.set(_watermark(form, queue=name), form.get("reason", ""))
 
 
 async def _unmark_queue(request: PageRequest, name: str, form: Form) -> None:
-    await request.engine.watermarks.remove(queue=name, reason=form.get("reason", ""))
+    await request.engine.queues.watermarks.remove(queue=name, reason=form.get("reason", ""))
 
 
 async def _mark_type(request: PageRequest, name: str, form: Form) -> None:
-    await request.engine.watermarks.set(_watermark(form, type=name), form.get("reason", ""))
+    await request.engine.queues.watermarks.set(_watermark(form, type=name), form.get("reason", ""))
 
 
 async def _unmark_type(request: PageRequest, name: str, form: Form) -> None:
-    await request.engine.watermarks.remove(type=name, reason=form.get("reason", ""))
+    await request.engine.queues.watermarks.remove(type=name, reason=form.get("reason", ""))
 
 
 async def _pause_schedule(request: PageRequest, name: str, form: Form) -> object:

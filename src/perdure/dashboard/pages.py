@@ -638,7 +638,7 @@ async def queues(request: PageRequest) -> Response:
     engine = request.engine
     store = await session_of(engine).connect()
     now = await store.now()
-    marks = {(one.kind, one.name): one for one in await engine.watermarks.list()}
+    marks = {(one.kind, one.name): one for one in await engine.queues.watermarks.list()}
     marked = [name for kind, name in marks if kind == "queue"]
     lines = await _queues(request, await engine.workers.list(), await engine.queues.paused(), now, marked)
     limits = await engine.limits.list(limit=200)

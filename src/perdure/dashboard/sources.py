@@ -119,7 +119,7 @@ async def show_type(request: PageRequest, type: str) -> Response:
     forms: list[OrderForm] = []
     if request.operates:
         paused = any(one.kind is PauseKind.TYPE and one.name == type for one in await request.engine.queues.paused())
-        marks = [one for one in await request.engine.watermarks.list() if one.type == type]
+        marks = [one for one in await request.engine.queues.watermarks.list() if one.type == type]
         forms.append(order_form(request, "type", type, "resume" if paused else "pause"))
         forms += watermark_forms(request, "type", type, marks[0] if marks else None)
     return request.render(

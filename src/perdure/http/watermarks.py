@@ -25,12 +25,12 @@ class DepthView(Struct, frozen=True):
 
 async def queue_depth(api: ApiRequest, queue: str, query: DepthQuery) -> DepthView:
     """Count the runs of a queue that are ready and wait for a worker."""
-    return DepthView(await api.engine.watermarks.depth(queue=queue, limit=query.limit))
+    return DepthView(await api.engine.queues.watermarks.depth(queue=queue, limit=query.limit))
 
 
 async def type_depth(api: ApiRequest, type: str, query: DepthQuery) -> DepthView:
     """Count the runs of a type that are ready and wait for a worker."""
-    return DepthView(await api.engine.watermarks.depth(type=type, limit=query.limit))
+    return DepthView(await api.engine.queues.watermarks.depth(type=type, limit=query.limit))
 
 
 class WatermarkBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,7 +44,7 @@ class WatermarkBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 async def list_watermarks(api: ApiRequest) -> Page[Watermark]:
     """List the watermarks that are set in the database."""
-    return Page(tuple(await api.engine.watermarks.list()))
+    return Page(tuple(await api.engine.queues.watermarks.list()))
 
 
 async def set_queue_watermark(api: ApiRequest, queue: str, body: WatermarkBody) -> Watermark:
@@ -61,17 +61,17 @@ async def _set_watermark(
     api: ApiRequest, body: WatermarkBody, *, queue: str | None = None, type: str | None = None
 ) -> Watermark:
     watermark = Watermark(queue=queue, type=type, high=body.high, low=body.low, when_full=body.when_full)
-    await api.engine.watermarks.set(watermark, body.reason)
+    await api.engine.queues.watermarks.set(watermark, body.reason)
     return watermark
 
 
 async def remove_queue_watermark(api: ApiRequest, queue: str, query: ReasonQuery) -> Done:
     """Remove the watermark of a queue."""
-    await api.engine.watermarks.remove(queue=queue, reason=query.reason)
+    await api.engine.queues.watermarks.remove(queue=queue, reason=query.reason)
     return Done(True)
 
 
 async def remove_type_watermark(api: ApiRequest, type: str, query: ReasonQuery) -> Done:
     """Remove the watermark of a type."""
-    await api.engine.watermarks.remove(type=type, reason=query.reason)
+    await api.engine.queues.watermarks.remove(type=type, reason=query.reason)
     return Done(True)

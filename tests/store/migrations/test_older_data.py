@@ -104,7 +104,7 @@ async def test_a_database_of_an_older_version_is_migrated_and_read(older: Place)
         assert {letter.run_id for letter in letters} == {"failed", "forked", "reopened", "poison", "undecodable"}
         assert {letter.run_id: letter.requeued for letter in letters}["reopened"] == 1
         assert [lock.owner for lock in await engine.locks.list()] == ["older"]
-        assert [mark.high for mark in await engine.watermarks.list()] == [500]
+        assert [mark.high for mark in await engine.queues.watermarks.list()] == [500]
         assert {one.id for one in await engine.schedules.list()} == {"yearly", "once"}
         assert [pause.name for pause in await engine.queues.paused()] == ["older.tick.v1"]
         assert {one.name for one in await engine.limits.list()} >= {"older-one", "older-step"}
