@@ -20,7 +20,7 @@ class RecentOrders:
     """Answers to orders, for repetitions of their requests: an order that was carried out is answered alike again.
 
     The verbs that start or send something recognise a repetition by themselves, for good. An order that finds its work
-    done cannot tell by whom, so its answer is kept here for a while.
+    done cannot tell who did it, so its answer is kept here for a while.
     """
 
     def __init__(self, system: System) -> None:

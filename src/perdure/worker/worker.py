@@ -74,6 +74,21 @@ _COMES_BACK = (RetryLater, Park)
 class Worker:
     """Executes the runs of some workflows. Use it as an async context manager, or `start` and `stop` it."""
 
+    #: Id of the worker's current life; empty before the first.
+    id = ""
+    #: Whether the worker lets go of its runs and begins nothing: it was stopped, or it drains.
+    stopping = False
+    _stopped = False
+    #: Whether the database was replaced since this life began.
+    _replaced = False
+    _draining: asyncio.Task[None] | None = None
+    _obeying: asyncio.Task[None] | None = None
+    _rebirth: asyncio.Task[None] | None = None
+    _emptied: asyncio.Future[None] | None = None
+    _heartbeat: Heartbeat | None = None
+    _loop_watch: LoopWatch | None = None
+    _unsubscribe: Callable[[], None] | None = None
+
     def __init__(
         self,
         store: Store,
@@ -93,20 +108,14 @@ class Worker:
 
         `pinned`: types whose runs are pinned to the build that begins them.
         """
-        self.id = ""
         self.build, self._where = build, where
         self.settings = settings
         self.pinned = pinned
-        #: Whether the worker lets go of its runs and begins nothing: it was stopped, or it drains.
-        self.stopping = False
-        self._stopped = False
         #: Errors of the background loops.
         self.health = LoopHealth()
         self._guard_tasks = LoopGuard("task", system, self.health, logger)
-        self._draining: asyncio.Task[None] | None = None
         #: Set when an operator orders the worker to drain; the task stops it then.
         self.ordered_to_drain = asyncio.Event()
-        self._obeying: asyncio.Task[None] | None = None
         #: Seconds to stay away after draining; doubles while that does not help.
         self._stay_away = settings.lease
         self._store, self._system, self._workflows = store, system, workflows
@@ -123,7 +132,6 @@ class Worker:
         #: Held runs whose outcome is being written.
         self._ending: set[HeldRun] = set()
         self._run_starts = RunStarts(self._read_clock, in_parts=store.lanes > 1)
-        self._heartbeat: Heartbeat | None = None
         self.scheduler = Scheduler(store, system, lambda: self.id, self.health)
         self._sweeper = Sweeper(
             *(store, system, settings.lease),
@@ -132,15 +140,9 @@ class Worker:
         )
         self._run_tasks: set[asyncio.Task[None]] = set()
         self._inbox_reader = InboxReader(store, system, self._spawn_for_run, self.health)
-        self._rebirth: asyncio.Task[None] | None = None
-        #: Whether the database was replaced since this life began.
-        self._replaced = False
-        self._unsubscribe: Callable[[], None] | None = None
-        self._loop_watch: LoopWatch | None = None
         self._sources = SourceRegistration(
             store, system, self.health, workflows.values() if registers_sources else (), build
         )
-        self._emptied: asyncio.Future[None] | None = None
 
     def _make_services(self, codec: Codec, errors: ErrorTypes) -> Services:
         return Services(
