@@ -31,6 +31,7 @@ from perdure.errors import BadArguments
 from perdure.workflow import child, context, saga
 from perdure.workflow.branches import NamedBranch, RaceEnd, takes_context
 from perdure.workflow.context import Context as AsyncContext
+from perdure.workflow.context import runtime_of
 from perdure.workflow.outcomes import CAUGHT, Failed, FailureKind, Succeeded
 
 
@@ -51,7 +52,9 @@ class View:
 
     __slots__ = ("_target",)
     __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
-    _target: Any
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
 
     def __repr__(self) -> str:
         return repr(self._target)
@@ -63,11 +66,7 @@ _views: dict[type, type[View]] = {}
 def view(target: Any) -> Any:
     """Make the blocking view of an object; values of other classes stay as they are."""
     kind = _views.get(type(target))
-    if kind is None:
-        return target
-    made = object.__new__(kind)
-    made._target = target
-    return made
+    return target if kind is None else kind(target)
 
 
 def _settle(value: Any) -> Any:
@@ -137,7 +136,7 @@ class ContextView(View):
         `ctx.gather(lambda: ctx.step(one), lambda: ctx.step(two))` is `asyncio.gather` of an async workflow. The first
         error is raised at once, while the other functions go on; `return_exceptions` returns errors as results.
         """
-        parts = [Part(self._target._runtime, _checked("ctx.gather", one)) for one in functions]
+        parts = [Part(runtime_of(self._target), _checked("ctx.gather", one)) for one in functions]
         gathered = asyncio.gather(*(part.begin() for part in parts), return_exceptions=return_exceptions)
         results: list[Any] = _wait(gathered)
         return results
@@ -220,7 +219,7 @@ class ContextView(View):
         """
         given: Any = what
         if callable(what):
-            given = Part(self._target._runtime, what) if _takes_nothing(what) else _of_context(what)
+            given = Part(runtime_of(self._target), what) if _takes_nothing(what) else _of_context(what)
         ended: Succeeded[Any] | Failed = _wait(self._target.outcome(given, name=name, catch=catch))
         return ended
 
@@ -229,7 +228,7 @@ class ContextView(View):
 
         `ctx.shield(lambda: ctx.step(...))` waits until the step has ended, and raises the interruption only then.
         """
-        return _wait(self._target.shield(Part(self._target._runtime, _checked("ctx.shield", function))))
+        return _wait(self._target.shield(Part(runtime_of(self._target), _checked("ctx.shield", function))))
 
 
 def _checked(where: str, function: Any) -> Callable[[], Any]:
@@ -262,14 +261,14 @@ def _of_context(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, An
 
     async def part(context: AsyncContext, *args: Any) -> Any:
         given = args if takes_nothing else (view(context), *args)
-        return await _greenlets().drive(context._runtime, partial(function, *given))
+        return await _greenlets().drive(runtime_of(context), partial(function, *given))
 
     return wraps(function)(part)
 
 
 def _over_items(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
     async def part(context: AsyncContext, item: Any) -> Any:
-        return await _greenlets().drive(context._runtime, partial(function, view(context), item))
+        return await _greenlets().drive(runtime_of(context), partial(function, view(context), item))
 
     return part
 
@@ -355,5 +354,5 @@ Saga = _mirror(saga.Saga, SagaView)
 
 def begin(function: Callable[..., Any], given: AsyncContext) -> Coroutine[Any, Any, Any]:
     """Begin a `def` workflow: a coroutine that calls it with the blocking view of a context."""
-    begun: Coroutine[Any, Any, Any] = _greenlets().drive(given._runtime, partial(function, view(given)))
+    begun: Coroutine[Any, Any, Any] = _greenlets().drive(runtime_of(given), partial(function, view(given)))
     return begun

@@ -659,6 +659,11 @@ class Context:
         return uuid.UUID(int=self.random.getrandbits(128), version=4)
 
 
+def runtime_of(context: Context) -> Runtime:
+    """Return the runtime of a context, for modules that build on it. `Context` keeps it out of users' sight."""
+    return context._runtime
+
+
 def _check_call(where: str, call: Call[R], misplaced: tuple[Never, ...]) -> Call[R]:
     if misplaced or not hasattr(call, "arguments"):
         # Imported late: definitions are made of this module.

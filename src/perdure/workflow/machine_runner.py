@@ -23,7 +23,7 @@ from perdure.errors import WorkflowError
 from perdure.workflow.answers import QuestionType, Replies
 from perdure.workflow.channels import Channel, Envelope
 from perdure.workflow.child import Child
-from perdure.workflow.context import Context
+from perdure.workflow.context import Context, runtime_of
 from perdure.workflow.definition import Call, Definition, Workflow
 from perdure.workflow.runtime import ReceivedMessage
 from perdure.workflow.scopes import inside
@@ -152,6 +152,7 @@ class MachineRunner(Generic[I, O]):
     def __init__(self, ctx: Context, machine: StateMachine[I, O]) -> None:
         #: Context of the run; handlers read time, randomness and the log from it.
         self.ctx = ctx
+        self._runtime = runtime_of(ctx)
         self._machine = machine
         self._events: deque[_Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -170,7 +171,7 @@ class MachineRunner(Generic[I, O]):
         """Run the machine to its end; returns its result or raises its error."""
         self._machine._runner = self
         # A machine gets every cancellation as an event.
-        self.ctx._runtime.interrupt_again()
+        self._runtime.interrupt_again()
         if self._machine.messages:
             self._listen()
         for question in self._machine.questions:
@@ -209,18 +210,18 @@ class MachineRunner(Generic[I, O]):
     def _take_questions(self, question: QuestionType) -> None:
         """Take questions of one name from now on, those that the machine does not refuse."""
         check = partial(self._machine.check_question, question.name)
-        self.ctx._runtime.validate_questions(question.expected, check)
+        self._runtime.validate_questions(question.expected, check)
         self._await_question(question)
 
     def _await_question(self, question: QuestionType) -> None:
-        receiving = self.ctx._runtime.receive([question.expected], None, named=False)
+        receiving = self._runtime.receive([question.expected], None, named=False)
         receiving.add_done_callback(partial(self._asked, question))
 
     def _asked(self, question: QuestionType, receiving: asyncio.Future[Envelope[Any]]) -> None:
         if receiving.cancelled() or self._end is not None or receiving.exception() is not None:
             return
         letter = receiving.result()
-        replies = Replies(self.ctx._runtime, question, letter.key)
+        replies = Replies(self._runtime, question, letter.key)
         self._put(_Event("on_question", (question.name, letter.value), replies=replies))
         self._await_question(question)
 
@@ -383,7 +384,7 @@ class MachineRunner(Generic[I, O]):
         return opened
 
     def _inside(self, id: str) -> Any:
-        return inside(self.ctx._runtime.open_scope(id))
+        return inside(self._runtime.open_scope(id))
 
     def _named(self) -> str:
         return f"{type(self._machine).__qualname__} (run {self.ctx.run_id!r})"

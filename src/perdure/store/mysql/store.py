@@ -116,7 +116,6 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
     async def close(self) -> None:
         """Close every connection."""
         await super().close()
-        await self._lent.close()
         if self._doorbell is not None:
             self._doorbell.close()
             self._doorbell = None
@@ -127,14 +126,8 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
             self._bell().hear()
         return await super().poll_changes(watch=watch)
 
-    def announce(self, change: Change) -> None:
-        """Announce something to other processes of this machine."""
+    def _announce(self, change: int) -> None:
         self._bell().ring()
-
-    def _committed(self, verb: str, tx: MysqlTransaction) -> None:
-        super()._committed(verb, tx)
-        if tx.announced:
-            self._bell().ring()
 
     def _bell(self) -> Doorbell:
         if self._doorbell is None:
@@ -148,10 +141,6 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
         """Lend a connection to a function of the user."""
         async with self._lend(None) as connection:
             yield connection.driver
-
-    def _after_fork_in_child(self) -> None:
-        super()._after_fork_in_child()
-        self._lent.silence()
 
     @asynccontextmanager
     async def _lend_to(self, worker: str) -> AsyncGenerator[object]:

@@ -24,7 +24,7 @@ from perdure.core.routing import TypeInfo
 from perdure.core.system import System
 from perdure.errors import StoreError, UsageError
 from perdure.store import migrations
-from perdure.store.contract import Change, Listener
+from perdure.store.contract import Listener
 from perdure.store.postgres import errors
 from perdure.store.postgres.claim import PostgresPreview, claim, claim_ready
 from perdure.store.postgres.commit import append_records, commit, commit_simply, deliver, is_simple, only_append
@@ -132,7 +132,6 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
         if self._process == os.getpid():
             await self._notifier.stop()
             await super().close()
-            await self._lent.close()
 
     announces = True
 
@@ -141,9 +140,8 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
         """True while notifications arrive."""
         return self._notifier.arrives
 
-    def announce(self, change: Change) -> None:
-        """Announce something to other processes that no commit announces."""
-        self._notifier.announce(int(change))
+    def _announce(self, change: int) -> None:
+        self._notifier.announce(change)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call the listener after changes made through this object, or announced by other processes."""
@@ -162,7 +160,6 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
 
     def _after_fork_in_child(self) -> None:
         super()._after_fork_in_child()
-        self._lent.silence()
         self._notifier.silence()
 
     async def now(self) -> int:
@@ -335,11 +332,6 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
     async def _migrate(self, tx: Transaction) -> None:
         assert isinstance(tx, PostgresTransaction)
         await migrate(tx, self._tables, self._url.schema)
-
-    def _committed(self, verb: str, tx: PostgresTransaction) -> None:
-        super()._committed(verb, tx)
-        if tx.announced:
-            self._notifier.announce(tx.announced)
 
     async def _open_connection(self, *, lent: bool = False) -> PostgresConnection:
         unique, called = self._system.entropy(8).hex(), session_name(self._url.called, announces=not lent)

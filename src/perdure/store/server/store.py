@@ -71,6 +71,9 @@ X = TypeVar("X", bound=ServerTransaction)
 class ServerStore(SqlStore, Generic[C, X]):
     """The verbs of `Store` over a server. `time` replaces the server's clock in tests."""
 
+    #: Connections for functions of the user.
+    _lent: LoopPools[C]
+
     def __init__(
         self,
         dialect: Dialect,
@@ -98,6 +101,11 @@ class ServerStore(SqlStore, Generic[C, X]):
         if self._process == os.getpid():
             self._process = 0
             await self._pools.close()
+            await self._lent.close()
+
+    def announce(self, change: Change) -> None:
+        """Announce something to other processes that no commit announces."""
+        self._announce(int(change))
 
     async def poll_changes(self, *, watch: bool = True) -> bool:
         """True: it cannot be known without asking, and asking is as dear as claiming."""
@@ -304,6 +312,7 @@ class ServerStore(SqlStore, Generic[C, X]):
     def _after_fork_in_child(self) -> None:
         """Leave the parent's connections alone, and keep the child from using them by accident."""
         self._pools.silence()
+        self._lent.silence()
         never_finalize(self)
 
     async def _connect(self) -> None:
@@ -396,6 +405,12 @@ class ServerStore(SqlStore, Generic[C, X]):
     def _committed(self, verb: str, tx: X) -> None:
         self._pass_crash_point(f"{verb}.committed")
         self._done(tx)
+        if tx.announced:
+            self._announce(tx.announced)
+
+    @abstractmethod
+    def _announce(self, change: int) -> None:
+        """Announce changes to other processes, given as one integer: combining flags is slow."""
 
     def _pass_by(self, verb: str) -> None:
         for place in ("begun", "written", "committed"):
