@@ -66,24 +66,25 @@ class LoopGuard:
         self._system = system
         self._logger = logger
         self._outages = outages
-        self._pause = 0.0
+        #: Pause after the latest error, in seconds; 0 once the loop has worked again.
+        self.pause = 0.0
         self._failed_at = 0.0
 
     def failed(self, error: BaseException) -> float:
         """Log and count an error; returns the pause that should follow, in seconds."""
         now = self._system.monotonic()
-        again = self._pause > 0 and now - self._failed_at < self._pause + CALM
-        self._pause = min(self._pause * 2, LONGEST_PAUSE) if again else FIRST_PAUSE
+        again = self.pause > 0 and now - self._failed_at < self.pause + CALM
+        self.pause = min(self.pause * 2, LONGEST_PAUSE) if again else FIRST_PAUSE
         self._failed_at = now
         self.health.count(self.loop, error)
         # The message of an outage is enough; any other error is a bug and needs its traceback.
         trace = None if isinstance(error, self._outages) else error
-        self._logger.error("%s failed, trying again in %.1f s: %s", self.loop, self._pause, error, exc_info=trace)
-        return self._pause * (0.75 + self._system.random() / 2)
+        self._logger.error("%s failed, trying again in %.1f s: %s", self.loop, self.pause, error, exc_info=trace)
+        return self.pause * (0.75 + self._system.random() / 2)
 
     def succeeded(self) -> None:
         """Note that the loop has worked; the next error begins a new series."""
-        self._pause = 0.0
+        self.pause = 0.0
 
     async def keep_going(
         self, main: Callable[[], Awaitable[T]], pause: Callable[[float], Awaitable[object]] | None = None

@@ -242,7 +242,8 @@ class ResultWatch:
                         if not future.done():
                             future.set_result(run)
             self._miss(set(chunk) - {run.id for run in runs} - unreadable)
-        self._guard.succeeded()
+        if self._guard.pause:
+            self._guard.succeeded()
         return found
 
     async def _get(self, run_ids: list[str]) -> tuple[list[Run], set[str]]:

@@ -6,7 +6,7 @@ Nothing behind the store ever sees a row. A row that makes no sense raises `Stor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -152,9 +152,8 @@ def values(convert: Callable[[Row], T], rows: Iterable[Row]) -> list[T]:
     return [convert(row) for row in rows]
 
 
-def to_json(value: Any) -> str:
-    """Strict JSON text of a plain value."""
-    return plain_json(value)
+#: Strict JSON text of a plain value.
+to_json = plain_json
 
 
 def failure(kind: type[Exception], message: str) -> str:

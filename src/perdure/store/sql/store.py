@@ -210,19 +210,21 @@ class SqlStore(ABC):
 
         return stop
 
-    async def create(
+    # The verbs of every run return the answer of the database as it is: a coroutine that awaits it costs more.
+
+    def create(
         self, runs: Sequence[NewRun], actor: str, *, all_or_none: bool = False
-    ) -> builtins.list[CreatedRun]:
+    ) -> Answer[builtins.list[CreatedRun]]:
         """Create runs in one transaction; a run whose id or idempotency key is taken yields the existing run."""
-        return await self._write("create", actor, partial(create, runs=runs, all_or_none=all_or_none))
+        return self._write("create", actor, partial(create, runs=runs, all_or_none=all_or_none))
 
-    async def get(self, run_id: str) -> Run | None:
+    def get(self, run_id: str) -> Answer[Run | None]:
         """One run."""
-        return await self._read("get", partial(reads.get, run_id=run_id))
+        return self._read("get", partial(reads.get, run_id=run_id))
 
-    async def get_many(self, run_ids: Sequence[str]) -> builtins.list[Run]:
+    def get_many(self, run_ids: Sequence[str]) -> Answer[builtins.list[Run]]:
         """The existing ones of these runs, in no particular order."""
-        return await self._read("get_many", partial(reads.get_many, run_ids=run_ids))
+        return self._read("get_many", partial(reads.get_many, run_ids=run_ids))
 
     async def list(self, filter: RunFilter, limit: int, cursor: str | None, scan: int = SCAN) -> RunPage:
         """A page of runs. Raises `InvalidCursor`."""

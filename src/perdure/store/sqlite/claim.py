@@ -162,7 +162,7 @@ async def claim(tx: SqliteTransaction, request: ClaimRequest, entropy: Callable[
     answer = await _answer(tx, rows, suspects=selection.suspects and not request.alone, left_until=selection.left_until)
     if len(known) > len(alive):
         answer = replace(answer, limited=limited(known))
-    note_claims(tx, (claimed.run for claimed in answer.runs), tx.now, going_on)
+    note_claims(tx, [claimed.run for claimed in answer.runs], tx.now, going_on)
     return answer
 
 

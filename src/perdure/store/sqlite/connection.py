@@ -376,9 +376,18 @@ class SqliteConnection:
     """A connection to one SQLite database, used by one thread at a time."""
 
     def __init__(
-        self, url: SqliteUrl, system: System, clock: SqliteClock, *, writes: bool, inline: bool = False
+        self,
+        url: SqliteUrl,
+        system: System,
+        clock: SqliteClock,
+        *,
+        writes: bool,
+        inline: bool = False,
+        on_commit: Callable[[SqliteTransaction], None] = lambda tx: None,
     ) -> None:
+        """`on_commit` is called with each transaction that has something to pass on, after its commit."""
         self._url = url
+        self._on_commit = on_commit
         self._system = system
         self._clock = clock
         #: Runs everything that uses this connection.
@@ -451,12 +460,14 @@ class SqliteConnection:
 
     def transact(
         self, verb: str, actor: str, body: Body[T], audit: Audit = Audit.OFF, *, has_observers: bool = False
-    ) -> tuple[T, SqliteTransaction]:
-        """Run a verb in a transaction of its own; return its result and the transaction, which holds its events."""
+    ) -> T:
+        """Run a verb in a transaction of its own; return its result."""
         if self._system.crash_point is not None:
             self._system.crash_point(f"{verb}.enter")
         try:
-            return self._retry_while_busy(lambda: self._attempt(verb, actor, body, audit, has_observers=has_observers))
+            answer, tx = self._retry_while_busy(
+                lambda: self._attempt(verb, actor, body, audit, has_observers=has_observers)
+            )
         except StoreError:
             raise
         except UNREADABLE as error:
@@ -464,6 +475,9 @@ class SqliteConnection:
             if translated is error:
                 raise
             raise translated from error
+        if tx.announced or tx.observed or tx.buried:
+            self._on_commit(tx)
+        return answer
 
     def changed(self) -> bool:
         """Tell whether another connection has written since the last call."""

@@ -59,7 +59,7 @@ class SqliteStore(SqlStore):
         self._url = url
         self._file = url.path
         self._system = system
-        self._writer = SqliteConnection(url, system, self._clock, writes=True, inline=inline)
+        self._writer = SqliteConnection(url, system, self._clock, writes=True, inline=inline, on_commit=self._done)
         self.where = self._writer.where
         self._readers = [self._writer]
         self.blocks = not inline
@@ -70,7 +70,9 @@ class SqliteStore(SqlStore):
         #: The connection threads that a forking thread holds, by the id of that thread.
         self._held_threads: dict[int, builtins.list[SerialThread]] = {}
         if url.path is not None and not inline:
-            self._readers = [SqliteConnection(url, system, self._clock, writes=False) for _ in range(_READERS)]
+            self._readers = [
+                SqliteConnection(url, system, self._clock, writes=False, on_commit=self._done) for _ in range(_READERS)
+            ]
 
     async def close(self) -> None:
         """Close every connection."""
@@ -105,13 +107,13 @@ class SqliteStore(SqlStore):
         self._check_open()
         return self._clock.now()
 
-    async def claim(self, request: ClaimRequest) -> ClaimResult:
+    def claim(self, request: ClaimRequest) -> Coroutine[Any, Any, ClaimResult]:
         """Make due runs ready, then claim ready runs."""
-        return await self._write("claim", request.worker, partial(claim, request=request, entropy=self._system.entropy))
+        return self._write("claim", request.worker, partial(claim, request=request, entropy=self._system.entropy))
 
-    async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
+    def commit(self, turns: Sequence[Turn], actor: str) -> Coroutine[Any, Any, builtins.list[TurnOutcome]]:
         """Commit turns in one transaction."""
-        return await self._write("commit", actor, partial(commit, turns=turns))
+        return self._write("commit", actor, partial(commit, turns=turns))
 
     async def query(self, sql: str, params: Sequence[object] = ()) -> builtins.list[Row]:
         """Run a SELECT with `?` parameters over tables called `perdure_…`, whatever their prefix.
@@ -196,7 +198,7 @@ class SqliteStore(SqlStore):
     def _write(self, verb: str, actor: str, body: Body[T]) -> Coroutine[Any, Any, T]:
         if self._process != os.getpid():
             self._check_open()
-        work = partial(self._transact, self._writer, verb, actor, body)
+        work = partial(self._writer.transact, verb, actor, body, self.audit, has_observers=bool(self._observers))
         return self._writer.thread.run(work, urgent=verb == "heartbeat")
 
     def _read(self, verb: str, body: Body[T]) -> Coroutine[Any, Any, T]:
@@ -204,13 +206,7 @@ class SqliteStore(SqlStore):
             self._check_open()
         # The least busy reader, so that a long listing does not delay the loading of a run.
         reader = min(self._readers, key=_busyness)
-        return reader.thread.run(partial(self._transact, reader, verb, "", counted(body)))
-
-    def _transact(self, connection: SqliteConnection, verb: str, actor: str, body: Body[T]) -> T:
-        answer, tx = connection.transact(verb, actor, body, self.audit, has_observers=bool(self._observers))
-        if tx.announced or tx.observed or tx.buried:
-            self._done(tx)
-        return answer
+        return reader.thread.run(partial(reader.transact, verb, "", counted(body), self.audit))
 
     def _watch_log(self) -> None:
         """See the next write to the log. A process that never waits, or only shows live pages, has no watch."""

@@ -309,9 +309,10 @@ class Claimer:
     async def _idle(self, longest: float) -> None:
         """Wait for a notification, for a write of another connection, or for `longest` seconds."""
         until = self._system.monotonic() + longest
+        longest_poll = self._longest_poll
         while self._task is not None and self._hint is Change.NONE:
             left = until - self._system.monotonic()
-            pause = min(self._poll, self._longest_poll) * (0.8 + 0.4 * self._system.random())
+            pause = min(self._poll, longest_poll) * (0.8 + 0.4 * self._system.random())
             if left <= 0 or await self._alarm.wait(min(left, pause)):
                 return
             try:
@@ -339,7 +340,7 @@ class Claimer:
     def _relies_on_notifications(self) -> bool:
         worker = self._worker
         return (
-            self._store.is_notified and worker.holds_nothing and not self._suspects and not worker.gatekeeper.has_work
+            worker.holds_nothing and not self._suspects and not worker.gatekeeper.has_work and self._store.is_notified
         )
 
     @property

@@ -173,7 +173,8 @@ class Journal:
                 elif await self._block(turns[0], error, actor):
                     return [TurnOutcome.LOST]
             else:
-                self._guard.succeeded()
+                if self._guard.pause:
+                    self._guard.succeeded()
                 return verdicts
 
     async def _block(self, turn: Turn, error: Exception, actor: str) -> bool:
