@@ -250,6 +250,26 @@ def test_an_exported_history_is_debugged_without_its_database(parked: Perdure) -
     assert not Path("shop.db").exists()
 
 
+def test_the_debugger_steps_through_a_def_workflow(parked: Perdure) -> None:
+    code = LONG.replace("async def order", "def order").replace("await ctx", "ctx")
+    imports = "import Engine, workflow\nfrom perdure.blocking import Context"
+    Path("shop.py").write_text(code.replace("import Context, Engine, workflow", imports))
+    with Terminal("debug", "o-1", "shop:engine") as terminal:
+        assert "-> total = 0" in terminal.expect("(perdure) ")
+        assert "-> for item in order.items:" in terminal.type("n")
+        assert "-> cents = ctx" in terminal.type("n")
+        assert "-> total += cents" in terminal.type("n")
+        assert terminal.type("p cents") == "3"
+        assert terminal.end("q", "The history ends here") == 0
+    with Terminal("debug", "o-1", "shop:engine", "--at", "price#2") as terminal:
+        assert "-> total += cents" in terminal.expect("(perdure) ")
+        assert terminal.type("p item, cents, total") == "('coffee', 6, 3)"
+        assert "Breakpoint 1" in terminal.type("b 35")
+        assert "-> answer = ctx" in terminal.type("c")
+        assert terminal.type("p label") == "'shipped for 9'"
+        assert terminal.end("c", "The history ends here; the code waits for message 'go'.") == 0
+
+
 def test_a_history_that_the_code_does_not_follow_is_shown_up_to_the_difference(parked: Perdure) -> None:
     Path("shop.py").write_text(LONG.replace("async def ship(", "async def send(").replace("step(ship", "step(send"))
     with Terminal("debug", "o-1", "shop:engine", "--at", "price#2") as terminal:

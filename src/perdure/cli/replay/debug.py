@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import pdb  # noqa: T100 - the debugger is the feature
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE
 from types import FrameType
 from typing import Any
@@ -27,7 +29,10 @@ from perdure.worker import ReplayCheck
 from perdure.workflow.definition import Workflow
 
 #: Modules that are not stepped into.
-_OWN = ("perdure.replay.*", "perdure.workflow.*", "perdure.worker.*", "perdure.core.*", "asyncio.*", "contextlib")
+_OWN = (
+    *("perdure.replay.*", "perdure.workflow.*", "perdure.worker.*", "perdure.core.*"),
+    *("asyncio.*", "contextlib", "typing"),
+)
 #: Characters of a payload that the list of records shows.
 _SHOWN = 60
 
@@ -42,8 +47,10 @@ class Debugger(pdb.Pdb):
         self._history = history
         self._at = at
         self._applied = -1
-        #: True: it stops at the next line of a coroutine.
+        #: True: it stops at the next line of workflow code.
         self._armed = False
+        #: True while the code of a `def` workflow is executed.
+        self._in_greenlet = False
         #: True once the user has quit.
         self.ended = False
         self.stops = 0
@@ -57,14 +64,40 @@ class Debugger(pdb.Pdb):
             self.set_step()
             sys.settrace(self.trace_dispatch)
 
+    @contextmanager
+    def following(self, workflow: Workflow[Any, Any]) -> Generator[None]:
+        """Follow the code of a `def` workflow, too, each task of which has a stack of its own."""
+        if inspect.iscoroutinefunction(workflow.function):
+            yield
+            return
+        # Imported late: only processes with `def` workflows need greenlet.
+        import greenlet
+
+        before = greenlet.settrace(self._switched)
+        try:
+            yield
+        finally:
+            greenlet.settrace(before)
+
+    def _switched(self, event: str, args: tuple[object, object]) -> None:
+        """Trace the frames of a task that goes on. Called on the stack of that task."""
+        from perdure.workflow.greenlets import WorkflowGreenlet
+
+        self._in_greenlet = isinstance(args[1], WorkflowGreenlet)
+        if self._in_greenlet and self._armed:
+            # Unlike a coroutine, a function that goes on is not called anew.
+            frame = inspect.currentframe()
+            while (frame := None if frame is None else frame.f_back) is not None:
+                frame.f_trace = self.trace_dispatch
+
     def user_call(self, frame: FrameType, argument_list: None) -> None:
         """Stop in a function that is stepped into."""
         if not self._armed:
             super().user_call(frame, argument_list)
 
     def user_line(self, frame: FrameType) -> None:
-        """Stop at a line; the first time only in a coroutine, which a decoder's code is not."""
-        if self._armed and not frame.f_code.co_flags & (CO_COROUTINE | CO_ASYNC_GENERATOR):
+        """Stop at a line; the first time only in workflow code, which a decoder's code is not."""
+        if self._armed and not (self._in_greenlet or frame.f_code.co_flags & (CO_COROUTINE | CO_ASYNC_GENERATOR)):
             return
         self._armed = False
         self.stops += 1
@@ -135,7 +168,8 @@ def debug(names: tuple[str, str], at: str | None, file: str | None, output: Prin
     debugger = Debugger(history, None if at is None else find_record(history.records, at))
     check = ReplayCheck(session.codec, session.errors, debugger.observe)
     try:
-        findings = check.findings(history.run, workflow, history.records, history.children)
+        with debugger.following(workflow):
+            findings = check.findings(history.run, workflow, history.records, history.children)
     finally:
         sys.settrace(None)
     if output.json:
