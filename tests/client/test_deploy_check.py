@@ -126,6 +126,9 @@ async def test_runs_of_some_types_and_so_many_of_them_are_looked_at(on_disk: Sta
     assert (only.checked, only.more) == (1, False)
     some = await engine.check(limit=110)
     assert (some.checked, some.more) == (110, True)
+    # As many as are read at a time.
+    some = await engine.check(limit=100)
+    assert (some.checked, some.more) == (100, True)
     assert (await engine.check(types=["check.other.v1"], limit=120)).more is False
     for wrong in ({"limit": 0}, {"types": "check.order.v1"}):
         with pytest.raises(UsageError):

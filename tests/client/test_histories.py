@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Engine, Status, UsageError, step, workflow
+from perdure import Context, Engine, Pending, Status, UsageError, activity, step, workflow
 from perdure.blocking import Engine as BlockingEngine
 from perdure.client.histories import find_history
 from perdure.client.session import session_of
+from perdure.core.model.attempt_reports import make_token
 from perdure.core.model.histories import VERSION, DamagedLine, RunHistory, read_histories
 from perdure.core.model.record import Record
-from perdure.errors import RunNotFound
+from perdure.errors import AttemptNotFound, RunNotFound
 from perdure.worker import ReplayCheck
 from tests.client.changes import child, other_child
 from tests.client.test_deploy_check import deployed, settled
@@ -90,6 +91,33 @@ async def test_histories_are_replayed_without_their_database_and_nothing_is_writ
     assert all(one.fix and "step 'charge'" in one.expected for one in changed.findings)
     unserved = await nowhere(order).runs.replay(file, types=["histories.failing.v1"])
     assert [(one.run_id, one.problem.value) for one in unserved.findings] == [("bad", "unserved")]
+
+
+async def test_an_exported_file_does_not_let_its_reader_complete_an_activity(on_disk: Stage) -> None:
+    @activity("histories.approve.v1")
+    async def approve() -> str:
+        return Pending
+
+    @workflow("histories.approved.v1")
+    async def approved(ctx: Context) -> str:
+        await ctx.step(charge, CARD)
+        return await ctx.call(approve(), id="a1")
+
+    engine = on_disk.engine(approved, approve)
+    async with engine.worker():
+        await until(await engine.start(approved(), id="p1"), Status.WAITING)
+        await until(await engine.get("a1"), Status.WAITING)
+    for exporting in (engine, on_disk.engine()):
+        file = io.BytesIO()
+        await exporting.runs.export(file)
+        found = {
+            one.run.id: one for one in read_histories(io.BytesIO(file.getvalue()), "h") if isinstance(one, RunHistory)
+        }
+        forged = make_token("a1", 1, 0, found["a1"].run.seed or "none")
+        with pytest.raises(AttemptNotFound):
+            await engine.runs.complete(forged, "yes")
+        # A workflow draws its random numbers from its seed.
+        assert found["p1"].run.seed
 
 
 @LASTING

@@ -52,7 +52,7 @@ async def check(
                     checked += 1
                     by_type[loaded.run.type] = by_type.get(loaded.run.type, 0) + 1
                     findings += await _check(session, store, loaded)
-            if more or (limit is not None and checked >= limit):
+            if more:
                 break
         report = DeployReport(checked=checked, more=more, findings=tuple(findings), by_type=by_type, pinned=left_out)
         if save:

@@ -28,6 +28,7 @@ from perdure.core.model.histories import (
     redact_history,
     to_header,
     to_line,
+    without_proof,
 )
 from perdure.core.model.reports import DeployFinding, DeployProblem
 from perdure.core.model.run import RunFilter
@@ -36,6 +37,7 @@ from perdure.core.printed_text import brief
 from perdure.core.redaction import Redaction
 from perdure.errors import UsageError
 from perdure.store.contract import Store
+from perdure.workflow.definition import Workflow
 
 #: Runs that are read at a time.
 _PAGE = 50
@@ -104,7 +106,9 @@ async def _write(
         async for found in _pages(store, ids, filter):
             room = len(found) if limit is None else limit - report.runs
             for history in await load_histories(store, found[:room]):
-                stream.write(to_line(history if redact is None else redact_history(history, redact)))
+                known = isinstance(session.workflows.get(history.run.type), Workflow)
+                written = history if known else without_proof(history)
+                stream.write(to_line(written if redact is None else redact_history(written, redact)))
                 report = replace(report, runs=report.runs + 1, records=report.records + len(history.records))
             if len(found) > room:
                 return replace(report, more=True)

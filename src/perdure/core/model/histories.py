@@ -16,7 +16,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from perdure.core.codec.decoders import decoder_for
-from perdure.core.model.record import Record
+from perdure.core.model.record import Record, RecordKind
 from perdure.core.model.reports import DeployReport
 from perdure.core.model.run import Run
 from perdure.core.redaction import Redaction
@@ -142,6 +142,17 @@ def portable(run: Run) -> Run:
     return replace(
         run, output=None, error=None, nonce="", worker=None, idempotency_key=None, lease_until=0, attributes=None
     )
+
+
+def without_proof(history: RunHistory) -> RunHistory:
+    """A history without the seed of an activity, which proves the tokens of its attempts and which no replay needs.
+
+    A history of nothing but attempts at its own type, or of nothing, is taken for that of an activity.
+    """
+    run = history.run
+    if any(one.kind is not RecordKind.ATTEMPT or one.location != run.type for one in history.records):
+        return history
+    return replace(history, run=replace(run, seed=""))
 
 
 def redact_history(history: RunHistory, redaction: Redaction) -> RunHistory:
