@@ -133,6 +133,12 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
         "serves 1 ready run of type lonely in queue far",
         "--queue far",
     ),
+    "INSERT INTO perdure_runs (id, type, queue) VALUES ('r', 'lonely', 'far~1.4')": (
+        "work",
+        "warning",
+        "serves 1 ready run of type lonely",
+        "pinned to the build 1.4: start a worker of it",
+    ),
     f"""{ALIVE} ('w-2', 'h', 1, '["default"]', '["t"]', 5, 1, 1); UPDATE perdure_workers SET status = 'dead';
     INSERT INTO perdure_runs (id, type, status, worker, nonce, token, started_at, seed)
     VALUES ('r', 't', 'running', 'w-2', 'n', 1, 1, 's')""": ("work", "warning", "w-2, which is dead", "start a worker"),

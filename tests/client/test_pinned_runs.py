@@ -59,6 +59,25 @@ ORDER = Call.named("pin.order.v1")
 
 
 @LASTING
+async def test_a_fork_of_a_pinned_run_is_continued_by_the_build_whose_records_it_has(stage: Stage) -> None:
+    old, new = engine_of(stage, OLD), engine_of(stage, NEW)
+    async with old.worker():
+        first = await old.start(ORDER, queue="default")
+        await until(first, Status.WAITING)
+        # From its last step on, which has to be made again; and from the beginning.
+        await first.send("go", "on")
+        assert await first.result("60s") == [OLD, "on", OLD]
+        last = await first.fork(from_step=f"begun-{OLD}#2")
+        assert (await last.info()).pinned_to == OLD
+        assert await last.result("60s") == [OLD, "on", OLD]
+    again = await first.fork(from_step=f"begun-{OLD}")
+    assert (await again.info()).pinned_to is None
+    async with new.worker():
+        await again.send("go", "on")
+        assert await again.result("60s") == [NEW, "on", NEW]
+
+
+@LASTING
 async def test_a_pinned_run_is_continued_by_its_build_while_new_runs_begin_with_the_new_one(stage: Stage) -> None:
     old, new = engine_of(stage, OLD), engine_of(stage, NEW)
     async with old.worker():

@@ -263,7 +263,7 @@ def verbs() -> Iterator[str]:
         names = [*vars(cls), *inspect.get_annotations(cls)]
         for name in names:
             member = inspect.getattr_static(cls, name, None)
-            is_namespace = cls is Engine and isinstance(member, property)
+            is_namespace = isinstance(member, property) and (cls is Engine or name == "watermarks")
             if not name.startswith("_") and not is_namespace:
                 yield f"{cls.__name__}.{name}"
 

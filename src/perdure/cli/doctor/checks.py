@@ -22,6 +22,7 @@ from perdure.core.limits.limit import LimitInfo
 from perdure.core.model.run import RunGroup, Status
 from perdure.core.model.run_orders import Pause, PauseKind
 from perdure.core.model.worker_info import WorkerInfo, WorkerStatus, living_workers
+from perdure.core.pinning import base_queue, pinned_build
 from perdure.core.printed_text import brief
 from perdure.core.routing import served_elsewhere
 from perdure.core.system import System
@@ -352,7 +353,7 @@ def judge_ready(
     paused = {(one.kind, one.name) for one in pauses}
 
     def is_served(one: ReadyRuns) -> bool:
-        if (PauseKind.TYPE, one.type) in paused or (PauseKind.QUEUE, one.queue) in paused:
+        if (PauseKind.TYPE, one.type) in paused or (PauseKind.QUEUE, base_queue(one.queue)) in paused:
             return True
         return any(one.type in worker.types and one.queue in worker.queues for worker in alive)
 
@@ -363,9 +364,16 @@ def judge_ready(
             "work",
             f"no live worker serves {_count(one.count, 'ready run')} of type {one.type} in queue {one.queue}; "
             f"the oldest has waited for {span(now - one.oldest)}",
-            f"start a worker whose engine has it: {command('worker', 'MODULE:ENGINE', '--queue', one.queue)}",
+            _worker_for(one.queue),
         ),
     )
+
+
+def _worker_for(queue: str) -> str:
+    """Advice on runs in a queue that no worker serves."""
+    if build := pinned_build(queue):
+        return f"they are pinned to the build {build}: start a worker of it, or unpin them"
+    return f"start a worker whose engine has it: {command('worker', 'MODULE:ENGINE', '--queue', queue)}"
 
 
 def judge_held(held: Mapping[str, int], workers: Sequence[WorkerInfo]) -> CheckResults:

@@ -22,6 +22,7 @@ from perdure.core.model.dead_letter import dead_letter_reason
 from perdure.core.model.record import Record, RecordKind
 from perdure.core.model.run import Fork, NewRun, RetryOutcome, RetryRequest, Run, kept_seed
 from perdure.core.option_checks import check_text, no_option
+from perdure.core.pinning import base_queue
 from perdure.core.policy.retry import Retry
 from perdure.core.policy.singleton import with_stored_singleton
 from perdure.core.printed_text import brief, closest
@@ -166,13 +167,14 @@ async def fork(session: Session, run_id: str, **wanted: Unpack[ForkOptions]) -> 
     store = await session.connect()
     step, past = _past(source, await store.history(run_id), from_step)
     past = _edited(session, source, past, results)
-    options: StartOptions = {"id": wanted.get("id"), "queue": source.queue, "priority": source.priority}
+    options: StartOptions = {"id": wanted.get("id"), "priority": source.priority}
     options["deadline"] = wanted.get("deadline")
     encoded = _input(session, source, wanted.get("input"))
     call: Call[Any] = Call(source.type, (), session.workflows.get(source.type), RunSettings.from_json(source.options))
     new = new_run(call, encoded, options, session.system, store.clock())
-    # A fork runs beside its source, so it is no singleton.
-    new = replace(new, options=with_stored_singleton(new.options, None))
+    # A fork runs beside its source, so it is no singleton. It is pinned as the source is, whose records it has.
+    queue = source.queue if past else base_queue(source.queue)
+    new = replace(new, queue=queue, options=with_stored_singleton(new.options, None))
     kept = (await store.attributes([run_id])).get(run_id)
     new = replace(new, attributes=make_attributes(kept))
     fork = _fork(source, past, step, new, session.system.entropy(8).hex())
