@@ -106,21 +106,16 @@ class Engine(AsyncOnly):
         """
         errors = check_list("errors", errors, "[PaymentDeclined]")
         _check_options(payload_warn, payload_limit, migrate, errors)
-        marks = check_list("watermarks", watermarks, "[Watermark(queue='mail', high=1000)]")
-        for mark in marks:
-            if not isinstance(mark, Watermark):
-                raise UsageError(f"watermarks has {brief(mark)}: give a Watermark(queue='mail', high=1000)")
         self.url = check_url_text(url)
         self.workflows = _by_type(workflows)
-        if token is not None and not is_server(url):
-            raise UsageError(f"a token is for a server, such as https://ops.example.com; {shown(url)!r} is a database")
+        _check_token(token, url)
         options = SessionOptions(
             errors=errors,
             migrate=migrate,
             codec=Codec(warn_bytes=payload_warn, max_bytes=payload_limit),
             retention=Retention.of(retention),
             hooks=Hooks(on_error=on_error, on_dead_letter=on_dead_letter, on_event=on_event),
-            watermarks=marks,
+            watermarks=_checked_watermarks(watermarks),
             database_timeout=database_timeout,
             build=None if build is None else check_build(build),
             pinned=check_flag("pinned", pinned),
@@ -434,6 +429,19 @@ def _by_type(workflows: Iterable[Definable]) -> dict[str, Definition[Any, Any]]:
             )
         workflow.signature.resolve()
     return known
+
+
+def _checked_watermarks(watermarks: Iterable[Watermark]) -> tuple[Watermark, ...]:
+    marks = check_list("watermarks", watermarks, "[Watermark(queue='mail', high=1000)]")
+    for mark in marks:
+        if not isinstance(mark, Watermark):
+            raise UsageError(f"watermarks has {brief(mark)}: give a Watermark(queue='mail', high=1000)")
+    return marks
+
+
+def _check_token(token: str | None, url: str) -> None:
+    if token is not None and not is_server(url):
+        raise UsageError(f"a token is for a server, such as https://ops.example.com; {shown(url)!r} is a database")
 
 
 def _check_options(payload_warn: object, payload_limit: object, migrate: object, errors: tuple[object, ...]) -> None:

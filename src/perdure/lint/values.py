@@ -24,7 +24,7 @@ _BLOCKING = frozenset(("perdure.blocking.Context", "perdure.workflow.blocking.Co
 _ENGINES = frozenset(
     ("perdure.Engine", "perdure.Handle", "perdure.blocking.Engine", "perdure.blocking.Handle", "perdure.Lock")
 )
-_MACHINES = frozenset(("perdure.machine.StateMachine", "perdure.workflow.state_machine.StateMachine"))
+_MACHINES = frozenset(("perdure.machine.StateMachine", "perdure.workflow.machine.state_machine.StateMachine"))
 _SETS = frozenset(
     ("set", "frozenset", "typing.Set", "typing.FrozenSet", "typing.AbstractSet", "typing.MutableSet",
      "collections.abc.Set", "collections.abc.MutableSet")

@@ -14,7 +14,7 @@ from typing import Any
 from perdure.core.printed_text import brief
 from perdure.errors import UsageError
 from perdure.workflow.definition import Definition
-from perdure.workflow.state_machine import StateMachine
+from perdure.workflow.machine.state_machine import StateMachine
 
 #: A workflow or activity for an engine: a decorated function, or the class of a state machine.
 Definable = Definition[Any, Any] | type[StateMachine[Any, Any]]

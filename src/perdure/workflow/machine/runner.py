@@ -30,7 +30,7 @@ from perdure.workflow.scopes import inside
 
 if TYPE_CHECKING:
     from perdure.workflow.definition import Call
-    from perdure.workflow.state_machine import StateMachine
+    from perdure.workflow.machine.state_machine import StateMachine
 
 
 class Action(Struct, frozen=True):

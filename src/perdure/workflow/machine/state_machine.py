@@ -24,7 +24,7 @@ from perdure.errors import BadArguments, RunCancelled, UsageError
 from perdure.workflow.channels import Channel, Question
 from perdure.workflow.context import Context
 from perdure.workflow.definition import Call, Workflow
-from perdure.workflow.machine_runner import (
+from perdure.workflow.machine.runner import (
     Action,
     Actions,
     CancelById,
