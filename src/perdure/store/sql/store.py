@@ -210,21 +210,19 @@ class SqlStore(ABC):
 
         return stop
 
-    # The verbs of every run return the answer of the database as it is: a coroutine that awaits it costs more.
-
-    def create(
+    async def create(
         self, runs: Sequence[NewRun], actor: str, *, all_or_none: bool = False
-    ) -> Answer[builtins.list[CreatedRun]]:
+    ) -> builtins.list[CreatedRun]:
         """Create runs in one transaction; a run whose id or idempotency key is taken yields the existing run."""
-        return self._write("create", actor, partial(create, runs=runs, all_or_none=all_or_none))
+        return await self._write("create", actor, partial(create, runs=runs, all_or_none=all_or_none))
 
-    def get(self, run_id: str) -> Answer[Run | None]:
+    async def get(self, run_id: str) -> Run | None:
         """One run."""
-        return self._read("get", partial(reads.get, run_id=run_id))
+        return await self._read("get", partial(reads.get, run_id=run_id))
 
-    def get_many(self, run_ids: Sequence[str]) -> Answer[builtins.list[Run]]:
+    async def get_many(self, run_ids: Sequence[str]) -> builtins.list[Run]:
         """The existing ones of these runs, in no particular order."""
-        return self._read("get_many", partial(reads.get_many, run_ids=run_ids))
+        return await self._read("get_many", partial(reads.get_many, run_ids=run_ids))
 
     async def list(self, filter: RunFilter, limit: int, cursor: str | None, scan: int = SCAN) -> RunPage:
         """A page of runs. Raises `InvalidCursor`."""

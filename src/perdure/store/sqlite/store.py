@@ -107,13 +107,13 @@ class SqliteStore(SqlStore):
         self._check_open()
         return self._clock.now()
 
-    def claim(self, request: ClaimRequest) -> Coroutine[Any, Any, ClaimResult]:
+    async def claim(self, request: ClaimRequest) -> ClaimResult:
         """Make due runs ready, then claim ready runs."""
-        return self._write("claim", request.worker, partial(claim, request=request, entropy=self._system.entropy))
+        return await self._write("claim", request.worker, partial(claim, request=request, entropy=self._system.entropy))
 
-    def commit(self, turns: Sequence[Turn], actor: str) -> Coroutine[Any, Any, builtins.list[TurnOutcome]]:
+    async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
         """Commit turns in one transaction."""
-        return self._write("commit", actor, partial(commit, turns=turns))
+        return await self._write("commit", actor, partial(commit, turns=turns))
 
     async def query(self, sql: str, params: Sequence[object] = ()) -> builtins.list[Row]:
         """Run a SELECT with `?` parameters over tables called `perdure_…`, whatever their prefix.
