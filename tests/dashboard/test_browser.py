@@ -236,13 +236,13 @@ async def test_the_charts_of_the_overview_are_drawn_and_share_a_cursor(place: St
             assert "ended" in note
             assert "p99" in note
             # One of the newest parts, at the right edge, has the run: the one with a duration.
+            edge = plots[1].size["width"] // 2
             for left in range(2, 200, 2):
-                pointer = ActionChains(driver)
-                pointer.move_to_element_with_offset(plots[1], plots[1].size["width"] // 2 - left, 0).perform()
+                ActionChains(driver).move_to_element_with_offset(plots[1], edge - left, 0).perform()
                 legend = driver.find_elements(By.CSS_SELECTOR, ".u-legend")[1]
                 if " " in legend.find_elements(By.CSS_SELECTOR, ".u-value")[1].text:  # a figure and its unit
                     break
-            pointer.click().perform()
+            ActionChains(driver).click().perform()
             wait(driver, lambda d: "/runs?q=" in d.current_url)
             wait(driver, lambda d: "1 run fits the query." in text_of(d, ".sentence"))
             assert "status:completed,failed,cancelled" in text_of(driver, ".chips")
