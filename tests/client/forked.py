@@ -250,8 +250,9 @@ def busy(url: str) -> None:
         run = client.start(write())
         assert began.wait(HANGS)
 
-        # The parent says so, too.
-        logging.getLogger("perdure.store").setLevel(logging.ERROR)
+        # The parent says so, too, and that its loop was blocked: the fork waits for the transaction for some seconds.
+        for name in ("perdure.store", "perdure.worker"):
+            logging.getLogger(name).setLevel(logging.ERROR)
 
         def act() -> None:
             try:
