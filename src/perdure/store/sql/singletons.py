@@ -167,17 +167,27 @@ async def arrange(tx: Transaction, new: NewRun, single: StoredSingleton) -> NewR
     if single.policy is SingletonPolicy.ATTACH:
         [row] = await tx.fetch(_RUN, {"run_id": holder})
         return CreatedRun(to_run(row), False, attached=True)
-    [(last,)] = await tx.fetch(_LAST_PLACE, {"name": single.name})
-    await _line_up(tx, new, single, max(tx.now, (last or 0) + 1), SingletonPolicy.QUEUE)
+    await _line_up(tx, new, single, max(tx.now, await _last_place(tx, single.name) + 1), SingletonPolicy.QUEUE)
     return replace(new, held_back=True)
 
 
 async def line_up(tx: Transaction, children: Sequence[NewRun]) -> None:
-    """Append new runs that are held back to their queues. Their policies are applied afterwards."""
-    for place, child in enumerate(children):
+    """Append new runs that are held back to their queues, in this order. Their policies are applied afterwards."""
+    last: dict[str, int] = {}
+    for child in children:
         single = stored_singleton_of(child.options)
-        if single is not None:
-            await _line_up(tx, child, single, tx.now + place, single.policy)
+        if single is None:
+            continue
+        if single.name not in last:
+            last[single.name] = await _last_place(tx, single.name)
+        # Not the time alone: the starts of one turn share it, and the clock may step back between two turns.
+        last[single.name] = max(tx.now, last[single.name] + 1)
+        await _line_up(tx, child, single, last[single.name], single.policy)
+
+
+async def _last_place(tx: Transaction, name: str) -> int:
+    [(last,)] = await tx.fetch(_LAST_PLACE, {"name": name})
+    return last or 0
 
 
 async def hold_back_again(tx: Transaction, run_id: str, options: str) -> None:

@@ -23,6 +23,7 @@ from perdure.testing.conformance.harness import (
     Unshared,
     a_child,
     a_park,
+    a_record,
     a_run,
     claim,
     claim_ids,
@@ -231,6 +232,23 @@ class Singletons:
         await _finish_held(store, "r1")
         await sweep(store)
         assert await status(store, "child") == READY
+
+    async def test_runs_that_a_run_starts_queue_in_the_order_of_their_starts(
+        self, store: Store, harness: Harness
+    ) -> None:
+        lease = await held(store, "parent")
+        order = ["r9", "r10", "r2", "r1", "r3"]
+        for seq, started in enumerate((order[:3], order[3:])):
+            runs = tuple(one(id, held_back=True) for id in started)
+            assert await commit(store, lease, a_record(seq), children=runs) is TurnOutcome.APPLIED
+            # Clocks step back, too.
+            harness.system.advance(-5)
+        harness.system.advance(15)
+        await store.start_successors([NAME], ACTOR)
+        for id in order:
+            assert await status(store, id) == READY, id
+            await finish(store, id)
+            await store.start_successors([NAME], ACTOR)
 
     async def test_a_child_that_must_not_wait_fails_and_its_parent_is_told(self, store: Store) -> None:
         await start(store, "r1")
