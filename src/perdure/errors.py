@@ -242,7 +242,7 @@ class NotStarted(Expired):
 
 
 class Undeliverable(PerdureError):
-    """The queue message that asked for the run's execution failed repeatedly."""
+    """A queue message failed repeatedly, or the receiver of an event did not accept it."""
 
 
 class InvalidSignature(PerdureError):

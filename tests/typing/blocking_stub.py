@@ -36,6 +36,7 @@ CLASSES = {
     "audit": ["AuditTrail"],
     "watermarks": ["Watermarks"],
     "tokens": ["Tokens"],
+    "outbox": ["Outbox"],
 }
 #: Members that a view leaves out.
 HIDDEN = {"Engine": {"blocking"}, "LockContext": {"begin", "end"}}

@@ -15,6 +15,7 @@ from perdure.client import (
     handle,
     limits,
     locks,
+    outbox,
     pusher,
     schedules,
     tokens,
@@ -116,6 +117,7 @@ Workers = mirror(workers.Workers)
 Queues = mirror(workers.Queues)
 Watermarks = mirror(watermarks.Watermarks)
 Tokens = mirror(tokens.Tokens)
+Outbox = mirror(outbox.Outbox)
 
 for _remote, _local in (
     (remote_engine.RemoteEngine, engine.Engine),

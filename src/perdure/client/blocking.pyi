@@ -10,6 +10,7 @@ from typing import IO, Any, Generic, Literal, Never, Self, TypeVar, Unpack, over
 from perdure.client.audit import EventOptions
 from perdure.client.dead_letters import BulkResult, DeadOptions
 from perdure.client.engine import Engine as AsyncEngine
+from perdure.client.outbox import Subscription
 from perdure.client.runs.namespace import BulkOptions, PruneReport, RunFilters
 from perdure.client.runs.reopen import ForkOptions, RetryOptions
 from perdure.client.runs.results import StreamItem
@@ -28,6 +29,7 @@ from perdure.core.limits.breaker import BreakerInfo
 from perdure.core.limits.limit import LimitInfo, PermitInfo
 from perdure.core.model.attributes import AttributeValue
 from perdure.core.model.claim import ExecutionResult
+from perdure.core.model.cloud_event import CloudEventPage, PublishedEvent
 from perdure.core.model.dead_letter import DeadLetter, DeadLetterPage
 from perdure.core.model.documents import StoredDeployReport, WorkflowSource
 from perdure.core.model.histories import ExportReport, HistoriesReport
@@ -90,6 +92,7 @@ class Engine:
         build: str | None = None,
         pinned: bool = False,
         register_sources: bool = True,
+        outbox: Iterable[Subscription] = (),
         system: System | None = None,
         store: Store | None = None,
     ) -> None:
@@ -107,8 +110,9 @@ class Engine:
         for as long as it takes. `build` names the version of the application: workers show it, and runs keep the one
         that began them; by default the version of the package and the git commit of its checkout. With `pinned`, only
         workers of that build continue the runs of workflows that do not say `pinned` themselves. Workers store the
-        source and docstring of each type for the dashboard, unless `register_sources` is false. `system` and `store`
-        replace the real world and the database named by the URL; they are for tests.
+        source and docstring of each type for the dashboard, unless `register_sources` is false. `outbox` are the
+        subscriptions to published events, which its workers deliver. `system` and `store` replace the real world and
+        the database named by the URL; they are for tests.
         """
     def open(self) -> None:
         """Connect now instead of at the first use."""
@@ -141,6 +145,9 @@ class Engine:
     @property
     def queues(self) -> Queues:
         """Pause, resume and bound whole queues and types, and list registered types."""
+    @property
+    def outbox(self) -> Outbox:
+        """Publish, list and replay events for other systems."""
     @property
     def tokens(self) -> Tokens:
         """Create, list and revoke bearer tokens for access over HTTP."""
@@ -862,6 +869,43 @@ class Tokens:
         """Read one token. Raises `TokenNotFound`."""
     def revoke(self, name: str) -> TokenInfo:
         """Revoke a token for good. Servers refuse it within a few seconds. Raises `TokenNotFound`."""
+
+class Outbox:
+    """`Outbox` whose methods block."""
+    def publish(
+        self,
+        type: str,
+        data: object = None,
+        *,
+        key: str | None = None,
+        subject: str | None = None,
+        source: str = "perdure",
+        id: str | None = None,
+        connection: object = None,
+    ) -> str:
+        """Publish an event; returns its id. Workflows use `ctx.publish_event`.
+
+        Events of a `key` are delivered in the order of their publication. With an `id`, publishing it twice is
+        publishing it once; `RunExists` is raised if it differs. On a `connection` of yours, it is published when you
+        commit. Raises `EncodeError`, `InvalidId`…
+        """
+    def list(
+        self, *, type: str | None = None, key: str | None = None, limit: int = 50, cursor: str | None = None
+    ) -> CloudEventPage:
+        """List published events, the latest first, also those that are handed on already.
+
+        `type` may end in `%`. Continue a listing from `page.cursor`.
+        """
+    def get(self, event_id: str) -> PublishedEvent:
+        """Read an event. Raises `RunNotFound`."""
+    def deliveries(self, event_id: str) -> builtins.list[Run]:
+        """Read the runs that deliver an event, one for each subscription. Raises `RunNotFound`."""
+    def replay(self, event_ids: str | Sequence[str], *, to: str | None = None) -> builtins.list[str]:
+        """Deliver events again, in this order, to all subscriptions that want them or to one; returns ids of new runs.
+
+        Receivers get the same event with the same id. Events of a key wait for those that are to be delivered already.
+        A delivery that is a dead letter is retried with `engine.dead_letters.retry`. Raises `RunNotFound`.
+        """
 
 def engine_over(target: AsyncEngine) -> Engine:
     """Make a blocking view of an engine that exists, with a background loop of its own."""

@@ -15,6 +15,7 @@ from perdure.client.dead_letters import DeadLetters
 from perdure.client.handle import Handle, get_handle
 from perdure.client.limits import Breakers, Limits
 from perdure.client.locks import LockContext, Locks
+from perdure.client.outbox import Outbox, Subscription, check_subscriptions
 from perdure.client.remote.transport import is_server
 from perdure.client.runs import messages
 from perdure.client.runs.namespace import Runs
@@ -84,6 +85,7 @@ class Engine(AsyncOnly):
         build: str | None = None,
         pinned: bool = False,
         register_sources: bool = True,
+        outbox: Iterable[Subscription] = (),
         system: System | None = None,
         store: Store | None = None,
     ) -> None:
@@ -101,8 +103,9 @@ class Engine(AsyncOnly):
         for as long as it takes. `build` names the version of the application: workers show it, and runs keep the one
         that began them; by default the version of the package and the git commit of its checkout. With `pinned`, only
         workers of that build continue the runs of workflows that do not say `pinned` themselves. Workers store the
-        source and docstring of each type for the dashboard, unless `register_sources` is false. `system` and `store`
-        replace the real world and the database named by the URL; they are for tests.
+        source and docstring of each type for the dashboard, unless `register_sources` is false. `outbox` are the
+        subscriptions to published events, which its workers deliver. `system` and `store` replace the real world and
+        the database named by the URL; they are for tests.
         """
         errors = check_list("errors", errors, "[PaymentDeclined]")
         _check_options(payload_warn, payload_limit, migrate, errors)
@@ -120,6 +123,7 @@ class Engine(AsyncOnly):
             build=None if build is None else check_build(build),
             pinned=check_flag("pinned", pinned),
             register_sources=check_flag("register_sources", register_sources),
+            outbox=check_subscriptions(outbox),
         )
         self._session = self._make_session(url, options, Host() if system is None else system, store, token)
         if audit is not None:
@@ -207,6 +211,11 @@ class Engine(AsyncOnly):
         return Queues(self._session)
 
     @property
+    def outbox(self) -> Outbox:
+        """Publish, list and replay events for other systems."""
+        return Outbox(self, self._session)
+
+    @property
     def tokens(self) -> Tokens:
         """Create, list and revoke bearer tokens for access over HTTP."""
         return Tokens(self._session)
@@ -233,9 +242,10 @@ class Engine(AsyncOnly):
         beginning of one followed by `%`. When it starts, it waits for a server that cannot be reached, at most for
         `wait_for_database`.
         """
-        require_workflows(self.workflows)
+        code = self._session.served_code()
+        require_workflows(code)
         checked = WorkerSettings.of(**options, retention=self._session.retention)
-        select_types(self.workflows, checked.types)
+        select_types(code, checked.types)
         return EngineWorker(self._session, checked)
 
     def blocking(self) -> BlockingEngine:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 from msgspec import Struct, structs
 
 from perdure.client.build import build_of
+from perdure.client.outbox import Subscription, delivery_code
 from perdure.client.runs.results import Results
 from perdure.client.runs.start import DuplicateCheck, StartOptions, new_run
 from perdure.client.watermarks import Backpressure
@@ -77,6 +78,7 @@ class SessionOptions(Struct, frozen=True, kw_only=True):
     build: str | None = None
     pinned: bool = False
     register_sources: bool = True
+    outbox: tuple[Subscription, ...] = ()
 
 
 class Session:
@@ -102,6 +104,8 @@ class Session:
         self._pinned = options.pinned
         self._register_sources = options.register_sources
         self._hooks = options.hooks
+        #: Subscriptions to published events, which the workers of this engine deliver.
+        self.outbox = options.outbox
         self._migrate = options.migrate
         self._database_timeout = _checked_timeout(options.database_timeout)
         #: The database, opened or not. Most callers want `opened` or `unclosed`.
@@ -192,6 +196,8 @@ class Session:
             await worker.stop()
         if self._state == "closed":
             return
+        for subscription in self.outbox:
+            await subscription.close()
         was_open, self._state = self._state == "open", "closed"
         await self.results.close()
         if was_open:
@@ -211,7 +217,7 @@ class Session:
         store = self.store
         if isinstance(store, Retrying) and not self._lent:
             store = store.bounded(WORKER_TIMEOUT)
-        served = select_types(self.workflows if code is None else code, settings.types)
+        served = select_types(self.served_code() if code is None else code, settings.types)
         pinned = self.pinned_types(served)
         if pinned:
             settings = structs.replace(settings, queues=self.pinned_queues(settings.queues))
@@ -230,6 +236,10 @@ class Session:
         )
         self.workers.add(worker)
         return worker
+
+    def served_code(self) -> Mapping[str, Definition[Any, Any]]:
+        """Return the code that workers serve: that of the engine, and the deliveries of its outbox."""
+        return {**self.workflows, **delivery_code(self, self.outbox)} if self.outbox else self.workflows
 
     def pinned_types(self, workflows: Mapping[str, Definition[Any, Any]]) -> frozenset[str]:
         """Return the types whose runs are pinned to the build that begins them."""

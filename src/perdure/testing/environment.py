@@ -22,6 +22,7 @@ from msgspec import structs
 
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
+from perdure.client.outbox import Subscription
 from perdure.client.runs.inspect import explain
 from perdure.client.runs.results import Results
 from perdure.client.runs.start import StartOptions
@@ -77,6 +78,7 @@ class Environment:
         seed: int = 0,
         patience: Duration = 1.0,
         strict: bool = False,
+        outbox: Iterable[Subscription] = (),
         **worker: Unpack[WorkerOptions],
     ) -> None:
         """`seed` is what ids, jitter and the workflows' randomness grow from.
@@ -85,7 +87,7 @@ class Environment:
         the clock.
         With `strict`, every value has to come back from the database as exactly what it was, or it is refused. Clocks,
         randomness and I/O in workflow code raise `NotInWorkflow`. At the end, every run is replayed in processes with
-        other hash seeds, which raises `Diverged` if one of them takes another path.
+        other hash seeds, which raises `Diverged` if one of them takes another path. `outbox`: as for `Engine`.
         """
         if start_time.tzinfo is None:
             raise UsageError("start_time needs a time zone, such as datetime.UTC")
@@ -100,7 +102,9 @@ class Environment:
         self._worker: Worker | None = None
         self._advancing = 0
         errors = tuple(errors)
-        self._engine = Engine("sqlite://", workflows, errors=errors, system=self._clock, store=self._store)
+        self._engine = Engine(
+            "sqlite://", workflows, errors=errors, outbox=outbox, system=self._clock, store=self._store
+        )
         self._session = session_of(self._engine)
         self._session.results = _CandidResults(self._session, self._rest, self._awaited, self._swallowed)
         self._errors = errors

@@ -177,6 +177,22 @@ class Context:
         """
     def publish(self, key: str, value: object) -> None:
         """Publish the latest value of a key; others read it with `handle.state(key)`."""
+    def publish_event(
+        self,
+        type: str,
+        data: object = None,
+        *,
+        key: str | None = None,
+        subject: str | None = None,
+        source: str = "perdure",
+        id: str | None = None,
+    ) -> str:
+        """Publish an event for other systems, in the same turn as the record that led to it; returns the event's id.
+
+        Workers of an engine with `Engine(outbox=[...])` deliver it at least once to each subscription that wants it, as
+        a CloudEvent. Events of a `key` are delivered in the order of their publication. With an `id`, the event is
+        published once, by whichever run.
+        """
     def set_attributes(self, attributes: Mapping[str, AttributeValue | None]) -> None:
         """Set attributes of the run, by which others find it; None removes one, and others stay as they are.
 

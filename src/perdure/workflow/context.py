@@ -13,11 +13,13 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, Never, NoReturn, ParamSpec, TypeVar, Unpack, cast, overload
 
+import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from perdure.core.ids import check_id, check_name
 from perdure.core.model.attributes import AttributeValue, attribute_outputs, make_attributes
+from perdure.core.model.cloud_event import event_attributes, event_run_id, make_event
 from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import NewMessage, RecordKind
 from perdure.core.model.run import OnClose
@@ -400,6 +402,32 @@ class Context:
         payload = self._runtime.encode(value, f"state {name!r}")
         output = NewOutput(kind=OutputKind.STATE, name=name, payload=payload, key=f"state:{name}")
         self._runtime.effect("publish", lambda _: output)
+
+    def publish_event(
+        self,
+        type: str,
+        data: object = None,
+        *,
+        key: str | None = None,
+        subject: str | None = None,
+        source: str = "perdure",
+        id: str | None = None,
+    ) -> str:
+        """Publish an event for other systems, in the same turn as the record that led to it; returns the event's id.
+
+        Workers of an engine with `Engine(outbox=[...])` deliver it at least once to each subscription that wants it, as
+        a CloudEvent. Events of a `key` are delivered in the order of their publication. With an `id`, the event is
+        published once, by whichever run.
+        """
+        # Imported late: definitions are made of this module.
+        from perdure.workflow.definition import event_call
+
+        plain = msgspec.json.decode(self._runtime.encode(data, f"data of event {brief(type)}"))
+        event = make_event(type, plain, source=source, subject=subject, key=key, id=id, time=self.now())
+        run_id = None if id is None else event_run_id(id)
+        options = ChildOptions(id=run_id, attributes=make_attributes(event_attributes(event)))
+        started = self._runtime.start(event_call(event), options, 0)
+        return event.id or started
 
     def set_attributes(self, attributes: Mapping[str, AttributeValue | None]) -> None:
         """Set attributes of the run, by which others find it; None removes one, and others stay as they are.

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, Unpack, overload
 
-from msgspec import structs
+from msgspec import structs, to_builtins
 
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.snapshot import all_fixed, snapshot, snapshot_all
@@ -24,10 +24,11 @@ from perdure.core.ids import check_name
 from perdure.core.limits.breaker import Breaker, check_breaker
 from perdure.core.limits.call_limits import make_call_breaker, make_call_fair, make_call_limits
 from perdure.core.limits.limit import Fair, Limit, check_limits
+from perdure.core.model.cloud_event import EVENT_TYPE, CloudEvent
 from perdure.core.option_checks import check_flag, check_instance, check_retry
 from perdure.core.policy.broken_code import check_block_on
 from perdure.core.policy.retry import Retry
-from perdure.core.policy.singleton import Singleton
+from perdure.core.policy.singleton import Singleton, SingletonPolicy
 from perdure.core.printed_text import brief
 from perdure.errors import BadArguments, EncodeError, UsageError
 from perdure.workflow import blocking
@@ -375,6 +376,14 @@ class Call(Generic[R_co]):
     def returns(self) -> Any:
         """Type of the result; `Any` where only the type name is known."""
         return Any if self.definition is None else self.definition.signature.returns
+
+
+def event_call(event: CloudEvent, to: str | None = None) -> Call[Any]:
+    """Call that hands an event to its subscriptions, or to one of them; events of a key one after the other."""
+    call = Call.named(EVENT_TYPE, event=to_builtins(event), to=to)
+    if event.partitionkey is None:
+        return call
+    return call.options(singleton=Singleton(event.partitionkey, SingletonPolicy.QUEUE))
 
 
 def call_hint(value: object) -> str:

@@ -60,6 +60,7 @@ class RemoteEngine(Engine):
         for name, value in (
             ("retention", options.retention),
             ("watermarks", options.watermarks),
+            ("outbox", options.outbox),
             ("on_error, on_dead_letter and on_event", options.hooks or None),
             ("store", store),
         ):
