@@ -53,6 +53,8 @@ ARGUMENTS: dict[str, Any] = {
     "action": "cancel",
     "by": "status",
     "job_id": "r1",
+    "event_id": "e1",
+    "event_ids": "e1",
     "priority": 7,
     "worker_id": "w1",
     "type": "refuse.other.v1",
@@ -81,7 +83,7 @@ MAKERS = {"worker", "bulk_worker", "lock", "blocking"}
 #: Namespaces of an engine.
 NAMESPACES = (
     "runs", "schedules", "limits", "breakers", "locks", "dead_letters", "audit", "workers", "queues",
-    "queues.watermarks", "tokens",
+    "queues.watermarks", "tokens", "outbox",
 )  # fmt: skip
 #: Plain values.
 VALUES = {"message"}
@@ -101,6 +103,8 @@ INTERNAL = {
     "Delivery",
     "RedisQueue",
     "PushApp",
+    "Subscription",
+    "Webhook",
     "RemoteResults",
     "RemoteSession",
     "RemoteStore",

@@ -17,6 +17,7 @@ from perdure.cli.console.command_groups import CommandGroup
 from perdure.http.openapi import errors_of, make_document
 from perdure.http.problems import KINDS
 from perdure.http.routes import PREFIX, ROUTES, Router
+from perdure.outbox import Outbox
 from tests.http.serving import Served
 
 #: Verbs of the Python API, by the operations that do the same over HTTP.
@@ -125,6 +126,11 @@ VERBS = {
     "Watermarks.remove": ["remove_queue_watermark", "remove_type_watermark"],
     "Watermarks.list": ["list_watermarks"],
     "Watermarks.depth": ["queue_depth", "type_depth"],
+    "Outbox.publish": ["start"],
+    "Outbox.list": ["list_runs"],
+    "Outbox.get": ["show"],
+    "Outbox.deliveries": ["show"],
+    "Outbox.replay": ["start"],
     "Tokens.create": ["create_token"],
     "Tokens.list": ["list_tokens"],
     "Tokens.get": ["show_token"],
@@ -147,7 +153,7 @@ WITHOUT_ROUTE = {
     "AuditTrail.level": "each writing process chooses its own level",
 }
 #: Namespaces of an engine and values with verbs.
-CLASSES = [Engine, Handle, *(getattr(perdure.admin, name) for name in (
+CLASSES = [Engine, Handle, Outbox, *(getattr(perdure.admin, name) for name in (
     "Runs", "Schedules", "Limits", "Breakers", "Locks", "DeadLetters", "AuditTrail", "Workers", "Queues", "Watermarks",
     "Tokens",
 ))]  # fmt: skip
@@ -222,6 +228,10 @@ COMMANDS = {
     "breakers reset": "reset_breaker",
     "locks list": "list_locks",
     "locks release": "release_lock",
+    "outbox list": "list_runs",
+    "outbox show": "show",
+    "outbox publish": "start",
+    "outbox replay": "start",
     "watermarks list": "list_watermarks",
     "watermarks set": "set_queue_watermark",
     "watermarks remove": "remove_queue_watermark",

@@ -24,7 +24,7 @@ def serve(path: Path, pause: float) -> None:
             self.send_response(204)
             self.end_headers()
 
-        def log_message(self, format: str, *args: object) -> None:
+        def log_request(self, *_: object) -> None:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

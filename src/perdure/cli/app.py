@@ -58,6 +58,7 @@ COMMANDS = MappingProxyType(
             "runs": "perdure.cli.runs.commands:group",
             "dead-letters": "perdure.cli.dead_letters:group",
             "messages": "perdure.cli.runs.messages:group",
+            "outbox": "perdure.cli.outbox.commands:group",
             "activities": "perdure.cli.runs.activities:group",
             "schedules": "perdure.cli.schedules:group",
             "queues": "perdure.cli.queues:group",

@@ -1,0 +1,1 @@
+"""`perdure outbox`: events for other systems."""
