@@ -192,6 +192,14 @@ async def test_sources_select_events_and_a_plain_function_runs_in_a_thread(on_di
     assert sorted(got) == ["/shop/a", "/shop/b"]
 
 
+async def test_the_awaitable_of_a_plain_function_is_awaited(on_disk: Stage) -> None:
+    receiver = Receiver()
+    engine = on_disk.engine(outbox=[Subscription("hook", lambda event: receiver(event))])
+    async with engine.worker():
+        await engine.outbox.publish("tick")
+        await until_got(receiver, 1)
+
+
 async def test_an_environment_delivers_events_by_its_own_clock() -> None:
     receiver = Receiver(failures=3)
     async with Environment([order], outbox=[Subscription("hook", receiver)], strict=True) as env:

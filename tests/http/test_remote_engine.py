@@ -97,6 +97,22 @@ async def test_a_run_is_started_followed_and_its_result_has_the_annotated_type(e
     assert (await run.status()).finished
 
 
+async def test_events_are_published_listed_and_replayed_over_http(engine: Engine, site: Served) -> None:
+    assert await engine.outbox.publish("order.paid", {"order": 1}, key="o-1", id="paid-1") == "paid-1"
+    assert await engine.outbox.publish("order.paid", {"order": 1}, key="o-1", id="paid-1") == "paid-1"
+    other = await engine.outbox.publish("order.made")
+    [again] = await engine.outbox.replay("paid-1", to="hook")
+    for one in (engine, site.engine):
+        page = await one.outbox.list(type="order.%", key="o-1")
+        assert [(found.event.id, found.event.data) for found in page.events] == [("paid-1", {"order": 1})] * 2
+        assert page.events[0].run_id == again
+        assert (await one.outbox.get(other)).event.type == "order.made"
+        assert await one.outbox.deliveries("paid-1") == []
+    for arguments in ({}, {"event": {"type": "x"}}, {"event": {"type": "", "source": "s"}}):
+        with pytest.raises(UsageError):
+            await engine.start(Call.named("perdure.event.v1", **arguments))
+
+
 async def test_an_engine_on_a_server_reads_what_an_engine_on_the_database_reads(engine: Engine, site: Served) -> None:
     await (await engine.start(checkout(Order("a", 1)), id="a", attributes={"amount": 3})).result(timeout=60)
     await failing(engine, "b")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import builtins
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import msgspec
 
@@ -38,7 +38,7 @@ from perdure.errors import BadArguments, RunNotFound, UsageError
 from perdure.workflow.activity import Activity, activity
 from perdure.workflow.definition import Call, Definition, event_call
 from perdure.workflow.run_settings import ActivityOptions
-from perdure.workflow.step import activity_info
+from perdure.workflow.step import activity_info, is_async
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine
@@ -100,20 +100,20 @@ class Subscription:
     def activity(self) -> Activity[[CloudEvent], None]:
         """Make the activity that delivers one event."""
         function = self._deliver
-        is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004 - it is asked what kind of function it is
-        )
+
+        async def finish(answer: Awaitable[object]) -> None:
+            await answer
 
         async def deliver(event: CloudEvent) -> None:
-            answer = function(event)
-            if inspect.isawaitable(answer):
-                await answer
+            await cast("Awaitable[object]", function(event))
 
-        def deliver_in_thread(event: CloudEvent) -> None:
-            function(event)
+        def deliver_in_thread(event: CloudEvent) -> Any:
+            answer = function(event)
+            # The worker awaits an awaitable; other answers mean nothing.
+            return finish(answer) if inspect.isawaitable(answer) else None
 
         declare = activity(self.type, **self._options)
-        return declare(deliver) if is_async else declare(deliver_in_thread)
+        return declare(deliver) if is_async(function) else declare(deliver_in_thread)
 
     async def close(self) -> None:
         """Release connections of the current event loop; the engine calls it when it is closed."""

@@ -15,6 +15,7 @@ from perdure.client.handle import Handle
 from perdure.client.runs.start import Moment
 from perdure.client.session import session_of
 from perdure.core.ids import check_id
+from perdure.core.model.cloud_event import EVENT_TYPE, check_event_arguments
 from perdure.core.printed_text import brief
 from perdure.core.time.duration import microseconds
 from perdure.errors import InvalidDuration, UnknownWorkflow, UsageError
@@ -128,7 +129,9 @@ def call_of(engine: Engine, type: str, arguments: Arguments) -> Call[Any]:
 
     Raises `UnknownWorkflow`, `BadArguments` and `DecodeError`.
     """
-    if engine.workflows and type not in engine.workflows:
+    if type == EVENT_TYPE:
+        check_event_arguments(arguments)
+    elif engine.workflows and type not in engine.workflows:
         known_types = ", ".join(sorted(engine.workflows))
         raise UnknownWorkflow(f"this engine has no workflow {brief(type)}; it has {known_types}")
     if isinstance(arguments, list):

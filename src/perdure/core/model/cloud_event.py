@@ -13,10 +13,10 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from perdure.core.codec.decoders import decoder_for
+from perdure.core.codec.decoders import convert_to, decoder_for
 from perdure.core.ids import check_id, check_key
 from perdure.core.model.run import Run, Status
-from perdure.errors import UsageError
+from perdure.errors import DecodeError, UsageError
 
 EVENT_TYPE = "perdure.event.v1"
 DELIVERY_PREFIX = "perdure.delivery."
@@ -108,6 +108,22 @@ def event_attributes(event: CloudEvent) -> dict[str, str]:
     """Attributes by which the run of an event is found."""
     found = {"event": event.type}
     return found if event.partitionkey is None else {**found, "event_key": event.partitionkey}
+
+
+def check_event_arguments(arguments: object) -> None:
+    """Check JSON arguments of a run that hands an event on. Raises `DecodeError` and `InvalidId`."""
+    try:
+        event = convert_to(_Input, arguments).event
+    except msgspec.ValidationError as error:
+        raise DecodeError(f"the arguments are no event: {error}") from None
+    make_event(
+        event.type,
+        event.data,
+        source=event.source,
+        subject=event.subject,
+        key=event.partitionkey,
+        id=event.id or None,
+    )
 
 
 def published_event(run: Run) -> PublishedEvent:
