@@ -194,7 +194,11 @@ async def test_sources_select_events_and_a_plain_function_runs_in_a_thread(on_di
 
 async def test_the_awaitable_of_a_plain_function_is_awaited(on_disk: Stage) -> None:
     receiver = Receiver()
-    engine = on_disk.engine(outbox=[Subscription("hook", lambda event: receiver(event))])
+
+    def deliver(event: CloudEvent) -> Any:
+        return receiver(event)
+
+    engine = on_disk.engine(outbox=[Subscription("hook", deliver)])
     async with engine.worker():
         await engine.outbox.publish("tick")
         await until_got(receiver, 1)

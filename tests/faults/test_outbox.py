@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 from perdure import Context, Engine, workflow
@@ -40,7 +41,7 @@ async def work(url: str, file: Path, system: Host) -> None:
         with file.open("a") as out:
             out.write(line)
 
-    outbox = [Subscription(name, lambda event, name=name: keep(name, event)) for name in ("a", "b")]
+    outbox = [Subscription(name, partial(keep, name)) for name in ("a", "b")]
     async with Engine(url, [publishes], outbox=outbox, system=system) as engine:
         await engine.start(publishes(), id=RUN)
 

@@ -4,26 +4,41 @@
 message. `POST` a JSON array of messages: the body has a result for each. `POST` to a path that ends in `/due`, now and
 then: ready runs are enqueued or, without a queue, listed. A request is authenticated by its signature, by a token, or
 by both. Bodies are bounded in size and in time. A request never leads to the status 500.
+
+A path of `webhooks` takes the webhooks of another system, which starts runs and sends messages.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import inspect
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from perdure.client.session import session_of
+from perdure.core.ids import child_id
 from perdure.core.option_checks import check_duration, check_flag, check_whole
-from perdure.core.printed_text import harmless
+from perdure.core.printed_text import brief, harmless
 from perdure.core.time.duration import Duration
-from perdure.errors import DecodeError, EngineClosed, InvalidSignature, StoreError, UsageError
+from perdure.errors import (
+    DecodeError,
+    EngineClosed,
+    InvalidSignature,
+    Overloaded,
+    RunExists,
+    RunNotFound,
+    SingletonBusy,
+    StoreError,
+    UsageError,
+)
 from perdure.push.handler import QueueHandler
+from perdure.push.incoming import WebhookSource, perform
 from perdure.push.message import MessageOutcome, MessageResult, QueueMessage
 from perdure.push.signature import SigningKeys, is_secret, signing_keys
 
@@ -59,6 +74,7 @@ class PushApp:
         keys: SigningKeys | str | Iterable[str] | None = None,
         token: str | None = None,
         unauthenticated: bool = False,
+        webhooks: Mapping[str, WebhookSource] | None = None,
         max_body: int = 1024 * 1024,
         max_batch: int = 1000,
         body_timeout: Duration = "30s",
@@ -68,6 +84,9 @@ class PushApp:
         With both, both are needed. Without either, `unauthenticated=True` accepts every request; use it for tests, or
         behind a gateway that authenticates. Raises `UsageError` if none of the three is given.
 
+        `webhooks` are sources by path, such as `{"/github": GitHub(secret, on_event=...)}`; each authenticates its own
+        requests. An application that only takes webhooks needs nothing else; it executes no runs then.
+
         Bodies of more than `max_body` bytes, batches of more than `max_batch` messages, and bodies that take longer
         than `body_timeout` to arrive are refused.
         """
@@ -75,8 +94,12 @@ class PushApp:
             # Not repeated here: it may be the right one, as bytes.
             raise UsageError("an empty token, or one that is no text, protects nothing; give text, or signing keys")
         self._keys = signing_keys(keys)
+        self._webhooks = _check_webhooks(webhooks)
         unauthenticated = check_flag("unauthenticated", unauthenticated)
-        if (self._keys is None and token is None) != unauthenticated:
+        open_to_all = self._keys is None and token is None
+        #: Whether queue messages are taken, too.
+        self._takes_messages = unauthenticated or not open_to_all
+        if open_to_all != unauthenticated and (unauthenticated or not self._webhooks):
             raise UsageError(
                 "PushApp has keys or a token, and unauthenticated=True as well; leave one out"
                 if unauthenticated
@@ -108,7 +131,7 @@ class PushApp:
             event = await receive()
             if event["type"] == "lifespan.startup":
                 try:
-                    await self._handler.start()
+                    await (self._handler.start() if self._takes_messages else self._handler.engine.open())
                 except Exception as error:
                     await send({"type": "lifespan.startup.failed", "message": str(error)})
                     return
@@ -138,6 +161,11 @@ class PushApp:
         headers: Headers = list(scope["headers"])
         if scope["method"] != "POST":
             raise _Refused(405, "only POST is understood here", [(b"allow", b"POST")])
+        for path, source in self._webhooks.items():
+            if scope["path"].endswith(path):
+                return await self._webhook(path, source, headers, receive)
+        if not self._takes_messages:
+            raise _Refused(404, "there is no webhook at this path")
         self._check_token(headers)
         due = scope["path"].endswith("/due")
         if due and self._keys is None:
@@ -154,6 +182,32 @@ class PushApp:
             raise _Refused(400, answer.detail)
         after = [] if answer.ack else [(b"retry-after", str(math.ceil(answer.delay)).encode())]
         return 200 if answer.ack else 503, _shown(answer), after
+
+    async def _webhook(
+        self, path: str, source: WebhookSource, headers: Headers, receive: Receive
+    ) -> tuple[int, object, Headers]:
+        """Answer a webhook of another system, after what follows from it is durable."""
+        named = _by_name(headers)
+        try:
+            source.check_headers(named)
+            body = await self._read(headers, receive)
+            event = source.event(body, named, self._system.now() / 1e6)
+        except InvalidSignature as error:
+            raise _Refused(401, str(error)) from error
+        except DecodeError as error:
+            raise _Refused(400, str(error)) from error
+        decision = source.on_event(event)
+        if inspect.isawaitable(decision):
+            decision = await decision
+        try:
+            return 200, await perform(self._handler.engine, decision, child_id(path.strip("/"), event.id)), ()
+        except RunNotFound as error:
+            # It may be started a moment later: the sender tries again.
+            raise _Refused(404, str(error)) from error
+        except (RunExists, SingletonBusy) as error:
+            raise _Refused(409, str(error)) from error
+        except Overloaded as error:
+            raise _Refused(503, str(error), [(b"retry-after", b"30")]) from error
 
     def _check_token(self, headers: Headers) -> None:
         if self._token is None:
@@ -230,6 +284,31 @@ class PushApp:
         if len(batch) > self._max_batch:
             raise _Refused(413, f"a batch may have {self._max_batch} messages at the most, not {len(batch)}")
         return batch
+
+
+def _check_webhooks(given: Mapping[str, WebhookSource] | None) -> dict[str, WebhookSource]:
+    """Sources by path, the longest path first. Raises `UsageError`."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise UsageError(f"webhooks={brief(given)}: give a dict, such as {{'/github': GitHub(secret, on_event=...)}}")
+    for path, source in given.items():
+        if not isinstance(path, str) or not path.startswith("/") or not path.strip("/"):
+            raise UsageError(f"webhooks has the path {brief(path)}; give one such as '/github'")
+        if not isinstance(source, WebhookSource):
+            raise UsageError(f"webhooks has {brief(source)}; give a GitHub, a Stripe or a StandardWebhooks")
+    return dict(sorted(given.items(), key=lambda item: -len(item[0])))
+
+
+def _by_name(headers: Headers) -> dict[str, str]:
+    """Headers by name in lower case. Raises `_Refused` for a header of a signature that is there twice."""
+    found: dict[str, str] = {}
+    for name, value in headers:
+        known = name.decode("latin-1").lower()
+        if known in found and "signature" in known:
+            raise _Refused(401, f"the header {known} is there twice")
+        found[known] = value.decode("latin-1")
+    return found
 
 
 def _values(headers: Headers, name: bytes) -> list[bytes]:
