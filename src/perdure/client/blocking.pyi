@@ -29,7 +29,10 @@ from perdure.core.limits.breaker import BreakerInfo
 from perdure.core.limits.limit import LimitInfo, PermitInfo
 from perdure.core.model.attributes import AttributeValue
 from perdure.core.model.claim import ExecutionResult
-from perdure.core.model.cloud_event import CloudEventPage, PublishedEvent
+from perdure.core.model.cloud_event import (
+    CloudEventPage,
+    PublishedEvent,
+)
 from perdure.core.model.dead_letter import DeadLetter, DeadLetterPage
 from perdure.core.model.documents import StoredDeployReport, WorkflowSource
 from perdure.core.model.histories import ExportReport, HistoriesReport
