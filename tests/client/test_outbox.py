@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from perdure import Context, Engine, Retry, Status, workflow
-from perdure.errors import BadArguments, EncodeError, InvalidId, RunExists, RunNotFound, UsageError
+from perdure.errors import BadArguments, DecodeError, EncodeError, InvalidId, RunExists, RunNotFound, UsageError
+from perdure.machine import Actions, StateMachine
 from perdure.outbox import CloudEvent, Subscription
+from perdure.push import Pusher
 from perdure.testing import Environment
 from tests.helpers import eventually
 from tests.stage import Stage
@@ -71,6 +73,19 @@ async def test_events_of_a_workflow_arrive_in_order_for_each_key(stage: Stage) -
     assert (paid.type, paid.source, paid.subject, paid.specversion) == ("order.paid", "/shop", None, "1.0")
     assert paid.time is not None
     assert [event.subject for event in receiver.got if event.type == "order.changed"].count("1") == 12
+
+
+class Machine(StateMachine[int, str], type="outbox.machine.v1"):
+    def on_start(self, input: int) -> Actions:
+        return [self.publish_event("begun", {"input": input}, key="m", id="begun-1"), self.complete("done")]
+
+
+async def test_a_state_machine_publishes_events(on_disk: Stage) -> None:
+    engine = on_disk.engine(Machine)
+    async with engine.worker():
+        assert await (await engine.start(Machine.call(5))).result() == "done"
+    [found] = (await engine.outbox.list(key="m")).events
+    assert (found.event.id, found.event.type, found.event.data) == ("begun-1", "begun", {"input": 5})
 
 
 async def test_an_event_is_published_with_the_turn_and_not_by_replay(stage: Stage) -> None:
@@ -167,6 +182,44 @@ async def test_an_event_is_part_of_the_users_transaction(on_disk: Stage) -> None
         await engine.outbox.publish("tick", 2, key="a", connection=connection)
         connection.commit()
     assert [one.event.data for one in (await engine.outbox.list()).events] == [2]
+
+
+async def test_a_damaged_event_is_listed_and_hides_no_other(on_disk: Stage) -> None:
+    engine = on_disk.engine()
+    event_id = await engine.outbox.publish("tick", 1)
+    await engine.outbox.publish("tick", 2)
+    assert on_disk.path is not None
+    with closing(sqlite3.connect(on_disk.path)) as connection:
+        connection.execute("UPDATE perdure_runs SET input = '{}' WHERE id = ?", (event_id,))
+        connection.commit()
+    assert [one.event.data for one in (await engine.outbox.list()).events] == [2, None]
+    with pytest.raises(DecodeError, match="is no event"):
+        await engine.outbox.replay(event_id)
+    wrong: Any = 5
+    with pytest.raises(UsageError):
+        await engine.outbox.list(type=wrong)
+
+
+async def test_the_deploy_check_knows_deliveries_and_misses_subscriptions(on_disk: Stage) -> None:
+    receiver = Receiver(failures=1)
+    engine = on_disk.engine(order, outbox=[Subscription("hook", receiver, retry=Retry.fixed("1h"))])
+    await engine.outbox.publish("tick")
+    async with engine.worker():
+        await eventually(lambda: receiver.failures == 0)
+    for outbox, findings in (([Subscription("hook", receiver)], 0), ([], 0), ([Subscription("hock", receiver)], 1)):
+        checked = await on_disk.engine(order, outbox=outbox).check()
+        assert len(checked.findings) == findings
+
+
+async def test_a_pusher_delivers_events_too(on_disk: Stage) -> None:
+    receiver = Receiver()
+    engine = on_disk.engine(outbox=[Subscription("hook", receiver)])
+    event_id = await engine.outbox.publish("tick")
+    pusher = Pusher(engine)
+    for _ in range(2):
+        [due] = await pusher.due()
+        await pusher.execute(due)
+    assert [event.id for event in receiver.got] == [event_id]
 
 
 async def test_listing_filters_by_type_and_key_and_goes_on(on_disk: Stage) -> None:

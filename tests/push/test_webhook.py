@@ -143,6 +143,21 @@ async def test_a_pause_that_the_receiver_asks_for_uses_up_no_attempt(on_disk: St
     assert (run.status, len(app.got)) == (Status.COMPLETED, 5)
 
 
+async def test_a_receiver_that_never_ends_its_answer_is_given_up(on_disk: Stage) -> None:
+    class Endless(Receiver):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            self.got.append(("", [], b""))
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for _ in range(60):
+                await send({"type": "http.response.body", "body": b"x", "more_body": True})
+                await asyncio.sleep(0.05)
+
+    app = Endless()
+    _, run = await delivered(on_disk, app, timeout="200ms", retry=Retry.never())
+    assert (run.status, len(app.got)) == (Status.FAILED, 1)
+    assert "TimeoutError" in run.error
+
+
 async def test_a_receiver_that_cannot_be_reached_is_an_error_of_the_attempt(on_disk: Stage) -> None:
     async with receiving(Receiver()) as url:
         pass
@@ -166,5 +181,9 @@ def test_wrong_webhooks_are_refused_and_show_no_secret() -> None:
     for url in ("ftp://example.com", "example.com", "https://", "http://[", wrong, "https://user:secret@"):
         with pytest.raises(UsageError, match="the url of a webhook") as refused:
             Webhook("hook", url, keys=KEY)
+        assert "secret" not in str(refused.value)
+    for headers in ({"x": 1}, {1: "x"}, ["x"], {"x": "secret\xff"}):
+        with pytest.raises(UsageError, match="headers of a webhook") as refused:
+            Webhook("hook", "https://example.com", keys=KEY, headers=headers)  # type: ignore[arg-type]
         assert "secret" not in str(refused.value)
     assert repr(Webhook("hook", "https://user:secret@example.com", keys=KEY)) == "<webhook hook>"

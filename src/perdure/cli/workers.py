@@ -25,6 +25,7 @@ from perdure.cli.console.poll_backoff import parse_poll_backoff
 from perdure.cli.console.target import is_url, load_engine, with_engine
 from perdure.client.engine import Engine
 from perdure.client.runs.inspect import seconds_ago, silence
+from perdure.client.session import session_of
 from perdure.core.audit import Audit
 from perdure.core.model.worker_info import BuildInfo, WorkerInfo, WorkerStatus
 from perdure.store.url import shown
@@ -130,11 +131,11 @@ async def _work(engine: Engine, options: dict[str, Any], output: Printer) -> Non
 
 
 def _print_event(output: Printer, event: str, engine: Engine) -> None:
+    types = sorted(session_of(engine).served_code())
     if output.json:
-        types = sorted(engine.workflows)
         output.document({"event": event, "pid": os.getpid(), "url": shown(engine.url), "types": types})
     else:
-        output.line(f"{event} on {shown(engine.url)} as process {os.getpid()}: {', '.join(sorted(engine.workflows))}")
+        output.line(f"{event} on {shown(engine.url)} as process {os.getpid()}: {', '.join(types)}")
 
 
 def stop_with_parent() -> None:

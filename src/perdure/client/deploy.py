@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from perdure.client.outbox import delivers
 from perdure.client.session import Session
 from perdure.core.ids import check_name, uuid7
 from perdure.core.model.claim import LoadedRun
@@ -90,7 +91,7 @@ async def check_history(
     """Replay one history against the code of an engine; `children`: locations whose outcome is outstanding."""
     workflow = session.workflows.get(run.type)
     if workflow is None:
-        return [_unserved(run, session.workflows)]
+        return [] if delivers(session.outbox, run.type) else [_unserved(run, session.workflows)]
     if not isinstance(workflow, Workflow):
         return []  # an activity has no history that its code would have to follow
     checkup = ReplayCheck(session.codec, session.errors)

@@ -25,11 +25,12 @@ from perdure.core.model.cloud_event import (
     event_attributes,
     event_of,
     event_run_id,
+    listed_event,
     make_event,
     published_event,
 )
 from perdure.core.model.run import Run
-from perdure.core.option_checks import check_list
+from perdure.core.option_checks import check_list, check_text
 from perdure.core.policy.retry import Retry
 from perdure.core.policy.singleton import Singleton, SingletonPolicy
 from perdure.core.printed_text import brief
@@ -137,6 +138,13 @@ def check_subscriptions(given: Iterable[Subscription]) -> tuple[Subscription, ..
     return tuple(known.values())
 
 
+def delivers(subscriptions: Sequence[Subscription], type: str) -> bool:
+    """Tell whether a type is one of the outbox, of these subscriptions or, without any, of other engines."""
+    if type == EVENT_TYPE:
+        return True
+    return type.startswith(DELIVERY_PREFIX) and (not subscriptions or type in {one.type for one in subscriptions})
+
+
 def delivery_code(session: Session, subscriptions: Sequence[Subscription]) -> dict[str, Definition[Any, Any]]:
     """Activities that hand events on and deliver them, by type; none without subscriptions."""
     if not subscriptions:
@@ -208,11 +216,12 @@ class Outbox:
 
         `type` may end in `%`. Continue a listing from `page.cursor`.
         """
-        wanted: dict[str, object] = {} if key is None else {"event_key": key}
+        wanted: dict[str, object] = {} if key is None else {"event_key": check_text("key", key)}
         if type is not None:
+            check_text("type", type)
             wanted["event"] = ("prefix", type[:-1]) if type.endswith("%") else type
         page = await self._engine.runs.list(type=EVENT_TYPE, attributes=wanted or None, limit=limit, cursor=cursor)
-        return CloudEventPage(tuple(published_event(run) for run in page.runs), page.cursor)
+        return CloudEventPage(tuple(listed_event(run) for run in page.runs), page.cursor)
 
     async def get(self, event_id: str) -> PublishedEvent:
         """Read an event. Raises `RunNotFound`."""

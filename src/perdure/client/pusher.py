@@ -48,7 +48,7 @@ class Pusher:
     ) -> None:
         """The options are those of `Engine.worker`."""
         self._session = session_of(engine)
-        require_workflows(self._session.workflows)
+        require_workflows(self._session.served_code())
         self._settings = WorkerSettings.of(
             lease=lease, grace=grace, retry=retry, resident=resident, retention=self._session.retention, claims=False
         )
@@ -130,7 +130,7 @@ class Pusher:
             pass
         while (await store.fire_schedules(_FIRED, self._session.actor)).next_due <= store.clock():
             pass
-        return await store.ready_run_ids(sorted(self._session.workflows), names, limit)
+        return await store.ready_run_ids(sorted(self._session.served_code()), names, limit)
 
     @contextmanager
     def _naming(self, run_id: str) -> Generator[None]:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Answer of a receiver that wants no more events.
 _GONE = 410
+#: Bytes of an answer that are read.
+_LONGEST_ANSWER = 64 * 1024
 #: Longest pause that a receiver may ask for, in seconds.
 _LONGEST_PAUSE = 3600.0
 
@@ -58,7 +60,7 @@ class Webhook(Subscription):
         self._keys = signing_keys(keys)
         if self._keys is None:
             raise UsageError("a webhook is signed; give keys=SigningKeys.generate(), and the same to its receiver")
-        self._headers = {**(headers or {})}
+        self._headers = _checked_headers(headers)
         self._timeout = check_duration("timeout", timeout)
         self._httpx = _library()
         self._clients: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
@@ -76,7 +78,11 @@ class Webhook(Subscription):
         body = event.to_json()
         signature = self._keys.sign(body, id=message_id(event))
         headers = {**self._headers, **signature, "content-type": f"{CONTENT_TYPE}; charset=utf-8"}
-        response = await self._client().post(self._url, content=body, headers=headers)
+        async with (
+            asyncio.timeout(self._timeout),
+            self._client().stream("POST", self._url, content=body, headers=headers) as response,
+        ):
+            await _drain(response)
         if response.is_success:
             return
         said = f"the receiver of {self.name} answered event {event.id!r} with status {response.status_code}"
@@ -102,10 +108,29 @@ class Webhook(Subscription):
         self._clients = {}
 
 
+async def _drain(response: httpx.Response) -> None:
+    """Read a short answer, so that its connection is used again; a long one is of no interest."""
+    size = 0
+    async for part in response.aiter_raw():
+        size += len(part)
+        if size > _LONGEST_ANSWER:
+            return
+
+
 def message_id(event: CloudEvent) -> str:
     """Value of `webhook-id`: the ids of events may have characters that a signature cannot have."""
     both = f"{event.source}\0{event.id}".encode()
     return f"evt_{hashlib.sha256(both).hexdigest()[:40]}"
+
+
+def _checked_headers(headers: object) -> dict[str, str]:
+    given = {} if headers is None else headers
+    if not isinstance(given, Mapping) or not all(
+        isinstance(text, str) and text.isascii() for pair in given.items() for text in pair
+    ):
+        # Not repeated here: one may be a password.
+        raise UsageError("the headers of a webhook are a dict of names and values, such as {'x-tenant': 'acme'}")
+    return dict(given)
 
 
 def _checked_url(url: object) -> str:

@@ -16,6 +16,7 @@ from msgspec.structs import asdict
 from perdure.core.codec.decoders import convert_to, decoder_for
 from perdure.core.ids import check_id, check_key
 from perdure.core.model.run import Run, Status
+from perdure.core.time.duration import moment_of
 from perdure.errors import DecodeError, UsageError
 
 EVENT_TYPE = "perdure.event.v1"
@@ -127,21 +128,39 @@ def check_event_arguments(arguments: object) -> None:
 
 
 def published_event(run: Run) -> PublishedEvent:
-    """Read the event of a run. Raises `UsageError`."""
+    """Read the event of a run. Raises `UsageError`, and `DecodeError` if it is damaged."""
     if run.type != EVENT_TYPE:
         raise UsageError(f"run {run.id!r} is a {run.type!r} and no published event")
     return PublishedEvent(
         event=event_of(run),
         run_id=run.id,
         status=run.status,
-        deliveries=() if run.output is None else _output.decode(run.output),
+        deliveries=_deliveries(run),
     )
 
 
+def _deliveries(run: Run) -> tuple[str, ...]:
+    try:
+        return () if run.output is None else _output.decode(run.output)
+    except msgspec.MsgspecError as error:
+        raise DecodeError(f"the result of run {run.id!r} is no list of deliveries: {error}") from None
+
+
+def listed_event(run: Run) -> PublishedEvent:
+    """Read the event of a run; one that is damaged, or hidden by a server, has neither type nor data."""
+    try:
+        return published_event(run)
+    except DecodeError:
+        unknown = CloudEvent(type="", source="", id=run.id, time=moment_of(run.created_at))
+        return PublishedEvent(event=unknown, run_id=run.id, status=run.status)
+
+
 def event_of(run: Run) -> CloudEvent:
-    """Read the event of a run as receivers see it, with an id and a time."""
-    event = _input.decode(run.input).event
+    """Read the event of a run as receivers see it, with an id and a time. Raises `DecodeError`."""
+    try:
+        event = _input.decode(run.input).event
+    except msgspec.MsgspecError as error:
+        raise DecodeError(f"the input of run {run.id!r} is no event: {error}") from None
     if event.id and event.time is not None:
         return event
-    created = datetime.datetime.fromtimestamp(run.created_at / 1e6, datetime.UTC)
-    return msgspec.structs.replace(event, id=event.id or run.id, time=event.time or created)
+    return msgspec.structs.replace(event, id=event.id or run.id, time=event.time or moment_of(run.created_at))

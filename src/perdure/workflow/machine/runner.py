@@ -72,6 +72,17 @@ class SendMessage(Action, frozen=True):
     key: str | None
 
 
+class PublishEvent(Action, frozen=True):
+    """Publish an event for other systems."""
+
+    type: str
+    data: Any
+    key: str | None
+    subject: str | None
+    source: str
+    id: str | None
+
+
 class Publish(Action, frozen=True):
     """Publish the latest value of a key."""
 
@@ -324,6 +335,15 @@ class MachineRunner(Generic[I, O]):
                 self.ctx.send(action.run, action.channel, action.value, key=action.key)
             case Publish():
                 self.ctx.publish(action.key, action.value)
+            case PublishEvent():
+                self.ctx.publish_event(
+                    action.type,
+                    action.data,
+                    key=action.key,
+                    subject=action.subject,
+                    source=action.source,
+                    id=action.id,
+                )
             case SetAttributes():
                 self.ctx.set_attributes(action.attributes)
             case Uncancel():

@@ -33,6 +33,7 @@ from perdure.workflow.machine.runner import (
     Fail,
     MachineRunner,
     Publish,
+    PublishEvent,
     Reply,
     SendMessage,
     SetAttributes,
@@ -190,6 +191,19 @@ class StateMachine(Generic[I, O]):
     def publish(self, key: str, value: Any) -> Action:
         """Publish the latest value of a key; others read it with `handle.state(key)`."""
         return self._make(Publish(key, snapshot(value)))
+
+    def publish_event(
+        self,
+        type: str,
+        data: Any = None,
+        *,
+        key: str | None = None,
+        subject: str | None = None,
+        source: str = "perdure",
+        id: str | None = None,
+    ) -> Action:
+        """Publish an event for other systems, like `Context.publish_event`."""
+        return self._make(PublishEvent(type, snapshot(data), key, subject, source, id))
 
     def set_attributes(self, attributes: Mapping[str, AttributeValue | None]) -> Action:
         """Set attributes of the run, by which others find it, like `Context.set_attributes`; None removes one."""
