@@ -23,6 +23,7 @@ from perdure.push import (
     IncomingEvent,
     PushApp,
     QueueHandler,
+    QueueMessage,
     Send,
     SigningKeys,
     StandardWebhooks,
@@ -74,7 +75,7 @@ def stripe(body: bytes, *secrets: str, at: float | None = None) -> dict[str, str
 @asynccontextmanager
 async def serving(engine: Engine, webhooks: dict[str, WebhookSource], **options: Any) -> AsyncIterator[Site]:
     """A real server with these webhooks."""
-    app = PushApp(QueueHandler(engine), webhooks=webhooks, **options)
+    app = PushApp(options.pop("handler", None) or QueueHandler(engine), webhooks=webhooks, **options)
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="on", ws="none")
     server = uvicorn.Server(config)
     running = asyncio.ensure_future(server._serve())
@@ -247,6 +248,19 @@ async def test_a_full_queue_asks_the_sender_to_wait(on_disk: Stage) -> None:
         assert (await site.post("/github", body, github(body)))[0] == 200
         status, answer = await site.post("/github", body, github(body, delivery="d-2"))
         assert (status, "error" in answer) == (503, True)
+
+
+async def test_a_run_that_a_webhook_starts_is_enqueued(on_disk: Stage) -> None:
+    enqueued: list[str] = []
+
+    async def enqueue(message: QueueMessage, delay: float) -> None:
+        enqueued.append(message.run_id)
+
+    engine, body = on_disk.engine(review), b'{"number": 1}'
+    source = GitHub("first", on_event=on_github)
+    async with serving(engine, {"/github": source}, handler=QueueHandler(engine, enqueue=enqueue)) as site:
+        assert (await site.post("/github", body, github(body)))[0] == 200
+        await eventually(lambda: enqueued == ["github/d-1"])
 
 
 async def test_messages_and_webhooks_share_an_application(on_disk: Stage) -> None:

@@ -131,7 +131,7 @@ class PushApp:
             event = await receive()
             if event["type"] == "lifespan.startup":
                 try:
-                    await (self._handler.start() if self._takes_messages else self._handler.engine.open())
+                    await self._handler.start()
                 except Exception as error:
                     await send({"type": "lifespan.startup.failed", "message": str(error)})
                     return
