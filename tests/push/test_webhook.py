@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -138,23 +139,22 @@ async def test_a_receiver_that_is_gone_gets_no_second_request(on_disk: Stage) ->
 
 
 async def test_a_pause_that_the_receiver_asks_for_uses_up_no_attempt(on_disk: Stage) -> None:
-    app = Receiver(429, 429, 429, 429, 200, headers=[(b"retry-after", b"0")])
-    _, run = await delivered(on_disk, app)
-    assert (run.status, len(app.got)) == (Status.COMPLETED, 5)
+    app, begun = Receiver(429, 429, 200, headers=[(b"retry-after", b"0")]), time.monotonic()
+    _, run = await delivered(on_disk, app, retry=Retry.never())
+    assert (run.status, len(app.got)) == (Status.COMPLETED, 3)
+    assert time.monotonic() - begun >= 2, "a receiver that asks for no pause gets a short one"
 
 
 async def test_a_receiver_that_never_ends_its_answer_is_given_up(on_disk: Stage) -> None:
     class Endless(Receiver):
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            self.got.append(("", [], b""))
             await send({"type": "http.response.start", "status": 200, "headers": []})
             for _ in range(60):
                 await send({"type": "http.response.body", "body": b"x", "more_body": True})
                 await asyncio.sleep(0.05)
 
-    app = Endless()
-    _, run = await delivered(on_disk, app, timeout="200ms", retry=Retry.never())
-    assert (run.status, len(app.got)) == (Status.FAILED, 1)
+    _, run = await delivered(on_disk, Endless(), timeout="1s", retry=Retry.never())
+    assert run.status is Status.FAILED
     assert "TimeoutError" in run.error
 
 

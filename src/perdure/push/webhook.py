@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 _GONE = 410
 #: Bytes of an answer that are read.
 _LONGEST_ANSWER = 64 * 1024
-#: Longest pause that a receiver may ask for, in seconds.
-_LONGEST_PAUSE = 3600.0
+#: Shortest and longest pause that a receiver may ask for, in seconds.
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 3600.0
 
 
 class Webhook(Subscription):
@@ -91,7 +91,7 @@ class Webhook(Subscription):
         error = self._httpx.HTTPStatusError(said, request=response.request, response=response)
         after = classify(error).retry_after
         if after is not None:
-            raise RetryAfter(min(after, _LONGEST_PAUSE), said)
+            raise RetryAfter(min(max(after, _SHORTEST_PAUSE), _LONGEST_PAUSE), said)
         raise Undeliverable(said)
 
     def _client(self) -> httpx.AsyncClient:
