@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from asyncio.events import _get_running_loop
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -63,7 +64,7 @@ class OpenOperation:
 class StepOperation(OpenOperation):
     """A step, with the state that failed attempts have left."""
 
-    __slots__ = ("attempts", "ephemeral", "request", "retry_at")
+    __slots__ = ("attempts", "context", "ephemeral", "request", "retry_at")
     kind = RecordKind.STEP
     future: OperationFuture[Any]
 
@@ -80,6 +81,8 @@ class StepOperation(OpenOperation):
         self.attempts = 0
         #: Time of the next attempt.
         self.retry_at = 0
+        #: Context variables of the code that has asked for the step.
+        self.context = copy_context()
 
 
 class TimerOperation(OpenOperation):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Mapping
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 
 from msgspec import Struct
@@ -127,12 +128,15 @@ class StepResults:
         self._read_clock = read_clock
         self._journal = journal
         self._waiting: list[tuple[EndingAttempt, Any, BaseException | None]] = []
+        #: Context variables of the worker. A callback that a step asks for runs in this context; in that of the step,
+        #: it would pass the step's variables on to the steps that it begins.
+        self.context = copy_context()
 
     def add(self, attempt: EndingAttempt, result: Any, error: BaseException | None) -> None:
         """Hand a result to the attempt's run soon."""
         self._waiting.append((attempt, result, error))
         if len(self._waiting) == 1:
-            asyncio.get_running_loop().call_soon(self._hand_over)
+            asyncio.get_running_loop().call_soon(self._hand_over, context=self.context)
 
     def _hand_over(self) -> None:
         waiting, self._waiting = self._waiting, []

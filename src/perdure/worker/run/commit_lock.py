@@ -50,7 +50,7 @@ class CommitLock:
         self._requests.append(attempt)
         if attempt.begun:
             # A callback of its own: the caller may be a task, in which no workflow code may run.
-            asyncio.get_running_loop().call_soon(self._settle)
+            asyncio.get_running_loop().call_soon(self._settle, context=self._services.results.context)
 
     def may_begin_again(self, location: str) -> bool:
         """Count an interruption by the database; False if the attempt has to fail now."""

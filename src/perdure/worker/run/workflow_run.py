@@ -55,7 +55,7 @@ from perdure.worker.run.policy import (
 )
 from perdure.worker.run.turn_draft import TurnDraft
 from perdure.worker.services import Services
-from perdure.worker.steps.attempt import Attempt, is_misuse
+from perdure.worker.steps.attempt import Attempt, context_of_step, is_misuse
 from perdure.worker.steps.transaction_attempt import CommitGrant, Committed
 from perdure.workflow.definition import Workflow
 from perdure.workflow.step import NO_STEP_SETTINGS
@@ -456,6 +456,8 @@ class WorkflowRun(HeldRun):
             self._attempts[operation.location] = attempt
             if options is not NO_STEP_SETTINGS and options.at_most_once is True:
                 self._announce(attempt, reading.now)
+            elif len(operation.context) > 1:
+                context_of_step(operation).run(attempt.start, services.threads, self.run.deadline)
             else:
                 attempt.start(services.threads, self.run.deadline)
         self._ready = waiting
@@ -482,7 +484,7 @@ class WorkflowRun(HeldRun):
             self._services.system.call_later(LEASE_RECHECK, self._start_announced)
         else:
             for attempt in begun:
-                attempt.start(self._services.threads, self.run.deadline)
+                context_of_step(attempt.operation).run(attempt.start, self._services.threads, self.run.deadline)
 
     # turns
 

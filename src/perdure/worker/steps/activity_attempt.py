@@ -14,7 +14,7 @@ from perdure.core.system import System
 from perdure.errors import ActivityTimeout
 from perdure.replay.operations import StepOperation
 from perdure.worker.batched_calls import ResultRecipient, StepResults, is_executed_by
-from perdure.worker.steps.attempt import Attempt
+from perdure.worker.steps.attempt import NO_VARIABLES, Attempt
 from perdure.workflow.activity import Activity
 from perdure.workflow.run_settings import RunSettings
 from perdure.workflow.runtime import StepRequest
@@ -70,6 +70,7 @@ class ActivityAttempt(Attempt):
         # No future: the end of the attempt is the end of the run.
         operation = StepOperation(activity.type, cast("Any", None), request, "")
         operation.attempts = run.attempt - 1
+        operation.context = NO_VARIABLES
         super().__init__(operation, run.id, now, system, results, recipient)
         self.interrupted = interrupted
         self.number += interrupted
@@ -136,7 +137,9 @@ class ActivityAttempt(Attempt):
         self._has_beaten = True
         if payload is not None and not self._over and not self._loop.is_closed():
             self.details = payload
-            self._loop.call_soon_threadsafe(self.recipient.heartbeat_received, self)
+            self._loop.call_soon_threadsafe(
+                self.recipient.heartbeat_received, self, context=self._results.context
+            )
 
     def is_cancelled(self) -> bool:
         """True if the activity should stop. Called from any thread."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Mapping
+from contextvars import Context, copy_context
 from typing import Any
 
 from msgspec import UNSET, UnsetType
@@ -17,7 +18,11 @@ from perdure.worker.steps.emit import EmitUsage
 from perdure.worker.steps.processes import ProcessCall
 from perdure.worker.steps.threads import Job, StepThreads
 from perdure.workflow.runtime import StepRequest
+from perdure.workflow.scopes import current_scope
 from perdure.workflow.step import StepInfo, current_step
+
+#: Context of an operation that no workflow code has asked for.
+NO_VARIABLES = Context()
 
 #: Seconds that a cancelled async step has to end before it is abandoned.
 CANCEL_PATIENCE = 5.0
@@ -184,9 +189,10 @@ class Attempt:
         self._results.add(self, result, error)
 
     def _thread_done(self, info: StepInfo, result: Any, error: BaseException | None) -> None:
-        self._job = None
+        job, self._job = self._job, None
         if error is None and inspect.isawaitable(result) and not self._over:
-            self._task = self._system.spawn(self.run(info, result), self.operation.location)
+            context = copy_context() if job is None else job.context
+            self._task = context.run(self._system.spawn, self.run(info, result), self.operation.location)
         else:
             self.report_end(result, error)
 
@@ -214,6 +220,18 @@ class Attempt:
             self._threads.abandon(self._job)
             if self._process is not None:
                 self._process.kill()
+
+
+def context_of_step(operation: StepOperation) -> Context:
+    """Make the context of an attempt: the worker's variables, and over them those of the workflow code that called.
+
+    Most workflows set none; `len(operation.context)` is 1 then, for the scope.
+    """
+    context = copy_context()
+    for variable, value in operation.context.items():
+        if variable is not current_scope:
+            context.run(variable.set, value)
+    return context
 
 
 def _in_thread(info: StepInfo, request: StepRequest) -> Any:

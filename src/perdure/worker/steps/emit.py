@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Protocol
 
 from perdure.core.codec.codec import Codec
@@ -80,6 +81,7 @@ class EmitBuffer:
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._context = Context()
         self._changed = threading.Condition()
         #: Items by run. Every turn checks without the lock whether there are any.
         self.pending: dict[EmittingRun, list[tuple[EmitUsage, NewOutput]]] = {}
@@ -87,6 +89,7 @@ class EmitBuffer:
     def begin(self) -> None:
         """Use the running loop as the worker's."""
         self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
 
     def emit(self, run: EmittingRun, attempt: EmittingAttempt, stream: str, value: object) -> None:
         """Append an item to a stream of the run, with its next turn. Raises `StreamFull` and `EncodeError`."""
@@ -108,7 +111,7 @@ class EmitBuffer:
             pending = self.pending.setdefault(run, [])
             pending.append((emission, output))
             if len(pending) == 1:
-                self._loop.call_soon_threadsafe(run.emitted)
+                self._loop.call_soon_threadsafe(run.emitted, context=self._context)
 
     def take(self, run: EmittingRun) -> list[NewOutput]:
         """Remove and return the pending items of a run."""
@@ -132,7 +135,7 @@ class EmitBuffer:
                 self.pending.pop(run, None)
             elif self._loop is not None and not self._loop.is_closed():
                 # The rest was announced together with the removed items.
-                self._loop.call_soon_threadsafe(run.emitted)
+                self._loop.call_soon_threadsafe(run.emitted, context=self._context)
 
     def _make_free(self, taken: list[tuple[EmitUsage, NewOutput]]) -> None:
         for emission, output in taken:

@@ -25,7 +25,7 @@ from perdure.store.user_connections.errors import CommitUnknown, Interrupted, is
 from perdure.store.user_connections.transaction_step import TransactionStep
 from perdure.worker.batched_calls import ResultRecipient
 from perdure.worker.services import Services
-from perdure.worker.steps.attempt import Attempt
+from perdure.worker.steps.attempt import Attempt, context_of_step
 from perdure.worker.steps.emit import EmittingRun
 from perdure.worker.steps.threads import StepThreads
 from perdure.workflow.step import StepInfo, current_step
@@ -136,6 +136,9 @@ class TransactionAttempt(Attempt):
 
     def _call(self) -> None:
         self._called = True
+        context_of_step(self.operation).run(self._call_in_context)
+
+    def _call_in_context(self) -> None:
         request = self.operation.request
         timeout = request.options.timeout
         due = self._deadline
@@ -261,7 +264,7 @@ class TransactionAttempt(Attempt):
         try:
             verdict = await self._read_verdict()
         except Exception as error:
-            asyncio.get_running_loop().call_soon(self.recipient.block, error)
+            asyncio.get_running_loop().call_soon(self.recipient.block, error, context=self._results.context)
             return
         if verdict is TurnOutcome.APPLIED:
             super().report_end(self._committed, None)
