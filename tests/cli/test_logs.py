@@ -82,6 +82,9 @@ def test_a_record_of_the_users_own_logger_names_the_step_that_it_comes_from() ->
         def credentials(self) -> dict[str, object]:
             return {}
 
+        def headers(self) -> dict[str, str]:
+            return {}
+
     with unconfigured() as err:
         configure(None, "json", json=False)
         token = current_step.set(StepInfo("order-1", "charge", 2, 0, Control()))

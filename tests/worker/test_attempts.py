@@ -50,6 +50,9 @@ class Run:
     def credentials(self) -> Mapping[str, Any]:
         return {}
 
+    def headers(self) -> Mapping[str, str]:
+        return {}
+
     def block(self, error: Exception) -> None:
         self.broken.append(error)
 

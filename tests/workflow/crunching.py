@@ -71,3 +71,7 @@ def tells_and_fails(count: int) -> None:
     for number in range(count):
         step_info().emit("words", number)
     raise LookupError("not here")
+
+
+def headers_here() -> dict[str, str]:
+    return dict(step_info().headers)

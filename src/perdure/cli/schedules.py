@@ -14,6 +14,7 @@ from perdure.cli.console.output import Printer
 from perdure.cli.console.params import (
     AttributeParam,
     F,
+    HeaderParam,
     JsonParam,
     ParamType,
     TimeParam,
@@ -87,6 +88,15 @@ def _with_policies(function: F) -> F:
             callback=lambda ctx, param, value: dict(value) or None,
             metavar="NAME=VALUE",
             help="Attribute of each run.",
+        ),
+        click.option(
+            "--header",
+            "headers",
+            multiple=True,
+            type=HeaderParam(),
+            callback=lambda ctx, param, value: dict(value) or None,
+            metavar="NAME=VALUE",
+            help="Header of each run.",
         ),
         click.option("--deadline", metavar="DURATION", help="Maximum duration of each run."),
         click.option("--priority", type=int, help="Priority of each run; lower goes first.  [default: 100]"),

@@ -208,6 +208,7 @@ class Engine:
         deadline: Moment | None = None,
         singleton: Singleton | None = None,
         attributes: Mapping[str, AttributeValue] | None = None,
+        headers: Mapping[str, str] | None = None,
         connection: object = None,
     ) -> list[Handle[R]]:
         """Start many runs in one transaction, all or none.

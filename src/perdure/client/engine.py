@@ -311,6 +311,7 @@ class Engine(AsyncOnly):
         deadline: Moment | None = None,
         singleton: Singleton | None = None,
         attributes: Mapping[str, AttributeValue] | None = None,
+        headers: Mapping[str, str] | None = None,
         connection: object = None,
     ) -> list[Handle[R]]:
         """Start many runs in one transaction, all or none.
@@ -319,7 +320,7 @@ class Engine(AsyncOnly):
         """
         calls = check_list("calls", calls, "[checkout(order)]")
         options: StartOptions = {"at": at, "priority": priority, "queue": queue, "deadline": deadline}
-        options["singleton"], options["attributes"] = singleton, attributes
+        options["singleton"], options["attributes"], options["headers"] = singleton, attributes, headers
         return await self._start_all(calls, self._new_runs(calls, ids, options), options, connection)
 
     async def _start_all(

@@ -21,6 +21,7 @@ from perdure.client.session import Session
 from perdure.core.audit import Event, EventFilter
 from perdure.core.ids import check_name
 from perdure.core.model.attributes import AttributeValue, attributes_to_json, make_attributes
+from perdure.core.model.headers import NO_HEADERS, check_headers, inherit_headers, with_headers
 from perdure.core.option_checks import (
     check_datetime,
     check_flag,
@@ -79,6 +80,8 @@ class ScheduleOptions(TypedDict, total=False):
     deadline: Duration | None
     #: Attributes of its runs; None: none.
     attributes: Mapping[str, AttributeValue] | None
+    #: Headers of its runs; None: none.
+    headers: Mapping[str, str] | None
 
 
 class Schedules:
@@ -319,7 +322,11 @@ class Schedules:
         changed = _with_policies(one, options)
         if call is not None:
             changed = self._with_call(changed, call, options)
-        elif {"queue", "priority"} & options.keys():
+        if "headers" in options:
+            changed = structs.replace(changed, options=with_headers(changed.options, check_headers(options["headers"])))
+        elif call is not None:
+            changed = structs.replace(changed, options=inherit_headers(changed.options, one.options, NO_HEADERS))
+        if call is None and {"queue", "priority"} & options.keys():
             place: StartOptions = {
                 "queue": options.get("queue", one.queue),
                 "priority": options.get("priority", one.priority),

@@ -207,6 +207,11 @@ def shown_attributes(request: PageRequest, run: Run) -> dict[str, str]:
     return {name: _text(value) for name, value in found.items()} if isinstance(found, dict) else {}
 
 
+def shown_headers(request: PageRequest, run: Run) -> dict[str, str]:
+    """Headers of a run, as the caller may see them."""
+    return request.shown.members(run.headers)
+
+
 def _text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"

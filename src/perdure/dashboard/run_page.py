@@ -23,7 +23,7 @@ from perdure.core.model.run import Run, Status
 from perdure.core.model.set_aside_messages import SetAsideMessage, set_aside_of
 from perdure.core.time.duration import NEVER, length
 from perdure.dashboard.actions import run_actions
-from perdure.dashboard.page_request import HEADERS, PageRequest, glyph, shown_attributes
+from perdure.dashboard.page_request import HEADERS, PageRequest, glyph, shown_attributes, shown_headers
 from perdure.dashboard.sources import read_source
 from perdure.dashboard.texts import age, count
 from perdure.dashboard.timeline import Bar, BarKind, BarState, DrawnTimeline, Row, RunFacts, View, as_of, draw
@@ -241,6 +241,7 @@ async def show_run(request: PageRequest, run_id: str) -> Response:
         why=await _why(request, store, snapshot),
         advice=_advice(request, run, records),
         attributes=shown_attributes(request, run),
+        headers=shown_headers(request, run),
         actions=run_actions(request, run, work.waits),
         can_fork=request.operates,
         drawn=drawn,

@@ -96,6 +96,7 @@ class ScheduleView(Struct, frozen=True, kw_only=True):
     last_run: str | None
     error: str | None
     attributes: dict[str, Any]
+    headers: dict[str, str]
     created_at: Time
     changed_at: Time
 
@@ -112,6 +113,7 @@ class ScheduleView(Struct, frozen=True, kw_only=True):
             last_run=one.last_run or None,
             error=shown.text(one.error) or None,
             attributes=attributes_view(_stored_attributes(one.attributes), shown),
+            headers=shown.members(one.headers),
         )
 
 
@@ -147,6 +149,7 @@ class ScheduleBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     priority: int | UnsetType = UNSET
     deadline: DurationText | UnsetType | None = UNSET
     attributes: dict[str, AttributeJson] | UnsetType | None = UNSET
+    headers: dict[str, str] | UnsetType | None = UNSET
     settings: SettingsBody | UnsetType | None = UNSET
 
 
@@ -163,6 +166,7 @@ class ScheduleChanges(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     priority: int | UnsetType = UNSET
     deadline: DurationText | UnsetType | None = UNSET
     attributes: dict[str, AttributeJson] | UnsetType | None = UNSET
+    headers: dict[str, str] | UnsetType | None = UNSET
     settings: SettingsBody | UnsetType | None = UNSET
 
 
@@ -181,7 +185,7 @@ def _timing(body: TimingBody) -> Timing:
 def _options(body: ScheduleBody | ScheduleChanges) -> ScheduleOptions:
     options: Any = {
         name: getattr(body, name)
-        for name in ("jitter", "overlap", "queue", "priority", "deadline")
+        for name in ("jitter", "overlap", "queue", "priority", "deadline", "headers")
         if getattr(body, name) is not UNSET
     }
     if not isinstance(body.misfire, UnsetType):

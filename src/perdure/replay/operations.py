@@ -22,8 +22,17 @@ from msgspec import Struct
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.snapshot import FIXED
 from perdure.core.ids import child_id, short_key
+from perdure.core.model.headers import Headers, headers_of, inherit_headers
 from perdure.core.model.record import Message, Record, RecordKind
-from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, NewRun, OnClose, random_source, root_generation
+from perdure.core.model.run import (
+    DEFAULT_PRIORITY,
+    DEFAULT_QUEUE,
+    NO_OPTIONS,
+    NewRun,
+    OnClose,
+    random_source,
+    root_generation,
+)
 from perdure.core.model.waits import Wait
 from perdure.core.time.duration import NEVER
 from perdure.errors import DuplicateName, WorkflowError
@@ -238,6 +247,8 @@ class RunOrigin(Struct, frozen=True, kw_only=True):
     attempt: int
     #: Whether an earlier holder of this attempt ran the workflow to its first wait and ended its claim in order.
     taken_up_before: bool = False
+    #: Options of the run, with its headers.
+    options: str = NO_OPTIONS
 
     @property
     def randomness(self) -> str:
@@ -297,6 +308,11 @@ class OperationsApi(ABC):
         self._mailbox = Mailbox(codec, origin.run_id, checkpoints.received)
 
     # What few runs need is made on first use.
+
+    @cached_property
+    def headers(self) -> Headers:
+        """Headers of the run."""
+        return headers_of(self._origin.options)
 
     @cached_property
     def _closed_children(self) -> set[str]:
@@ -515,7 +531,7 @@ class OperationsApi(ABC):
             deadline=placed.deadline,
             close_by=placed.close_by,
             max_attempts=placed.max_attempts,
-            options=placed.options,
+            options=inherit_headers(placed.options, self._origin.options, options.headers),
             held_back=placed.is_single,
             attributes=options.attributes,
             write_id=short_key(f"{self._key}:{location}"),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 
 from msgspec import Struct
 
+from perdure.core.model.headers import Headers
 from perdure.core.system import NO_TRACE, LoopTrace, System
 from perdure.replay.run_loop import DrainContext
 
@@ -88,6 +89,9 @@ class ResultRecipient(Blockable, Protocol):
 
     def credentials(self) -> Mapping[str, Any]:
         """Return the credentials that were given for the run. Called from any thread."""
+
+    def headers(self) -> Headers:
+        """Return the headers of the run. Called from any thread."""
 
 
 class EndingAttempt(Protocol):

@@ -26,6 +26,7 @@ from typing import (
 )
 
 from perdure.core.model.attributes import AttributeValue
+from perdure.core.model.headers import Headers
 from perdure.core.time.duration import Duration, Moment
 from perdure.workflow.branches import NamedBranch, RaceEnd, RaceResult
 from perdure.workflow.channels import Channel, Question, ReceivedQuestion
@@ -270,6 +271,7 @@ class Context:
         priority: int | None = None,
         deadline: Moment | None = None,
         attributes: Mapping[str, AttributeValue] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> R:
         """Start another workflow or activity as a child run and wait for its result; its error is raised here.
 
@@ -285,6 +287,7 @@ class Context:
         deadline: Moment | None = None,
         on_close: Literal["cancel", "abandon", "wait"] = "cancel",
         attributes: Mapping[str, AttributeValue] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Child[R]:
         """Start another workflow or activity as a child run without waiting; `child.result()` gives its result.
 
@@ -301,6 +304,7 @@ class Context:
         priority: int | None = None,
         deadline: Moment | None = None,
         attributes: Mapping[str, AttributeValue] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> str:
         """Start an independent run, like `engine.start`; returns its id.
 
@@ -357,6 +361,12 @@ class Context:
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
         """A logger that is silent during replay, so that each line appears once."""
+    @property
+    def headers(self) -> Headers:
+        """Headers of the run: texts by name, given at its start or inherited from the run that started it.
+
+        Steps read them with `step_info().headers`, activities with `activity_info().headers`.
+        """
     @property
     def random(self) -> WorkflowRandom:
         """Random numbers that are the same on replay: `ctx.random()`, `ctx.random.choice(...)`."""

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from perdure.core.ids import check_id, check_name
 from perdure.core.model.attributes import AttributeValue, attribute_outputs, make_attributes
 from perdure.core.model.cloud_event import event_attributes, event_run_id, make_event
+from perdure.core.model.headers import NO_HEADERS, Headers, check_headers
 from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import NewMessage, RecordKind
 from perdure.core.model.run import OnClose
@@ -547,12 +548,13 @@ class Context:
         priority: int | None = None,
         deadline: Moment | None = None,
         attributes: Mapping[str, AttributeValue] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Operation[R]:
         """Start another workflow or activity as a child run and wait for its result; its error is raised here.
 
         Giving up the wait, by a timeout or a cancellation, cancels the child.
         """
-        options = _child_options(self._runtime.time, id, queue, priority, deadline, "cancel", attributes)
+        options = _child_options(self._runtime.time, id, queue, priority, deadline, "cancel", attributes, headers)
         return cast("Operation[R]", self._runtime.call(_check_call("ctx.call", call, misplaced), options))
 
     def spawn(
@@ -565,13 +567,14 @@ class Context:
         deadline: Moment | None = None,
         on_close: Literal["cancel", "abandon", "wait"] = "cancel",
         attributes: Mapping[str, AttributeValue] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Child[R]:
         """Start another workflow or activity as a child run without waiting; `await child` gives its result.
 
         `on_close` decides about a child that is still running when this run ends: "cancel" it, "abandon" it to go on by
         itself, or "wait" for it.
         """
-        options = _child_options(self._runtime.time, id, queue, priority, deadline, on_close, attributes)
+        options = _child_options(self._runtime.time, id, queue, priority, deadline, on_close, attributes, headers)
         return Child(self._runtime, self._runtime.spawn(_check_call("ctx.spawn", call, misplaced), options))
 
     def start(
@@ -584,13 +587,14 @@ class Context:
         priority: int | None = None,
         deadline: Moment | None = None,
         attributes: Mapping[str, AttributeValue] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> str:
         """Start an independent run, like `engine.start`; returns its id.
 
         The new run is not a child: it reports nothing back and outlives this run. If a run with that id exists, it is
         left as it is.
         """
-        options = _child_options(self._runtime.time, id, queue, priority, deadline, "abandon", attributes)
+        options = _child_options(self._runtime.time, id, queue, priority, deadline, "abandon", attributes, headers)
         wake_at = 0 if at is None else instant(at, self._runtime.time)
         return self._runtime.start(_check_call("ctx.start", call, misplaced), options, wake_at)
 
@@ -678,6 +682,14 @@ class Context:
         return self._runtime.log
 
     @property
+    def headers(self) -> Headers:
+        """Headers of the run: texts by name, given at its start or inherited from the run that started it.
+
+        Steps read them with `step_info().headers`, activities with `activity_info().headers`.
+        """
+        return self._runtime.headers
+
+    @property
     def random(self) -> WorkflowRandom:
         """Random numbers that are the same on replay: `ctx.random()`, `ctx.random.choice(...)`."""
         return self._runtime.random
@@ -715,6 +727,7 @@ def _child_options(
     deadline: Moment | None,
     on_close: str,
     attributes: Mapping[str, AttributeValue] | None,
+    headers: Mapping[str, str] | None,
 ) -> ChildOptions:
     if on_close not in tuple(OnClose):
         raise UsageError(f"on_close is {', '.join(OnClose)}, not {brief(on_close)}")
@@ -725,4 +738,5 @@ def _child_options(
         deadline=NEVER if deadline is None else instant(deadline, now),
         on_close=OnClose(on_close),
         attributes=() if attributes is None else make_attributes(attributes),
+        headers=NO_HEADERS if headers is None else check_headers(headers),
     )

@@ -19,6 +19,7 @@ from perdure.core.ids import check_name
 from perdure.core.limits.breaker import Breaker
 from perdure.core.limits.call_limits import CallBreaker, CallFair, CallLimit
 from perdure.core.limits.limit import Fair, Limit
+from perdure.core.model.headers import Headers, check_headers
 from perdure.core.option_checks import check_instance, check_known, check_priority, check_retry, check_time
 from perdure.core.policy.retry import Retry
 from perdure.core.policy.singleton import Singleton, StoredSingleton, stored_singleton_of
@@ -72,6 +73,8 @@ class RunSettings(Struct, frozen=True, kw_only=True):
     limits: tuple[CallLimit, ...] | None = None
     breaker: CallBreaker | None = None
     fair: CallFair | None = None
+    #: Headers of the run.
+    headers: Headers | None = None
 
     def over(self, other: RunSettings) -> RunSettings:
         """These settings, with what they leave open taken from `other`."""
@@ -96,8 +99,9 @@ class RunSettings(Struct, frozen=True, kw_only=True):
         retry = None if self.retry is None else _stored_retry(self.retry)
         start_within = self.schedule_to_start if self.limited else None
         stored = _StoredSettings(
-            retry, self.start_to_close, self.heartbeat, self.single, self.limits, self.breaker, self.fair, start_within
-        )
+            retry, self.start_to_close, self.heartbeat, self.single, self.limits, self.breaker, self.fair, start_within,
+            dict(self.headers) if self.headers else None,
+        )  # fmt: skip
         return plain_json(stored)
 
     @classmethod
@@ -115,6 +119,7 @@ class RunSettings(Struct, frozen=True, kw_only=True):
                 limits=stored.limits,
                 breaker=stored.breaker,
                 fair=stored.fair,
+                headers=check_headers(stored.headers) or None,
             )
         except Exception as error:
             raise DecodeError(f"the options {text!r} of a run make no sense: {error}") from error
@@ -156,6 +161,7 @@ class _StoredSettings(Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     breaker: CallBreaker | None = None
     fair: CallFair | None = None
     start_within: float | None = None
+    headers: dict[str, str] | None = None
 
 
 _settings_decoder = decoder_for(_StoredSettings)

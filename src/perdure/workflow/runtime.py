@@ -14,6 +14,7 @@ from msgspec import Struct, structs
 
 from perdure.core.codec.snapshot import all_fixed, snapshot_all
 from perdure.core.model.attributes import Attribute
+from perdure.core.model.headers import NO_HEADERS, Headers
 from perdure.core.model.outputs import NewOutput
 from perdure.core.model.record import NewMessage, RecordKind
 from perdure.core.model.run import NewRun, OnClose
@@ -86,6 +87,8 @@ class ChildOptions(Struct, frozen=True, kw_only=True):
     deadline: int = NEVER
     on_close: OnClose = OnClose.CANCEL
     attributes: tuple[Attribute, ...] = ()
+    #: Headers besides those of the parent, or in place of them.
+    headers: Headers = NO_HEADERS
 
 
 class SpawnedChild(Struct, frozen=True):
@@ -147,6 +150,10 @@ class Runtime(Protocol):
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
         """A logger that is silent during replay."""
+
+    @property
+    def headers(self) -> Headers:
+        """Headers of the run."""
 
     @property
     def random(self) -> WorkflowRandom:

@@ -19,6 +19,7 @@ from msgspec import UNSET, Struct, UnsetType
 from perdure.core.ids import check_name
 from perdure.core.limits.breaker import Breaker, check_breaker
 from perdure.core.limits.limit import Limit, check_limits
+from perdure.core.model.headers import Headers
 from perdure.core.option_checks import check_flag, check_known, check_retry, check_time
 from perdure.core.policy.retry import Retry
 from perdure.core.printed_text import brief
@@ -356,6 +357,9 @@ class AttemptControl(Protocol):
     def credentials(self) -> Mapping[str, Any]:
         """Credentials that were handed over with the run."""
 
+    def headers(self) -> Headers:
+        """Headers of the run."""
+
 
 class StepInfo(Struct, frozen=True):
     """The current attempt at a step."""
@@ -385,6 +389,11 @@ class StepInfo(Struct, frozen=True):
     def credentials(self) -> Mapping[str, Any]:
         """Credentials that a queue handler gave for the run, like `perdure.credentials`."""
         return self._made_by.credentials()
+
+    @property
+    def headers(self) -> Headers:
+        """Headers of the run: texts by name, given at its start or inherited from the run that started it."""
+        return self._made_by.headers()
 
     @property
     def deadline(self) -> datetime.datetime | None:

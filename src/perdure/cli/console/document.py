@@ -123,6 +123,7 @@ def run_document(run: Run) -> Document:
         "parent_location": run.parent_location,
         "idempotency_key": run.idempotency_key,
         "attributes": attributes_document(run.attributes),
+        "headers": dict(run.headers),
     }
 
 
@@ -207,6 +208,7 @@ def schedule_document(one: Schedule) -> Document:
         "created_at": moment(one.created_at),
         "changed_at": moment(one.changed_at),
         "attributes": attributes_document(_attributes(one)),
+        "headers": dict(one.headers),
     }
 
 

@@ -186,6 +186,19 @@ class AttributeParam(ParamType):
         return name, condition[1]
 
 
+class HeaderParam(ParamType):
+    """Header and its value: `tenant=acme`."""
+
+    name = "header"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        """Split at the first equals sign."""
+        name, found, text = str(value).partition("=")
+        if not found:
+            self.fail(f"{value!r} is not of the form NAME=VALUE", param, ctx)
+        return name, text
+
+
 def with_filters(function: F) -> F:
     """Give a command the filters of a listing of runs; `read_filters` makes them those of `runs.list`."""
     for option in (

@@ -29,10 +29,11 @@ from perdure.cli.runs.messages import print_set_aside, set_aside_document
 from perdure.cli.runs.watch import watch_runs
 from perdure.client.engine import Engine
 from perdure.core.audit import Event
+from perdure.core.model.headers import with_headers
 from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record
 from perdure.core.model.reports import RunReport, original_records
-from perdure.core.model.run import Run, RunGroup, RunPage, Status
+from perdure.core.model.run import NO_OPTIONS, Run, RunGroup, RunPage, Status
 from perdure.core.model.set_aside_messages import SetAsideMessage
 from perdure.core.printed_text import harmless_lines
 
@@ -253,7 +254,7 @@ def _print_run(output: Printer, details: RunDetails) -> None:
             ("output", short(run.output)),
             ("error", describe.error(run.error)),
             ("attempt", _attempt(run)),
-            ("policy", run.options if run.options != "{}" else ""),
+            ("policy", _policy(run)),
             ("start by", when(run.deadline) if run.close_by else ""),
             ("created", when(run.created_at)),
             ("started", when(run.started_at)),
@@ -264,6 +265,7 @@ def _print_run(output: Printer, details: RunDetails) -> None:
             ("parent", f"{run.parent_id} at {run.parent_location}" if run.parent_id else ""),
             ("key", run.idempotency_key or ""),
             ("attributes", describe.attributes(run.attributes)),
+            ("headers", describe.attributes(run.headers)),
         ]
     )
     if run.error is not None:
@@ -294,6 +296,12 @@ def _attempt(run: Run) -> str:
     if run.max_attempts:
         return f"{run.attempt} of {run.max_attempts}"
     return str(run.attempt) if run.attempt > 1 else ""
+
+
+def _policy(run: Run) -> str:
+    """Settings of the call, without the headers, which have a line of their own."""
+    options = with_headers(run.options, {}) if run.headers else run.options
+    return options if options != NO_OPTIONS else ""
 
 
 def _print_indented(output: Printer, text: str) -> None:

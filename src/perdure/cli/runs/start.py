@@ -13,7 +13,7 @@ from perdure.cli.console.command_groups import Command
 from perdure.cli.console.describe import short, status, status_style
 from perdure.cli.console.document import run_document
 from perdure.cli.console.output import Printer
-from perdure.cli.console.params import AttributeParam, JsonParam, TimeParam, with_output, with_target
+from perdure.cli.console.params import AttributeParam, HeaderParam, JsonParam, TimeParam, with_output, with_target
 from perdure.cli.console.target import with_engine
 from perdure.client.engine import Engine
 from perdure.client.runs.start import StartOptions
@@ -54,6 +54,14 @@ from perdure.workflow.definition import Call, Definition
     metavar="NAME=VALUE",
     help="Attribute to find the run by; JSON if it parses, a time, else text.",
 )
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    type=HeaderParam(),
+    metavar="NAME=VALUE",
+    help="Text that travels with the run to its steps, children and activities.",
+)
 @click.option("--wait", is_flag=True, help="Wait for the outcome, and exit with 1 unless the run completes.")
 @with_output
 def start(
@@ -72,6 +80,7 @@ def start(
     chosen = cast("StartOptions", options)
     chosen["singleton"] = None if single is None else Singleton(single, policy)
     chosen["attributes"] = dict(options["attributes"]) or None
+    chosen["headers"] = dict(options["headers"]) or None
     chosen["debounce"] = None if delay is None else Debounce(delay)
 
     async def act(engine: Engine) -> tuple[Run, RunFailed | RunCancelled | None]:

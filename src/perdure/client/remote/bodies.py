@@ -12,6 +12,7 @@ from perdure.client.runs.reopen import ForkOptions, RetryOptions
 from perdure.client.schedules import ScheduleOptions
 from perdure.client.session import Session
 from perdure.core.model.attributes import AttributeValue, make_attributes
+from perdure.core.model.headers import check_headers
 from perdure.core.model.run import NewRun
 from perdure.core.option_checks import check_known, check_retry
 from perdure.core.printed_text import brief
@@ -132,6 +133,8 @@ def schedule_body(session: Session, call: Call[Any] | None, timing: Timing | Non
     if "deadline" in given:
         deadline = given.pop("deadline")
         body["deadline"] = None if deadline is None else duration_text(deadline)
+    if "headers" in given:
+        body["headers"] = None if (headers := given.pop("headers")) is None else dict(check_headers(headers))
     if "attributes" in given:
         body["attributes"] = attributes_body(given.pop("attributes"))
     if misfire := _misfire_body(given):

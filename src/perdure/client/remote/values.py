@@ -19,9 +19,10 @@ from perdure.core.codec.failure import Failure
 from perdure.core.limits.breaker import BreakerInfo
 from perdure.core.limits.limit import LimitBounds, LimitInfo
 from perdure.core.model.attributes import attributes_to_json, make_attributes
+from perdure.core.model.headers import with_headers
 from perdure.core.model.record import Message, Record
 from perdure.core.model.reports import RunReport
-from perdure.core.model.run import Run, Status
+from perdure.core.model.run import NO_OPTIONS, Run, Status
 from perdure.core.model.waits import RunWaits, Wait
 from perdure.core.model.worker_info import DrainOrder, RunningStep, RunningSteps, WorkerInfo
 from perdure.core.time.cron import At, Cron, Every, Timing, to_stored
@@ -163,10 +164,15 @@ def _run(kind: type[Run], answer: Raw | bytes) -> Run:
     if output is None and decoded(answer, "status", Status) is Status.COMPLETED:
         output = "null"
     attributes = attributes_of(found.get("attributes", Raw(b"{}")))
-    known = {"error": _error_text(found), "output": output, "attributes": attributes}
+    known = {"error": _error_text(found), "output": output, "attributes": attributes, "options": _options_of(found)}
     if "revision" in found:
         known["token"] = decoded(answer, "revision", int)
     return restore(kind, answer, **known)
+
+
+def _options_of(found: dict[str, Raw]) -> str:
+    """Options with the headers of an answer; it has no other options."""
+    return with_headers(NO_OPTIONS, _plain.decode(found.get("headers", Raw(b"{}"))))
 
 
 def _record(kind: type[Record], answer: Raw | bytes) -> Record:
@@ -211,6 +217,7 @@ def _schedule(kind: type[Schedule], answer: Raw | bytes) -> Schedule:
         jitter=round(decoded(answer, "jitter_seconds", float) * 1e6),
         waiting=tuple(time_of(one) for one in elements(found["waiting"])),
         attributes=attributes_to_json(make_attributes(attributes_of(found["attributes"]))),
+        options=_options_of(found),
         last_run=decoded(answer, "last_run") or "",
         error=decoded(answer, "error") or "",
     )

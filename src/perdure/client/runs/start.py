@@ -14,6 +14,7 @@ from typing import Any, TypedDict
 from perdure.core.codec.codec import Codec
 from perdure.core.ids import check_id, check_name, uuid7
 from perdure.core.model.attributes import AttributeValue, make_attributes
+from perdure.core.model.headers import check_headers, with_headers
 from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, CreatedRun, NewRun, Run, root_generation
 from perdure.core.option_checks import check_priority, no_option
 from perdure.core.policy.singleton import Debounce, Singleton
@@ -51,6 +52,8 @@ class StartOptions(TypedDict, total=False):
     debounce: Debounce | None
     #: Text, numbers, bools and times by name, by which others find the run; stored as plain text.
     attributes: Mapping[str, AttributeValue] | None
+    #: Texts by name that travel with the run to its steps, children and activities.
+    headers: Mapping[str, str] | None
 
 
 def _single(call: Call[Any], options: StartOptions) -> Call[Any]:
@@ -75,7 +78,7 @@ def new_run(call: Call[Any], encoded_input: str, options: StartOptions, system: 
     at = options.get("at")
     deadline = options.get("deadline")
     priority = options.get("priority")
-    attributes = options.get("attributes")
+    attributes, headers = options.get("attributes"), options.get("headers")
     if unknown := options.keys() - StartOptions.__annotations__.keys():
         raise BadArguments(no_option("start", unknown, StartOptions.__annotations__))
     call = _single(call, options)
@@ -96,7 +99,7 @@ def new_run(call: Call[Any], encoded_input: str, options: StartOptions, system: 
         deadline=placed.deadline,
         close_by=placed.close_by,
         max_attempts=placed.max_attempts,
-        options=placed.options,
+        options=placed.options if headers is None else with_headers(placed.options, check_headers(headers)),
         attributes=() if attributes is None else make_attributes(attributes),
         idempotency_key=None if key is None else check_id(key, "idempotency key"),
         write_id=system.entropy(16).hex(),

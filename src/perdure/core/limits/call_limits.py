@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from perdure.core.codec.decoders import decoder_for
@@ -28,6 +29,7 @@ from perdure.core.limits.limit import (
     keyed_gate,
     required_gates,
 )
+from perdure.core.model.headers import has_headers
 from perdure.core.printed_text import brief
 from perdure.errors import UsageError
 
@@ -112,7 +114,15 @@ NO_CALL_LIMITS = CallLimits()
 
 def has_call_limits(options: str) -> bool:
     """Tell whether a run's options override limits, breaker or fairness key."""
-    return options != "{}" and any(part in options for part in _PARTS)
+    if options == "{}" or not any(part in options for part in _PARTS):
+        return False
+    if not has_headers(options):
+        return True
+    # A header may have the name of such a key. Damaged options are left to their reader.
+    try:
+        return _call_limits_decoder.decode(options) != NO_CALL_LIMITS
+    except msgspec.MsgspecError:
+        return True
 
 
 def call_limits_of(options: str) -> CallLimits:

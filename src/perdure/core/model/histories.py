@@ -16,6 +16,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from perdure.core.codec.decoders import decoder_for
+from perdure.core.model.headers import with_headers
 from perdure.core.model.record import Record, RecordKind
 from perdure.core.model.reports import DeployReport
 from perdure.core.model.run import Run
@@ -156,10 +157,12 @@ def without_proof(history: RunHistory) -> RunHistory:
 
 
 def redact_history(history: RunHistory, redaction: Redaction) -> RunHistory:
-    """Replace parts of the input and of all payloads."""
+    """Replace parts of the input, of the headers and of all payloads."""
+    run = history.run
+    headers = {name: str(redaction.member(name, value)) for name, value in run.headers.items()}
     return replace(
         history,
-        run=replace(history.run, input=_redacted(history.run.input, redaction) or ""),
+        run=replace(run, input=_redacted(run.input, redaction) or "", options=with_headers(run.options, headers)),
         records=tuple(replace(one, payload=_redacted(one.payload, redaction)) for one in history.records),
         redacted=True,
     )

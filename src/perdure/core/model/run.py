@@ -16,6 +16,7 @@ from typing import Any
 from msgspec import Struct
 
 from perdure.core.model.attributes import Attribute, Condition
+from perdure.core.model.headers import Headers, readable_headers
 from perdure.core.model.record import Record
 from perdure.core.pinning import pinned_build
 from perdure.core.time.duration import NEVER
@@ -165,6 +166,11 @@ class Run(Struct, frozen=True, gc=False):
     def pinned_to(self) -> str | None:
         """Build whose workers alone continue the run; None: it is not pinned."""
         return pinned_build(self.queue) or None
+
+    @property
+    def headers(self) -> Headers:
+        """Headers that travel with the run; none if they cannot be read."""
+        return readable_headers(self.options)
 
 
 class CreatedRun(Struct, frozen=True):

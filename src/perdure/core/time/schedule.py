@@ -14,6 +14,7 @@ from msgspec import MsgspecError, Struct
 
 from perdure.core.codec.decoders import decoder_for
 from perdure.core.ids import check_id
+from perdure.core.model.headers import Headers, readable_headers
 from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, Status
 from perdure.core.printed_text import brief
 from perdure.core.time.cron import Timing, from_stored
@@ -121,6 +122,11 @@ class Schedule(Struct, frozen=True, kw_only=True):
     def timing(self) -> Timing:
         """The timing as a value. Raises `InvalidSchedule` if this machine does not know its time zone."""
         return from_stored(self.spec)
+
+    @property
+    def headers(self) -> Headers:
+        """Headers of its runs; none if they cannot be read."""
+        return readable_headers(self.options)
 
     @property
     def trail(self) -> str:

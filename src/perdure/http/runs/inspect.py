@@ -67,6 +67,8 @@ class RunView(Struct, frozen=True, kw_only=True):
     parent_location: str | None
     idempotency_key: str | None
     attributes: dict[str, Any]
+    #: Texts that travel with the run to its steps, children and activities.
+    headers: dict[str, str]
 
     @classmethod
     def of(cls, run: Run, shown: Redactor, *, payloads: bool = True) -> RunView:
@@ -80,6 +82,7 @@ class RunView(Struct, frozen=True, kw_only=True):
             revision=run.token,
             wake_at=None if run.status.finished else time_of(run.wake_at),
             attributes=attributes_view(run.attributes, shown),
+            headers=shown.members(run.headers),
             **left_out,
         )
 

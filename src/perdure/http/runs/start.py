@@ -74,6 +74,8 @@ class StartBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     debounce: DebounceBody | None = None
     #: Values by which the run is found.
     attributes: dict[str, AttributeJson] | None = None
+    #: Texts that travel with the run to its steps, children and activities.
+    headers: dict[str, str] | None = None
     settings: SettingsBody | None = None
 
 
@@ -96,6 +98,7 @@ async def start(api: ApiRequest, body: StartBody) -> Reply[RunView]:
         if debounce is None
         else Debounce(debounce.delay, key=debounce.key, at_most=debounce.at_most, shared=debounce.shared),
         attributes=attributes_of(body.attributes),
+        headers=body.headers,
     )
     return Reply(RunView.of(await handle.info(), api.shown), 201)
 
@@ -120,6 +123,7 @@ class StartManyBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     queue: str | None = None
     deadline: WhenText | None = None
     attributes: dict[str, AttributeJson] | None = None
+    headers: dict[str, str] | None = None
 
 
 class StartedView(Struct, frozen=True):
@@ -143,6 +147,7 @@ async def start_many(api: ApiRequest, body: StartManyBody) -> Reply[StartedView]
         queue=body.queue,
         deadline=moment(body.deadline),
         attributes=attributes_of(body.attributes),
+        headers=body.headers,
     )
     return Reply(StartedView(tuple(handle.id for handle in handles)), 201)
 

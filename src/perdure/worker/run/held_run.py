@@ -10,6 +10,7 @@ from typing import Any
 
 from perdure.core.background_loops import Wakeup
 from perdure.core.model.claim import ClaimedRun
+from perdure.core.model.headers import Headers
 from perdure.core.model.outputs import STOPPED, Interruption, NewOutput, interruption_output
 from perdure.core.model.record import Message
 from perdure.core.model.run import Status
@@ -124,6 +125,10 @@ class HeldRun(ABC):
     def credentials(self) -> Mapping[str, Any]:
         """Return what the caller of `Engine.execute` gave for this run. Called from any thread."""
         return self._services.credentials(self.run.id)
+
+    def headers(self) -> Headers:
+        """Return the headers of the run. Called from any thread."""
+        return self.run.headers
 
     def _stop_notice(self, last: int, steps: tuple[str, ...]) -> NewOutput:
         """Make the notice that the worker stopped before these steps had ended; `last`: number of the last record."""

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from perdure.core.codec.codec import Codec
 from perdure.core.ids import short_key
+from perdure.core.model.headers import inherit_headers
 from perdure.core.model.outputs import NewOutput, source_of
 from perdure.core.model.record import NewMessage, Record, RecordKind
 from perdure.core.model.run import ABANDONED, NewRun, Run
@@ -93,7 +94,7 @@ class TurnDraft(Struct):
             deadline=placed.deadline,
             close_by=placed.close_by,
             max_attempts=placed.max_attempts,
-            options=placed.options,
+            options=inherit_headers(placed.options, parent.options, options.headers),
             held_back=placed.is_single,
             attributes=options.attributes,
             parent_id=parent.id,

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes, Failure
 from perdure.core.model.claim import ClaimedRun
+from perdure.core.model.headers import headers_of
 from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.run import Reason, Run, Status
@@ -834,7 +835,7 @@ def _was_taken_up(run: Run) -> bool:
 def make_execution(
     run: Run, workflow: Workflow[Any, Any], records: tuple[Record, ...], services: Services
 ) -> Execution:
-    """Make the execution of a run, not yet begun. Raises `DecodeError` if the input does not fit the workflow."""
+    """Make the execution of a run, not yet begun. Raises `DecodeError` if the input or headers do not fit."""
     block_on = services.settings.block_on if workflow.block_on is None else workflow.block_on
     execution = execution_of(
         *(run, workflow, records, services.codec, services.errors, services.logger), block_on, services.results.trace
@@ -860,6 +861,7 @@ def execution_of(
     arguments = signature.decode_quickly(run.input)
     if arguments is None:
         arguments = signature.decode(run.input, codec, f"input of run {run.id!r} ({run.type})")
+    headers_of(run.options)  # raises for what cannot be read
     origin = RunOrigin(
         run_id=run.id,
         type=run.type,
@@ -868,6 +870,7 @@ def execution_of(
         generation=run.generation,
         attempt=run.attempt,
         taken_up_before=run.token > 1 and _was_taken_up(run),
+        options=run.options,
     )
 
     return make(

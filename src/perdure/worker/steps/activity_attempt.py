@@ -137,9 +137,7 @@ class ActivityAttempt(Attempt):
         self._has_beaten = True
         if payload is not None and not self._over and not self._loop.is_closed():
             self.details = payload
-            self._loop.call_soon_threadsafe(
-                self.recipient.heartbeat_received, self, context=self._results.context
-            )
+            self._loop.call_soon_threadsafe(self.recipient.heartbeat_received, self, context=self._results.context)
 
     def is_cancelled(self) -> bool:
         """True if the activity should stop. Called from any thread."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
+from perdure.core.model.headers import Headers
 from perdure.core.system import DUE, Cancellable, System
 from perdure.errors import StepTimeout, UsageError, WorkflowError
 from perdure.replay.operations import StepOperation
@@ -120,6 +121,10 @@ class Attempt:
     def credentials(self) -> Mapping[str, Any]:
         """Return the credentials of the run. Called from any thread."""
         return self.recipient.credentials()
+
+    def headers(self) -> Headers:
+        """Return the headers of the run. Called from any thread."""
+        return self.recipient.headers()
 
     def heartbeat_at(self, now: int, monotonic: float) -> int:
         """Return the time of the last heartbeat, given the time on both clocks; 0: there was none."""

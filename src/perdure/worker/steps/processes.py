@@ -20,6 +20,7 @@ from typing import Any
 
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import Failure
+from perdure.core.model.headers import NO_HEADERS, Headers
 from perdure.errors import ProcessDied, StepFailed, UsageError
 from perdure.workflow.runtime import StepRequest
 from perdure.workflow.step import ActivityInfo, StepInfo, current_step
@@ -188,7 +189,8 @@ class _Process:
 
 
 def _pickled(request: StepRequest, info: StepInfo) -> bytes:
-    told: tuple[Any, ...] = dict(info.credentials()), info.run_id, info.location, info.attempt, info.due
+    given = dict(info.credentials()), dict(info.headers)
+    told: tuple[Any, ...] = given, info.run_id, info.location, info.attempt, info.due
     if isinstance(info, ActivityInfo):
         told += info.type, info.max_attempts, info.parent_id, info.attempt_id, info.ready_at, info.last_heartbeat
         told += (info.token,)
@@ -208,11 +210,12 @@ class _Caller:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._credentials: Mapping[str, Any] = {}
+        self._headers: Headers = NO_HEADERS
         self._token = ""
 
-    def given(self, credentials: Mapping[str, Any]) -> None:
-        """Set the credentials for the next call."""
-        self._credentials = credentials
+    def given(self, credentials: Mapping[str, Any], headers: Headers) -> None:
+        """Set the credentials and headers for the next call."""
+        self._credentials, self._headers = credentials, headers
 
     def given_token(self, token: str) -> None:
         """Set the token of the attempt."""
@@ -225,6 +228,10 @@ class _Caller:
     def credentials(self) -> Mapping[str, Any]:
         """Credentials at the time of the call."""
         return self._credentials
+
+    def headers(self) -> Headers:
+        """Headers of the run."""
+        return self._headers
 
     def is_over(self) -> bool:
         """Return False: a process whose result is not needed is killed."""
@@ -275,7 +282,7 @@ def _answer(data: bytes, caller: _Caller) -> bytes:
     try:
         call = pickle.loads(data)  # noqa: S301 - the worker wrote it
         function, args, kwargs, given, run_id, location, number, due, *more = call
-        caller.given(given)
+        caller.given(*given)
         if more:
             type, max_attempts, parent_id, attempt_id, ready_at, last, token = more
             caller.given_token(token)
