@@ -262,7 +262,8 @@ async def test_a_history_is_observed_record_by_record_and_nothing_is_written(sta
     for source in (None, file):
         history = await find_history(session_of(engine), "done", source)
         seen: list[Record | None] = []
-        check = ReplayCheck(session_of(engine).codec, session_of(engine).errors, seen.append)
+        session = session_of(engine)
+        check = ReplayCheck(session.codec, session.errors, session.layers, seen.append)
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[object] = loop.create_future()
 

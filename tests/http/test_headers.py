@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from perdure import Engine, Every
 from perdure.admin import Role
 from perdure.http import Redaction
@@ -23,7 +25,8 @@ async def test_a_run_is_started_with_headers_and_shows_them(site: Served) -> Non
 
 
 async def test_headers_that_are_refused_are_a_bad_request(local: Served) -> None:
-    for headers in ({"tenant": 1}, {"a b": "c"}, {"a": "\n"}, []):
+    refused: tuple[Any, ...] = ({"tenant": 1}, {"a b": "c"}, {"a": "\n"}, [])
+    for headers in refused:
         answer = await local.operator.post("/runs", {**BODY, "headers": headers})
         assert answer.status_code in (400, 422), answer.text
 

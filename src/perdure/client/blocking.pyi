@@ -27,6 +27,7 @@ from perdure.core.codec.failure import Failure
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice
 from perdure.core.limits.breaker import BreakerInfo
 from perdure.core.limits.limit import LimitInfo, PermitInfo
+from perdure.core.middleware import Middleware
 from perdure.core.model.attributes import AttributeValue
 from perdure.core.model.claim import ExecutionResult
 from perdure.core.model.cloud_event import (
@@ -96,6 +97,7 @@ class Engine:
         pinned: bool = False,
         register_sources: bool = True,
         outbox: Iterable[Subscription] = (),
+        middleware: Iterable[Middleware] = (),
         system: System | None = None,
         store: Store | None = None,
     ) -> None:
@@ -114,8 +116,9 @@ class Engine:
         that began them; by default the version of the package and the git commit of its checkout. With `pinned`, only
         workers of that build continue the runs of workflows that do not say `pinned` themselves. Workers store the
         source and docstring of each type for the dashboard, unless `register_sources` is false. `outbox` are the
-        subscriptions to published events, which its workers deliver. `system` and `store` replace the real world and
-        the database named by the URL; they are for tests.
+        subscriptions to published events, which its workers deliver. `middleware` surrounds the workflows, steps and
+        activities that its workers execute; the first is outermost. `system` and `store` replace the real world and the
+        database named by the URL; they are for tests.
         """
     def open(self) -> None:
         """Connect now instead of at the first use."""

@@ -94,7 +94,7 @@ async def check_history(
         return [] if delivers(session.outbox, run.type) else [_unserved(run, session.workflows)]
     if not isinstance(workflow, Workflow):
         return []  # an activity has no history that its code would have to follow
-    checkup = ReplayCheck(session.codec, session.errors)
+    checkup = ReplayCheck(session.codec, session.errors, session.layers)
     return await aside(lambda: checkup.findings(run, workflow, records, children))
 
 

@@ -29,6 +29,7 @@ from perdure.core.audit import Event
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.snapshot import snapshot
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice, Hooks
+from perdure.core.middleware import Middleware, check_middleware
 from perdure.core.model.attributes import AttributeValue
 from perdure.core.model.reports import DeployReport
 from perdure.core.model.run import NewRun
@@ -86,6 +87,7 @@ class Engine(AsyncOnly):
         pinned: bool = False,
         register_sources: bool = True,
         outbox: Iterable[Subscription] = (),
+        middleware: Iterable[Middleware] = (),
         system: System | None = None,
         store: Store | None = None,
     ) -> None:
@@ -104,8 +106,9 @@ class Engine(AsyncOnly):
         that began them; by default the version of the package and the git commit of its checkout. With `pinned`, only
         workers of that build continue the runs of workflows that do not say `pinned` themselves. Workers store the
         source and docstring of each type for the dashboard, unless `register_sources` is false. `outbox` are the
-        subscriptions to published events, which its workers deliver. `system` and `store` replace the real world and
-        the database named by the URL; they are for tests.
+        subscriptions to published events, which its workers deliver. `middleware` surrounds the workflows, steps and
+        activities that its workers execute; the first is outermost. `system` and `store` replace the real world and the
+        database named by the URL; they are for tests.
         """
         errors = check_list("errors", errors, "[PaymentDeclined]")
         _check_options(payload_warn, payload_limit, migrate, errors)
@@ -124,6 +127,7 @@ class Engine(AsyncOnly):
             pinned=check_flag("pinned", pinned),
             register_sources=check_flag("register_sources", register_sources),
             outbox=check_subscriptions(outbox),
+            layers=check_middleware(middleware),
         )
         self._session = self._make_session(url, options, Host() if system is None else system, store, token)
         if audit is not None:

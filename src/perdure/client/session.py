@@ -24,6 +24,7 @@ from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes
 from perdure.core.hooks import Hooks
 from perdure.core.ids import check_id
+from perdure.core.middleware import NO_LAYERS, Layers
 from perdure.core.model.run import NewRun, Run
 from perdure.core.option_checks import check_time
 from perdure.core.pinning import pinned_queue
@@ -79,6 +80,7 @@ class SessionOptions(Struct, frozen=True, kw_only=True):
     pinned: bool = False
     register_sources: bool = True
     outbox: tuple[Subscription, ...] = ()
+    layers: Layers = NO_LAYERS
 
 
 class Session:
@@ -106,6 +108,8 @@ class Session:
         self._hooks = options.hooks
         #: Subscriptions to published events, which the workers of this engine deliver.
         self.outbox = options.outbox
+        #: Middleware.
+        self.layers = options.layers
         self._migrate = options.migrate
         self._database_timeout = _checked_timeout(options.database_timeout)
         #: The database, opened or not. Most callers want `opened` or `unclosed`.
@@ -233,6 +237,7 @@ class Session:
             build=self.build,
             pinned=pinned,
             registers_sources=self._register_sources,
+            layers=self.layers,
         )
         self.workers.add(worker)
         return worker

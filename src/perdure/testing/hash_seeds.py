@@ -286,7 +286,9 @@ def _compare(session: Session, run: Run, records: tuple[Record, ...]) -> Differe
     """Replay a run; None if it goes the same way."""
     workflow = session.workflows[run.type]
     assert isinstance(workflow, Workflow)
-    execution = execution_of(run, workflow, records, session.codec, session.errors, _SILENT)
+    execution = execution_of(
+        *(run, workflow, records, session.codec, session.errors, _SILENT), layers=session.layers.workflow
+    )
     try:
         execution.begin()
         execution.replay(lambda: True)

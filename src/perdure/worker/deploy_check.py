@@ -14,6 +14,7 @@ from typing import Any
 
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes
+from perdure.core.middleware import Layers
 from perdure.core.model.record import Record, RecordKind
 from perdure.core.model.reports import DeployFinding, DeployProblem
 from perdure.core.model.run import Run
@@ -35,8 +36,9 @@ _EXPECTED = re.compile(r"record \d+: (\w+) '(.*)'")
 class ReplayCheck:
     """Replays runs against workflows and reports what does not fit."""
 
-    def __init__(self, codec: Codec, errors: ErrorTypes, observer: Observer | None = None) -> None:
-        """`observer`: called before the workflow function is, and before each record is applied."""
+    def __init__(self, codec: Codec, errors: ErrorTypes, layers: Layers, observer: Observer | None = None) -> None:
+        """`layers`: middleware. `observer`: called before the workflow is, and before each record is applied."""
+        self._layers = layers.workflow
         self._codec = codec
         self._errors = errors
         self._make: Callable[..., Execution] = Execution
@@ -70,7 +72,7 @@ class ReplayCheck:
         block_on: tuple[type[Exception], ...] = (),
     ) -> Iterator[DeployFinding]:  # fmt: skip
         world = (self._codec, self._errors, _SILENT, block_on)
-        execution = execution_of(run, workflow, tuple(records), *world, make=self._make)
+        execution = execution_of(run, workflow, tuple(records), *world, make=self._make, layers=self._layers)
         self.end = ""
         if not run.started_at:
             return

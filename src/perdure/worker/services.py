@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes
+from perdure.core.middleware import NO_LAYERS, Layers
 from perdure.core.model.turn import NextState, Park
 from perdure.core.system import System
 from perdure.store.contract import Store
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from perdure.worker.run.activity_run import ActivityRun
     from perdure.worker.run.held_run import HeldRun
     from perdure.worker.run.workflow_run import WorkflowRun
+    from perdure.worker.steps.activity_attempt import ActivityAttempt
+    from perdure.worker.steps.attempt import Attempt
+    from perdure.worker.steps.transaction_attempt import TransactionAttempt
 
 
 class RunOwner(Protocol):
@@ -62,6 +66,14 @@ class RunOwner(Protocol):
         """Read the last heartbeat of an earlier attempt at an activity."""
 
 
+class AttemptMakers(Struct, frozen=True):
+    """Classes of attempts, or functions that make attempts with middleware around the function."""
+
+    step: Callable[..., Attempt]
+    activity: Callable[..., ActivityAttempt]
+    transaction: Callable[..., TransactionAttempt]
+
+
 class Services(Struct, frozen=True, kw_only=True):
     """Services that a held run uses."""
 
@@ -83,6 +95,9 @@ class Services(Struct, frozen=True, kw_only=True):
     #: Returns what the caller of `Engine.execute` gave for a run, by the run's id.
     credentials: Callable[[str], Mapping[str, Any]]
     unserved_children: UnservedChildren
+    attempts: AttemptMakers
+    #: Middleware of the engine.
+    layers: Layers = NO_LAYERS
     #: Watches workflow code for I/O; None: nothing does.
     guard: IoGuard | None = None
     #: For `ctx.log`.

@@ -19,6 +19,7 @@ from perdure.core.background_loops import LoopGuard, LoopHealth
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes
 from perdure.core.ids import uuid7
+from perdure.core.middleware import NO_LAYERS, Layers
 from perdure.core.model.claim import ClaimedRun
 from perdure.core.model.record import Message, Record
 from perdure.core.model.run import NO_OPTIONS, Reason
@@ -50,6 +51,7 @@ from perdure.worker.services import Services
 from perdure.worker.signals import work_until_signalled
 from perdure.worker.sources import SourceRegistration
 from perdure.worker.steps.emit import EmitBuffer
+from perdure.worker.steps.middleware_attempt import attempt_makers
 from perdure.worker.steps.threads import StepThreads
 from perdure.worker.sweeper import Sweeper, singleton_freed_by, start_successors
 from perdure.worker.unserved_children import UnservedChildren
@@ -103,10 +105,11 @@ class Worker:
         build: str = "",
         pinned: frozenset[str] = frozenset(),
         registers_sources: bool = True,
+        layers: Layers = NO_LAYERS,
     ) -> None:
         """`where`: the database in the log, without a password. `build`: version of the code.
 
-        `pinned`: types whose runs are pinned to the build that begins them.
+        `pinned`: types whose runs are pinned to the build that begins them. `layers`: middleware.
         """
         self.build, self._where = build, where
         self.settings = settings
@@ -127,7 +130,7 @@ class Worker:
         self.executor = PushExecutor(store, system, self)
         self._claimer = Claimer(store, system, self)
         self.gatekeeper = Gatekeeper(store, system, codec, workflows, settings.queues, self._claimer.wake, build)
-        self._services = self._make_services(codec, errors)
+        self._services = self._make_services(codec, errors, layers)
         self._held: dict[str, HeldRun] = {}
         #: Held runs whose outcome is being written.
         self._ending: set[HeldRun] = set()
@@ -144,7 +147,7 @@ class Worker:
             store, system, self.health, workflows.values() if registers_sources else (), build
         )
 
-    def _make_services(self, codec: Codec, errors: ErrorTypes) -> Services:
+    def _make_services(self, codec: Codec, errors: ErrorTypes, layers: Layers) -> Services:
         return Services(
             system=self._system,
             store=self._store,
@@ -161,6 +164,8 @@ class Worker:
             owner=self,
             credentials=self.executor.credentials,
             unserved_children=self._unserved_children,
+            attempts=attempt_makers(layers),
+            layers=layers,
             guard=self.settings.guard or (io_guard() if self.settings.watch_io else None),
         )
 

@@ -166,7 +166,7 @@ def debug(names: tuple[str, str], at: str | None, file: str | None, output: Prin
     if not isinstance(workflow, Workflow):
         raise UsageError(f"run {run_id!r} is an activity, which has no history to replay; debug its function itself")
     debugger = Debugger(history, None if at is None else find_record(history.records, at))
-    check = ReplayCheck(session.codec, session.errors, debugger.observe)
+    check = ReplayCheck(session.codec, session.errors, session.layers, debugger.observe)
     try:
         with debugger.following(workflow):
             findings = check.findings(history.run, workflow, history.records, history.children)

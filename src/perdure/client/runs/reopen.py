@@ -199,7 +199,7 @@ async def _try_out(session: Session, source: Run, fork: Fork) -> None:
         seed=fork.seed,
         started_at=fork.started_at,
     )
-    checkup = ReplayCheck(session.codec, session.errors)
+    checkup = ReplayCheck(session.codec, session.errors, session.layers)
     try:
         await aside(lambda: checkup.replay(as_it_will_be, workflow, fork.records))
     except Diverged as error:

@@ -9,6 +9,7 @@ it.
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from typing import Any, cast
@@ -146,7 +147,7 @@ async def _call(step: TransactionStep, connection: Any, adapter: ConnectionAdapt
             "`async def`, or use a synchronous connection: `ctx.options(using=...).transaction(...)`"
         )
     result = step.function(connection)
-    if not step.is_async:
+    if not step.is_async and not inspect.isawaitable(result):
         return result
     return await result if adapter.is_async else _without_waiting(result)
 

@@ -421,7 +421,7 @@ class ActivityRun(HeldRun):
             )
             return
         policy = self._policy()
-        self._attempt = ActivityAttempt(
+        self._attempt = services.attempts.activity(
             self.run, self._activity, self._arguments, self._settings, policy.attempts, self._last_heartbeat,
             self._interrupted, self._seq, reading.now, services.system, services.codec, services.results, self,
         )  # fmt: skip

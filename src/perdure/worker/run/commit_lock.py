@@ -43,7 +43,8 @@ class CommitLock:
 
     def attempt(self, operation: StepOperation, now: int) -> TransactionAttempt:
         """Make an attempt that will request the lock."""
-        return TransactionAttempt(operation, self._held.run, now, self._services, self._held, self)
+        make = self._services.attempts.transaction
+        return make(operation, self._held.run, now, self._services, self._held, self)
 
     def request(self, attempt: TransactionAttempt) -> None:
         """Grant the lock to an attempt when it is next in line."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes, Failure
+from perdure.core.middleware import Invocation, Layer, surround
 from perdure.core.model.claim import ClaimedRun
 from perdure.core.model.headers import headers_of
 from perdure.core.model.outputs import Interruption
@@ -58,6 +59,7 @@ from perdure.worker.run.turn_draft import TurnDraft
 from perdure.worker.services import Services
 from perdure.worker.steps.attempt import Attempt, context_of_step, is_misuse
 from perdure.worker.steps.transaction_attempt import CommitGrant, Committed
+from perdure.workflow.context import Context
 from perdure.workflow.definition import Workflow
 from perdure.workflow.step import NO_STEP_SETTINGS
 
@@ -450,7 +452,9 @@ class WorkflowRun(HeldRun):
                 self._commit_lock = self._commit_lock or CommitLock(self, self._services)
                 attempt = self._commit_lock.attempt(operation, reading.now)
             else:
-                attempt = Attempt(operation, self.run.id, reading.now, services.system, services.results, self)
+                attempt = services.attempts.step(
+                    operation, self.run.id, reading.now, services.system, services.results, self
+                )
             if self._interrupted:
                 attempt.interrupted = self._interrupted.get(operation.location, 0)
                 attempt.number += attempt.interrupted
@@ -838,8 +842,9 @@ def make_execution(
     """Make the execution of a run, not yet begun. Raises `DecodeError` if the input or headers do not fit."""
     block_on = services.settings.block_on if workflow.block_on is None else workflow.block_on
     execution = execution_of(
-        *(run, workflow, records, services.codec, services.errors, services.logger), block_on, services.results.trace
-    )
+        *(run, workflow, records, services.codec, services.errors, services.logger), block_on, services.results.trace,
+        layers=services.layers.workflow,
+    )  # fmt: skip
     if services.guard is not None:
         services.guard.watch(execution.loop, run.id)
     return execution
@@ -855,6 +860,7 @@ def execution_of(
     block_on: tuple[type[Exception], ...] = (),
     trace: LoopTrace = NO_TRACE,
     make: Callable[..., Execution] = Execution,
+    layers: tuple[Layer, ...] = (),
 ) -> Execution:
     """Make the execution of a run without a worker, as the deploy check does."""
     signature = workflow.signature
@@ -874,7 +880,7 @@ def execution_of(
     )
 
     return make(
-        signature.bound(arguments),
+        surround_workflow(layers, run, workflow, arguments) if layers else signature.bound(arguments),
         signature.returns,
         origin,
         records,
@@ -886,6 +892,26 @@ def execution_of(
         block_on=block_on,
         trace=trace,
     )
+
+
+def surround_workflow(
+    layers: tuple[Layer, ...], run: Run, workflow: Workflow[Any, Any], arguments: dict[str, Any]
+) -> Callable[[Context], Coroutine[Any, Any, Any]]:
+    """Return the function of a workflow with middleware around it, as a coroutine function of the context."""
+    signature, what = workflow.signature, f"{run.type}()"
+
+    async def start(ctx: Context) -> Any:
+        def innermost(call: Invocation) -> Any:
+            kept = call.kwargs is arguments and not call.args
+            return signature.bound(arguments if kept else signature.bind(call.args, call.kwargs, what))(ctx)
+
+        call = Invocation(
+            kind="workflow", run_id=run.id, type=run.type, location="", attempt=run.attempt, args=(), kwargs=arguments,
+            headers=run.headers, function=workflow.function,
+        )  # fmt: skip
+        return await surround(layers, innermost)(call)
+
+    return start
 
 
 def _gives_up(run: Run, policy: Retry | None, error: BaseException, now: int) -> bool:

@@ -170,7 +170,7 @@ class ActivityAttempt(Attempt):
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
-        if self._task is not None and not self._checks_cancellation:
+        if self._task is not None and not self._checks_cancellation and not self.waits_for_thread:
             self._task.cancel()
             # A task that has not begun never reports its end.
             return self._begun

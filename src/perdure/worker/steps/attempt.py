@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import Context, copy_context
 from typing import Any
 
 from msgspec import UNSET, UnsetType
 
+from perdure.core.middleware import Invocation
 from perdure.core.model.headers import Headers
 from perdure.core.system import DUE, Cancellable, System
 from perdure.errors import StepTimeout, UsageError, WorkflowError
@@ -39,6 +40,8 @@ class Attempt:
     _emission: EmitUsage | None = None
     _task: asyncio.Task[None] | None = None
     _begun = False
+    #: Whether the task waits for a function in a thread, which cannot be interrupted.
+    waits_for_thread = False
     #: Interrupted attempts before this one. They count in its number, but not for the retry policy.
     interrupted = 0
 
@@ -246,10 +249,15 @@ def _in_thread(info: StepInfo, request: StepRequest) -> Any:
     return request.spec.function(*request.args, **request.kwargs)
 
 
+def call_function(function: Callable[..., Any], call: Invocation) -> Any:
+    """Call a function that has middleware around it."""
+    return function(*call.args, **call.kwargs)
+
+
 #: Code that calls the functions of async steps on the loop, by which the loop watch finds them in a stack.
 RUN_STEP = Attempt.run.__code__
 #: Code that calls the functions of steps.
-_CALLERS = frozenset({RUN_STEP, _in_thread.__code__})
+_CALLERS = frozenset({RUN_STEP, _in_thread.__code__, call_function.__code__})
 
 
 def is_misuse(error: BaseException) -> bool:

@@ -28,6 +28,7 @@ from perdure.worker.services import Services
 from perdure.worker.steps.attempt import Attempt, context_of_step
 from perdure.worker.steps.emit import EmittingRun
 from perdure.worker.steps.threads import StepThreads
+from perdure.workflow.runtime import StepRequest
 from perdure.workflow.step import StepInfo, current_step
 
 if TYPE_CHECKING:
@@ -166,8 +167,7 @@ class TransactionAttempt(Attempt):
         request = self.operation.request
 
         def work(connection: Any) -> Any:
-            given = request.copied()
-            return request.spec.function(connection, *given.args, **given.kwargs)
+            return self._call_function(connection, request.copied())
 
         async def seal(result: Any) -> Turn:
             return await self._make_turn(result, in_thread=in_thread)
@@ -185,6 +185,9 @@ class TransactionAttempt(Attempt):
             raise LeaseLost
         assert self._committed is not None
         return self._committed
+
+    def _call_function(self, connection: Any, request: StepRequest) -> Any:
+        return request.spec.function(connection, *request.args, **request.kwargs)
 
     async def _make_turn(self, result: Any, *, in_thread: bool) -> Turn:
         """Make the turn to be committed with the function's own writes, once everything before it is durable."""
