@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 
 from perdure import Context, Status, activity, activity_info, blocking, step, step_info, workflow
+from perdure.worker.batched_calls import StepResults
+from perdure.worker.run.activity_run import ActivityRun
+from perdure.worker.run.commit_lock import CommitLock
+from perdure.worker.run.workflow_run import WorkflowRun
 from tests.stage import Stage, until
 
 tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
@@ -158,6 +162,38 @@ async def leaks_from_transactions(ctx: Context) -> list[str]:
 async def test_a_value_that_a_transaction_sets_reaches_no_other_step(stage: Stage) -> None:
     async with stage.engine(leaks_from_transactions) as engine, engine.worker():
         assert await (await engine.start(leaks_from_transactions())).result() == ["nobody", "nobody"]
+
+
+@workflow
+async def calls_back(ctx: Context) -> None:
+    await ctx.step(sets_async, "acme")
+    await ctx.step(sets_in_thread, "acme")
+    await ctx.transaction(commits)
+    await ctx.call(sets_as_activity("acme"))
+
+
+async def test_code_of_the_worker_never_runs_in_the_context_of_a_step(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, str]] = []
+
+    def watch(owner: type, name: str) -> None:
+        method = getattr(owner, name)
+
+        def watched(self: Any, *args: Any) -> Any:
+            seen.append((name, tenant.get()))
+            return method(self, *args)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    watch(StepResults, "_hand_over")
+    watch(WorkflowRun, "emitted")
+    watch(ActivityRun, "heartbeat_received")
+    watch(CommitLock, "_settle")
+    async with stage.engine(calls_back, sets_as_activity) as engine, engine.worker():
+        await (await engine.start(calls_back())).result()
+    assert {value for _, value in seen} == {"nobody"}
+    assert {name for name, _ in seen} >= {"_hand_over", "emitted", "heartbeat_received"}
 
 
 async def read_in_transaction(connection: Any) -> str:
