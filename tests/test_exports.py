@@ -18,6 +18,7 @@ import perdure.blocking
 import perdure.errors
 import perdure.http
 import perdure.machine
+import perdure.middleware
 import perdure.outbox
 import perdure.push
 from perdure.client import blocking
@@ -45,6 +46,7 @@ MODULES = {"perdure": perdure, "perdure.admin": perdure.admin, "perdure.machine"
 MODULES["perdure.push"] = perdure.push
 MODULES["perdure.http"] = perdure.http
 MODULES["perdure.outbox"] = perdure.outbox
+MODULES["perdure.middleware"] = perdure.middleware
 PUBLIC: dict[str, Any] = {name: vars(module)[name] for module in MODULES.values() for name in module.__all__} | ERRORS
 CLASSES_OF_USERS = [name for name, value in PUBLIC.items() if inspect.isclass(value)]
 TABLES = [name for name, text in SECTIONS.items() if re.search(r"^\| `", text, flags=re.MULTILINE)]

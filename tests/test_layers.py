@@ -25,6 +25,7 @@ ALLOWED = {
     "admin": {"core", "workflow", "client"},
     "blocking": {"workflow", "client"},
     "machine": {"workflow"},
+    "middleware": {"core"},
     "testing": {"core", "workflow", "replay", "store", "worker", "client", "host"},
     "lint": set[str](),
     "dashboard": {"core", "workflow", "store", "client", "http"},

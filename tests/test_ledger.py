@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure import admin, errors, machine, outbox, push, testing
+from perdure import admin, errors, machine, middleware, outbox, push, testing
 from perdure.cli.app import cli
 from perdure.http.routes import ROUTES
 from perdure.push.message import _FOREIGN
@@ -47,7 +47,7 @@ VARIABLES: dict[str, Any] = {
     "Store": Store,
     "TaskGroup": asyncio.TaskGroup,
 }
-MODULES = (perdure, admin, errors, machine, outbox, push, testing)
+MODULES = (perdure, admin, errors, machine, middleware, outbox, push, testing)
 PUBLIC: dict[str, Any] = {name: getattr(module, name) for module in MODULES for name in dir(module) if name[0] != "_"}
 #: Locations, types, patterns and words of SQL, Python and HTTP, which are no names of Perdure's.
 SAMPLES = {

@@ -66,8 +66,9 @@ def begin(ledger: str, what: str) -> str:
     info = step_info()
     value = f"{what}:{os.getpid()}:{os.urandom(4).hex()}"
     note(
-        ledger, did="step", run=info.run_id, location=info.location, attempt=info.attempt, pid=os.getpid(), value=value
-    )
+        ledger, did="step", run=info.run_id, location=info.location, attempt=info.attempt, pid=os.getpid(), value=value,
+        headers=dict(info.headers),
+    )  # fmt: skip
     return value
 
 

@@ -109,7 +109,18 @@ async def judge(home: Home, crashes: list[Snapshot]) -> list[str]:
     ]
     for crash in crashes:
         wrong += _compare(crash, end, ledger)
-    return wrong + _check_values(end, ledger) + _check_repeats(end, ledger)
+    return wrong + _check_values(end, ledger) + _check_repeats(end, ledger) + _check_headers(ledger)
+
+
+def _check_headers(ledger: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Every run has the headers of the run that was started, however far it is from it."""
+    started = {line["run"] for line in ledger if line["did"] == "started"}
+    return [
+        f"step {line['location']!r} of run {line['run']!r} had the headers {line['headers']}"
+        for line in ledger
+        if "headers" in line and (root := line["run"].partition("/")[0].partition("~")[0]) in started
+        and line["headers"] != {"root": root}
+    ]  # fmt: skip
 
 
 async def _check_rows(home: Home, end: Snapshot) -> list[str]:

@@ -107,7 +107,7 @@ class Client:
         self._lease = lease
 
     async def start(self, call: Call[Any], id: str) -> Handle[Any]:
-        handle = await self._engine.start(call, id=id)
+        handle = await self._engine.start(call, id=id, headers={"root": id})
         app.note(self._ledger, did="started", run=id)
         return handle
 

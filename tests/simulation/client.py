@@ -130,6 +130,9 @@ class Client:
         if self._rng.random() < 0.3:
             options["priority"] = self._rng.choice((1, 1000))
         self._ledger.asked.add(name)
+        options["headers"] = {"root": name}
+        if "id" in options:
+            self._ledger.with_headers.add(name)
         run = await self._persist(lambda: self._engine.start(call, **options))
         self._ledger.started.add(run.id)
         self._runs.append(run)

@@ -44,6 +44,8 @@ class Ledger:
         #: Ids of runs that a client asked for, and of those whose start was acknowledged.
         self.asked: set[str] = set()
         self.started: set[str] = set()
+        #: Ids of runs that a client started with headers of their own.
+        self.with_headers: set[str] = set()
         #: Run id and key of messages that a client sent, and of those that were acknowledged.
         self.sent: set[tuple[str, str]] = set()
         self.received: set[tuple[str, str]] = set()

@@ -56,6 +56,7 @@ class Steps:
     async def work(self, seen: list[str], seconds: float, failures: int, fatal: bool, ephemeral: bool) -> str:
         """Have an effect, take a while, then fail or succeed."""
         info = step_info()
+        self._check_headers(info)
         effect = Effect(info.run_id, info.location, info.attempt, tuple(seen), ephemeral, self._worker)
         number = self.ledger.effect(effect)
         said = self._begin_to_emit(number, info)
@@ -79,6 +80,7 @@ class Steps:
     ) -> str:
         """The same as an activity, with signs of life. If it is `pending`, its end is reported from outside."""
         info = activity_info()
+        self._check_headers(info)
         if info.max_attempts is not None and info.attempt > info.max_attempts:
             self.ledger.violated(f"attempt {info.attempt} of {info.max_attempts} was made at run {info.run_id}")
         # The run's own attempt, which does not count those that were interrupted.
@@ -104,6 +106,12 @@ class Steps:
             self.ledger.permits.setdefault(info.token, (info.run_id, f"result {number}"))
             return Pending
         return f"result {number}"
+
+    def _check_headers(self, info: StepInfo) -> None:
+        """A run has the headers of the run that a client started, however far it is from it."""
+        root = info.run_id.partition("/")[0].partition("~")[0]
+        if root in self.ledger.with_headers and info.headers != {"root": root}:
+            self.ledger.violated(f"run {info.run_id} has the headers {dict(info.headers)}")
 
     async def _take(self, seconds: float) -> None:
         """Take a while of simulated time; in a world with streams often as long as others."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -44,8 +44,13 @@ class Invocation(Struct, frozen=True, kw_only=True):
         return replace(self, args=args, kwargs=kwargs)
 
 
-#: Calls what is further in: the next middleware, or the function itself.
-Next = Callable[[Invocation], Any]
+class Next(Protocol):
+    """A function that calls what is further in: the next middleware, or the function itself."""
+
+    def __call__(self, call: Invocation, /) -> Any:
+        """Make the call; returns its result, or an awaitable."""
+
+
 #: Method of a middleware.
 Layer = Callable[[Invocation, Next], Any]
 
