@@ -280,7 +280,9 @@ class Client:
 
     async def push(self) -> None:
         """Execute a run by its id that no worker looks for. Other processes may do that, too."""
-        handle = await self._engine.start(app.child(self._ledger, "push"), id="pushed", queue="pushed")
+        handle = await self._engine.start(
+            app.child(self._ledger, "push"), id="pushed", queue="pushed", headers={"root": "pushed"}
+        )
         app.note(self._ledger, did="started", run="pushed")
         # Another process may have executed it.
         await handle.set_priority(7)
