@@ -309,7 +309,7 @@ class OperationsApi(ABC):
 
     # What few runs need is made on first use.
 
-    @cached_property
+    @property
     def headers(self) -> Headers:
         """Headers of the run."""
         return headers_of(self._origin.options)

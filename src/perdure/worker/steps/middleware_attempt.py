@@ -10,7 +10,7 @@ import asyncio
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -27,12 +27,11 @@ from perdure.core.middleware import (
     surround_blocking,
 )
 from perdure.core.model.run import Run
-from perdure.worker.batched_calls import ResultRecipient
 from perdure.worker.services import AttemptMakers
-from perdure.worker.steps.activity_attempt import ActivityAttempt, HeartbeatRecipient
+from perdure.worker.steps.activity_attempt import ActivityAttempt
 from perdure.worker.steps.attempt import Attempt, call_function
 from perdure.worker.steps.threads import StepThreads
-from perdure.worker.steps.transaction_attempt import TransactionAttempt, TransactionRun
+from perdure.worker.steps.transaction_attempt import TransactionAttempt
 from perdure.workflow.runtime import StepRequest
 from perdure.workflow.step import StepInfo, current_step
 
@@ -50,22 +49,10 @@ def attempt_makers(layers: Layers) -> AttemptMakers:
 Kind = Literal["step", "activity"]
 
 
-class NamedRun(Protocol):
-    """A run that knows its row."""
+class HeldRow(Protocol):
+    """A held run, as the middleware sees it."""
 
     run: Run
-
-
-class StepRun(NamedRun, ResultRecipient, Protocol):
-    """A run that waits for the results of steps."""
-
-
-class AttemptAtActivityRun(NamedRun, HeartbeatRecipient, Protocol):
-    """A run that waits for the result of an activity."""
-
-
-class AttemptAtTransactionRun(NamedRun, TransactionRun, Protocol):
-    """A run that has transaction steps."""
 
 
 class SurroundedAttempt(Attempt):
@@ -74,14 +61,13 @@ class SurroundedAttempt(Attempt):
     kind: Kind = "step"
     #: Outermost first; set by the subclasses.
     _layers: tuple[Layer, ...]
-    recipient: StepRun
 
     def start(self, threads: StepThreads, run_deadline: int) -> None:
         """Call the middleware, and in it the function."""
         request = self.operation.request.copied()
         timeout = request.options.timeout
         due = run_deadline if timeout is UNSET else min(run_deadline, self.started_at + int(timeout * 1e6))
-        info, call = self._info(due), _invocation(self.kind, self, self.recipient.run, request)
+        info, call = self._info(due), _invocation(self.kind, self, request)
         in_process = request.options.process is True
         outer, inner = (self._layers, ()) if request.spec.is_async or in_process else split(self._layers)
         function = partial(call_function, request.spec.function)
@@ -138,7 +124,6 @@ class MiddlewareActivityAttempt(SurroundedAttempt, ActivityAttempt):
     """A call of an activity's function with middleware around it."""
 
     kind = "activity"
-    recipient: AttemptAtActivityRun
 
     def __init__(self, layers: tuple[Layer, ...], *arguments: Any) -> None:
         ActivityAttempt.__init__(self, *arguments)
@@ -148,14 +133,12 @@ class MiddlewareActivityAttempt(SurroundedAttempt, ActivityAttempt):
 class MiddlewareTransactionAttempt(TransactionAttempt):
     """A call of a transaction step's function with middleware around it, inside of the transaction."""
 
-    recipient: AttemptAtTransactionRun
-
     def __init__(self, layers: tuple[Layer, ...], *arguments: Any) -> None:
         super().__init__(*arguments)
         self._layers = layers
 
     def _call_function(self, connection: Any, request: StepRequest) -> Any:
-        call = _invocation("step", self, self.recipient.run, request)
+        call = _invocation("step", self, request)
         innermost = partial(call_function, partial(request.spec.function, connection))
         if request.spec.is_async:
             return surround(self._layers, innermost)(call)
@@ -164,7 +147,8 @@ class MiddlewareTransactionAttempt(TransactionAttempt):
         return surround(outer, awaitable(blocking))(call) if outer else blocking(call)
 
 
-def _invocation(kind: Kind, attempt: Attempt, run: Run, request: StepRequest) -> Invocation:
+def _invocation(kind: Kind, attempt: Attempt, request: StepRequest) -> Invocation:
+    run = cast("HeldRow", attempt.recipient).run
     return Invocation(
         kind=kind, run_id=run.id, type=run.type, location=attempt.operation.location, attempt=attempt.number,
         args=request.args, kwargs=request.kwargs, headers=run.headers, function=request.spec.function,
