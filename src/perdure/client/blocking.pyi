@@ -112,13 +112,11 @@ class Engine:
         default) or `off`. Workers call `on_error`, `on_dead_letter` and `on_event` after the commit, best effort, with
         errors and events. `watermarks`: once this many runs are queued, `start` is refused or waits. `database_timeout`
         is how long a call waits for a server that cannot be reached before it raises `StoreUnavailable`; workers wait
-        for as long as it takes. `build` names the version of the application: workers show it, and runs keep the one
-        that began them; by default the version of the package and the git commit of its checkout. With `pinned`, only
-        workers of that build continue the runs of workflows that do not say `pinned` themselves. Workers store the
-        source and docstring of each type for the dashboard, unless `register_sources` is false. `outbox` are the
-        subscriptions to published events, which its workers deliver. `middleware` surrounds the workflows, steps and
-        activities that its workers execute; the first is outermost. `system` and `store` replace the real world and the
-        database named by the URL; they are for tests.
+        for as long as it takes. `build` names the version of the application, which runs keep; by default that of the
+        package and the git commit of its checkout. With `pinned`, only workers of that build continue the runs of
+        workflows that do not say `pinned` themselves. Workers store the source and docstring of each type for the
+        dashboard, unless `register_sources` is false. `outbox`: subscriptions to published events, which workers serve.
+        `middleware` surrounds what workers execute; the first is outermost. `system` and `store` are for tests.
         """
     def open(self) -> None:
         """Connect now instead of at the first use."""

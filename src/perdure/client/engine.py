@@ -102,13 +102,11 @@ class Engine(AsyncOnly):
         default) or `off`. Workers call `on_error`, `on_dead_letter` and `on_event` after the commit, best effort, with
         errors and events. `watermarks`: once this many runs are queued, `start` is refused or waits. `database_timeout`
         is how long a call waits for a server that cannot be reached before it raises `StoreUnavailable`; workers wait
-        for as long as it takes. `build` names the version of the application: workers show it, and runs keep the one
-        that began them; by default the version of the package and the git commit of its checkout. With `pinned`, only
-        workers of that build continue the runs of workflows that do not say `pinned` themselves. Workers store the
-        source and docstring of each type for the dashboard, unless `register_sources` is false. `outbox` are the
-        subscriptions to published events, which its workers deliver. `middleware` surrounds the workflows, steps and
-        activities that its workers execute; the first is outermost. `system` and `store` replace the real world and the
-        database named by the URL; they are for tests.
+        for as long as it takes. `build` names the version of the application, which runs keep; by default that of the
+        package and the git commit of its checkout. With `pinned`, only workers of that build continue the runs of
+        workflows that do not say `pinned` themselves. Workers store the source and docstring of each type for the
+        dashboard, unless `register_sources` is false. `outbox`: subscriptions to published events, which workers serve.
+        `middleware` surrounds what workers execute; the first is outermost. `system` and `store` are for tests.
         """
         errors = check_list("errors", errors, "[PaymentDeclined]")
         _check_options(payload_warn, payload_limit, migrate, errors)
@@ -116,19 +114,13 @@ class Engine(AsyncOnly):
         self.workflows = _by_type(workflows)
         _check_token(token, url)
         options = SessionOptions(
-            errors=errors,
-            migrate=migrate,
-            codec=Codec(warn_bytes=payload_warn, max_bytes=payload_limit),
-            retention=Retention.of(retention),
+            errors=errors, migrate=migrate, codec=Codec(warn_bytes=payload_warn, max_bytes=payload_limit),
+            retention=Retention.of(retention), watermarks=_checked_watermarks(watermarks),
             hooks=Hooks(on_error=on_error, on_dead_letter=on_dead_letter, on_event=on_event),
-            watermarks=_checked_watermarks(watermarks),
-            database_timeout=database_timeout,
-            build=None if build is None else check_build(build),
-            pinned=check_flag("pinned", pinned),
-            register_sources=check_flag("register_sources", register_sources),
-            outbox=check_subscriptions(outbox),
-            layers=check_middleware(middleware),
-        )
+            database_timeout=database_timeout, build=None if build is None else check_build(build),
+            pinned=check_flag("pinned", pinned), register_sources=check_flag("register_sources", register_sources),
+            outbox=check_subscriptions(outbox), layers=check_middleware(middleware),
+        )  # fmt: skip
         self._session = self._make_session(url, options, Host() if system is None else system, store, token)
         if audit is not None:
             self.audit.level = audit
