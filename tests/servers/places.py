@@ -25,8 +25,8 @@ from perdure.store.url import PostgresUrl, SqliteUrl, parse
 from tests.invariants import scan
 
 TABLES = (
-    "runs", "history", "messages", "events", "outputs", "topics", "pauses", "schedules", "workers", "registry",
-    "gates", "lines",
+    "runs", "history", "messages", "events", "outputs", "topics", "waiters", "pauses", "schedules", "workers",
+    "registry", "gates", "lines",
     "permits", "shares", "locks", "singletons", "successors", "watermarks", "health", "attributes", "tokens",
     "documents",
 )  # fmt: skip

@@ -76,6 +76,16 @@ def short_key(text: str) -> str:
     return f"~{hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARACTERS]}"
 
 
+#: Prefix of the keys of messages with the outcome of a run that is not a child.
+WATCH_KEY = "watch:"
+
+
+def watch_key(life: int, attempt: int, location: str, target: str) -> str:
+    """Key of the message with the outcome of a run that another run waits for at a location."""
+    place = hashlib.sha256(f"{location}\0{target}".encode()).hexdigest()[:_DIGEST_CHARACTERS]
+    return f"{WATCH_KEY}{life}.{attempt}:{place}"
+
+
 def _check(value: object, what: str, limit: int, error: type[UsageError]) -> str:
     if not isinstance(value, str):
         raise error(f"{brief(value)} cannot be a {what}: it is of type {type(value).__name__}; give a str")

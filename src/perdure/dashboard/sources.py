@@ -35,6 +35,7 @@ _METHODS = {
     WaitKind.MESSAGE: ("receive", "receive_many", "receive_question", "ask"),
     WaitKind.TIMER: ("sleep", "sleep_until"),
     WaitKind.CHILD: ("call",),
+    WaitKind.RUN: ("result",),
 }
 #: Lines of one mark. More of them tell nothing.
 _LINES = 5
@@ -201,6 +202,8 @@ def _place_of_wait(wait: Wait) -> _Place:
             pass
         case WaitKind.CHILD:
             name = ""
+        case WaitKind.RUN:
+            name, text = "", f"waits for the end of run {wait.name}"
         case WaitKind.COMPLETION:
             text = "waits for its completion from outside"
         case WaitKind.RETRY:

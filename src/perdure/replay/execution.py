@@ -38,10 +38,12 @@ from perdure.replay.operations import (
     OpenOperation,
     OperationsApi,
     RemovedOperation,
+    RunOperation,
     RunOrigin,
     ScopeOperation,
     StepOperation,
     TimerOperation,
+    WatchOperation,
 )
 from perdure.replay.outcome import (
     BrokenCode,
@@ -280,7 +282,7 @@ class Execution(OperationsApi):
     ) -> None:  # fmt: skip
         """Record a completion and let the workflow see it."""
         child = self._open.get(location) if kind is _CHILD else None
-        if isinstance(child, ChildOperation) and not started_at:
+        if isinstance(child, RunOperation) and not started_at:
             started_at = child.asked_at
         if kind is _CANCEL:
             digest = _WINS
@@ -698,10 +700,13 @@ class Execution(OperationsApi):
         future.note_waiters()
         if record.failed:
             failure = Failure.read(record.payload)
-            error = self._errors.restore(failure, where=f"In the {operation.kind} {operation.location!r}")
+            where = f"In the {operation.kind} {operation.location!r}"
+            if isinstance(operation, WatchOperation):
+                where = f"In run {operation.target!r}"
+            error = self._errors.restore(failure, where=where)
             mark_recorded(error)
-            if isinstance(error, RunCancelled) and isinstance(operation, ChildOperation):
-                error.partial = failure.partial_result(operation.call.returns, self._codec)
+            if isinstance(error, RunCancelled) and isinstance(operation, RunOperation):
+                error.partial = failure.partial_result(operation.returns, self._codec)
             if record.attempts:
                 attach_attempts(error, AttemptSummary(record.attempts, failure.given_up))
             future.set_exception(error)
@@ -719,8 +724,8 @@ class Execution(OperationsApi):
             what = f"what {operation.location!r} of run {self.run_id!r} goes on with"
             return self._codec.decode(operation.checkpoint.value, operation.type, what)
         else:
-            assert isinstance(operation, ChildOperation)
-            returns = operation.call.returns
+            assert isinstance(operation, RunOperation)
+            returns = operation.returns
         return self._codec.decode(
             payload, returns, f"result of {operation.kind} {operation.location!r} of run {self.run_id!r}"
         )
@@ -902,7 +907,7 @@ class Execution(OperationsApi):
         self.outcome = replace(outcome, broken=True)
         for operation in self._open.values():
             # A child that an earlier record led to has to be started with it.
-            operation.open = isinstance(operation, ChildOperation)
+            operation.open = isinstance(operation, RunOperation)
         self._open.clear()
         self._let_go()
 

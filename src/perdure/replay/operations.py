@@ -11,7 +11,7 @@ import heapq
 import math
 from abc import ABC, abstractmethod
 from asyncio.events import _get_running_loop
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import copy_context
 from functools import cached_property
 from types import MappingProxyType
@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.snapshot import FIXED
-from perdure.core.ids import child_id, short_key
+from perdure.core.ids import WATCH_KEY, child_id, short_key, watch_key
 from perdure.core.model.headers import Headers, headers_of, inherit_headers
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.run import (
@@ -126,12 +126,46 @@ class TimerOperation(OpenOperation):
         return (self.due, self.order) < (other.due, other.order)
 
 
-class ChildOperation(OpenOperation):
-    """A child run whose result is awaited."""
+class RunOperation(OpenOperation):
+    """A run whose result is awaited."""
 
-    __slots__ = ("asked_at", "bound", "call", "child_id", "options", "siblings")
+    __slots__ = ("asked_at", "returns")
     kind = RecordKind.CHILD
     future: OperationFuture[Any]
+
+    def __init__(self, location: str, future: OperationFuture[Any], asked_at: int, returns: Any, digest: str) -> None:
+        super().__init__(location, future, digest)
+        #: Workflow time at which the run was asked for.
+        self.asked_at = asked_at
+        #: Type that the result is decoded to.
+        self.returns = returns
+
+
+class WatchOperation(RunOperation):
+    """A run that is not a child, whose result is awaited."""
+
+    __slots__ = ("key", "target")
+
+    def __init__(
+        self,
+        location: str,
+        future: OperationFuture[Any],
+        asked_at: int,
+        target: str,
+        returns: Any,
+        key: str,
+        digest: str,
+    ) -> None:
+        super().__init__(location, future, asked_at, returns, digest)
+        self.target = target
+        #: Key of the inbox entry that has the outcome. Another attempt, and a run that continues as new, wait anew.
+        self.key = key
+
+
+class ChildOperation(RunOperation):
+    """A child run whose result is awaited."""
+
+    __slots__ = ("bound", "call", "child_id", "options", "siblings")
 
     def __init__(
         self,
@@ -143,9 +177,7 @@ class ChildOperation(OpenOperation):
         options: ChildOptions,
         digest: str,
     ) -> None:
-        super().__init__(location, future, digest)
-        #: Workflow time at which the child was asked for.
-        self.asked_at = asked_at
+        super().__init__(location, future, asked_at, call.returns, digest)
         self.call = call
         self.child_id = child_id
         self.options = options
@@ -384,10 +416,13 @@ class OperationsApi(ABC):
         return self._mailbox.waits()
 
     def is_from_earlier_generation(self, message: Message) -> bool:
-        """True if a message is the end of a child of an earlier generation.
+        """True if a message is the end of a child of an earlier generation, or of a run that is not waited for.
 
         A child of this generation may be at the same location.
         """
+        if message.kind is RecordKind.CHILD and message.key.startswith(WATCH_KEY):
+            awaited = self._open.get(message.name)
+            return not isinstance(awaited, WatchOperation) or awaited.key != message.key
         if self._origin.life == 1 or message.kind is not RecordKind.CHILD or not message.key.startswith("child:"):
             return False
         called = self._open.get(message.name)
@@ -396,6 +431,10 @@ class OperationsApi(ABC):
         if isinstance(called, ChildOperation):
             own.append(called.child_id)
         return not message.key.startswith(tuple(f"child:{id}:" for id in own))
+
+    def forget_watches(self, answered: Collection[str]) -> None:
+        """Do not register waits for other runs whose outcomes, by their keys, are there."""
+        self.fresh = [one for one in self.fresh if not isinstance(one, WatchOperation) or one.key not in answered]
 
     def unreceived(self) -> list[tuple[str, int, str]]:
         """Return the messages that were not received: name, number of the record, payload."""
@@ -539,6 +578,14 @@ class OperationsApi(ABC):
         if not self.loop.closed:
             self.effects.append(new)
         return new.id
+
+    def watch(self, name: str, target: str, returns: Any) -> asyncio.Future[Any]:
+        """Wait for the end of any run."""
+        self._check_inside()
+        location, future = self._place(name)
+        key = watch_key(self._origin.life, self._origin.attempt, location, target)
+        digest = self._codec.digest(target)
+        return self._opened(WatchOperation(location, future, self.time, target, returns, key, digest), future)
 
     def _begin_child(
         self, call: Call[Any], options: ChildOptions, location: str, future: OperationFuture[Any]
@@ -698,7 +745,7 @@ class OperationsApi(ABC):
         """Close an operation that the workflow has cancelled."""
         if operation.open:
             self._close(operation)
-            if isinstance(operation, ChildOperation):
+            if isinstance(operation, RunOperation):
                 self._closed_children.add(operation.location)
             if not self.replaying:
                 self.dropped.append(operation)

@@ -1,4 +1,4 @@
-"""The context of `def` workflows: `Context`, `Child` and `Saga` whose calls block instead of being awaited.
+"""The context of `def` workflows: `Context`, `Child`, `OtherRun` and `Saga` whose calls block instead of being awaited.
 
 Each class has a member for each public member of the async class of the same name. A member calls the async one, and
 waits for what it returns (`greenlets.py`). Where the async context takes an awaitable, this one takes a function
@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 
 from perdure.core.time.duration import Duration, microseconds
 from perdure.errors import BadArguments
-from perdure.workflow import child, context, saga
+from perdure.workflow import child, context, other_run, saga
 from perdure.workflow.branches import NamedBranch, RaceEnd, takes_context
 from perdure.workflow.context import Context as AsyncContext
 from perdure.workflow.context import runtime_of
@@ -307,6 +307,12 @@ class ChildView(View):
     __slots__ = ()
 
 
+class OtherRunView(View):
+    """A run that another part of the system has started. It holds no state: two of one id are the same."""
+
+    __slots__ = ()
+
+
 def _mirror(target: type, base: type[View]) -> Any:
     """Make the blocking class of an async class. Members that `base` defines take the place of mirrored ones."""
     members = {
@@ -330,6 +336,8 @@ _WORDS = {
     "An operation that resolves to the child's result, or raises its error.": "Wait for the child's result; raises its "
     "error.",
     " `asyncio.sleep` does the same.": "",
+    "has ended; resolves to its result,": "has ended; returns its result,",
+    "; awaiting its result raises": "; `result()` raises",
 }
 
 
@@ -349,6 +357,7 @@ def _property(name: str, member: property) -> property:
 
 Context = _mirror(context.Context, ContextView)
 Child = _mirror(child.Child, ChildView)
+OtherRun = _mirror(other_run.OtherRun, OtherRunView)
 Saga = _mirror(saga.Saga, SagaView)
 
 

@@ -22,7 +22,7 @@ from perdure.core.model.attributes import AttributeValue, attribute_outputs, mak
 from perdure.core.model.cloud_event import event_attributes, event_run_id, make_event
 from perdure.core.model.headers import NO_HEADERS, Headers, check_headers
 from perdure.core.model.outputs import NewOutput, OutputKind
-from perdure.core.model.record import NewMessage, RecordKind
+from perdure.core.model.record import RecordKind
 from perdure.core.model.run import OnClose
 from perdure.core.option_checks import check_priority, check_whole
 from perdure.core.printed_text import brief
@@ -40,6 +40,7 @@ from perdure.workflow.channels import (
 )
 from perdure.workflow.child import Child
 from perdure.workflow.endless_loop import Body, loop
+from perdure.workflow.other_run import OtherRun
 from perdure.workflow.outcomes import CAUGHT, Failed, FailureKind, Succeeded, outcome
 from perdure.workflow.runtime import (
     ChildOptions,
@@ -387,15 +388,7 @@ class Context:
         The message is sent exactly once. Messages with the same `key` are delivered once, from whichever run. A run
         that has finished or does not exist gets nothing.
         """
-        wanted = expected_message(channel)
-        target = check_id(run, "run id")
-        given = None if key is None else check_id(key, "message key")
-        payload = self._runtime.encode(value, f"message {wanted.name!r} to run {target!r}", wanted.type)
-
-        def message(own_key: str) -> NewMessage:
-            return NewMessage(run_id=target, name=wanted.name, payload=payload, key=given or own_key)
-
-        self._runtime.effect("send", message)
+        OtherRun(self._runtime, check_id(run, "run id")).send(channel, value, key=key)
 
     def publish(self, key: str, value: object) -> None:
         """Publish the latest value of a key; others read it with `handle.state(key)`."""
@@ -597,6 +590,10 @@ class Context:
         options = _child_options(self._runtime.time, id, queue, priority, deadline, "abandon", attributes, headers)
         wake_at = 0 if at is None else instant(at, self._runtime.time)
         return self._runtime.start(_check_call("ctx.start", call, misplaced), options, wake_at)
+
+    def run(self, id: str) -> OtherRun:
+        """Any run, by its id: `await ctx.run("order-17").result(Order)` waits for its end."""
+        return OtherRun(self._runtime, check_id(id, "run id"))
 
     # Failure
 

@@ -253,7 +253,7 @@ def _waiting(run: Run, facts: Facts) -> str:
     until = f" until {at(run.wake_at)} (in {span(run.wake_at - now)})" if run.wake_at < NEVER else ""
     named = facts.waits
     match run.reason:
-        case Reason.MESSAGE if named is not None and named.waits:
+        case Reason.MESSAGE | Reason.CHILD if named is not None and named.waits:
             return f"It waits for {waits(named, now)}."
         case Reason.MESSAGE:
             limit = f", at most{until}" if until else ""
@@ -525,6 +525,8 @@ def _wait(wait: Wait, now: int) -> str:
             return f"message {wait.name!r}{since}{', at most' if until else ''}{until}"
         case WaitKind.CHILD:
             return f"child {wait.name!r} ({wait.detail}){since}"
+        case WaitKind.RUN:
+            return f"the end of run {wait.name!r}{since}"
         case WaitKind.RETRY:
             return f"the next attempt at step {wait.name!r}{until}"
         case WaitKind.LIMIT | WaitKind.BREAKER:

@@ -40,6 +40,10 @@ class RecordKind(StrEnum):
     REPORT = "report"
     #: A waiting step of the run was admitted by its limits.
     CALL = "call"
+    #: Only in turns: let a run wait for the end of another, or no longer. The message goes to the other run; its payload
+    #: is the id of the waiting run, its name the location there, its key that of the CHILD entry that ends the wait.
+    WATCH = "watch"
+    UNWATCH = "unwatch"
 
 
 class Record(Struct, frozen=True, kw_only=True, gc=False):

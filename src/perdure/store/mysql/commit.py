@@ -281,7 +281,7 @@ async def commit_simply(tx: MysqlTransaction, turns: Sequence[Turn]) -> bool:
             case None if not turn.read:
                 pass
             case Finish(status=status, payload=payload):
-                besides = " AND parent_id IS NULL"
+                besides = " AND parent_id IS NULL AND watched = 0"
                 outcome = (payload, None) if status is Status.COMPLETED else (None, payload)
                 finished.append((run_id, turn.read, status.value, *outcome, tx.now))
                 if tx.notes:

@@ -45,6 +45,7 @@ from perdure.store.sql import workers
 from perdure.store.sql.dialect import MYSQL, Row, Transaction
 from perdure.store.sql.pauses import unpaused
 from perdure.store.sql.runs.create import is_single
+from perdure.store.sql.runs.waiters import UNTOLD
 from perdure.store.sql.turn import Fence
 from perdure.store.url import MysqlUrl
 
@@ -59,6 +60,7 @@ SELECT :now,
     WHERE finished_at = 0 AND status IN ('pending', 'waiting') AND deadline < {NEVER} AND deadline <= :now
   )
   OR EXISTS (SELECT 1 FROM perdure_singletons) OR EXISTS (SELECT 1 FROM perdure_successors)
+  OR {UNTOLD}
   OR EXISTS (
     SELECT 1
     FROM (SELECT DISTINCT worker FROM perdure_runs WHERE status = 'running') holder

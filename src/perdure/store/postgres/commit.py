@@ -6,9 +6,9 @@ a skipped row is BUSY and leaves no trace. Two turns of one run are decided one 
 
 `commit_simply` is the fast path: records, reads, and an outcome or a park. Its statement locks the rows that are free,
 checks their leases and writes the turns whose lease holds. It leaves out a turn whose row is busy or lost, whose run
-got a message before it could park, or whose run has a parent to tell; the transaction handles those. There is one
-statement for each shape of a batch, so that columns with the same value in every row are not sent and unused parts do
-not run: for small batches the fixed cost of a statement exceeds the cost of its rows.
+got a message before it could park, or whose run has a parent or waiters to tell; the transaction handles those. There
+is one statement for each shape of a batch, so that columns with the same value in every row are not sent and unused
+parts do not run: for small batches the fixed cost of a statement exceeds the cost of its rows.
 """
 
 from __future__ import annotations
@@ -308,7 +308,7 @@ def _allowed(shape: BatchShape) -> str:
         if shape.goes_on
         else """
     AND CASE given.becomes
-      WHEN 'running' THEN TRUE WHEN 'waiting' THEN r.inbox_seq = given.seen ELSE r.parent_id IS NULL
+      WHEN 'running' THEN TRUE WHEN 'waiting' THEN r.inbox_seq = given.seen ELSE r.parent_id IS NULL AND r.watched = 0
     END"""
     )
 

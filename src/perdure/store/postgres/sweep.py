@@ -24,6 +24,7 @@ from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.store.server.clock import ServerClock
 from perdure.store.sql.dialect import POSTGRES
 from perdure.store.sql.runs.claim import CLAIMS_AFTER, HOME_AFTER, IS_POISON
+from perdure.store.sql.runs.waiters import UNTOLD
 from perdure.store.sql.workers import POISON_AFTER, REMEMBERED
 
 #: Skips from worker to worker along the index, so that the cost is one read per worker and not one per run.
@@ -58,7 +59,8 @@ SELECT clock.now,
     SELECT 1 FROM perdure_runs
     WHERE status IN ('pending', 'waiting') AND deadline < {NEVER} AND deadline <= clock.now
   )
-  OR EXISTS (SELECT 1 FROM perdure_singletons) OR EXISTS (SELECT 1 FROM perdure_successors),
+  OR EXISTS (SELECT 1 FROM perdure_singletons) OR EXISTS (SELECT 1 FROM perdure_successors)
+  OR {UNTOLD},
   EXISTS (SELECT 1 FROM perdure_workers WHERE status = 'dead' AND heartbeat_at > clock.now - {LATELY})
 FROM clock
 """

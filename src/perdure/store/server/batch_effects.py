@@ -20,15 +20,17 @@ from perdure.store.sql.audit import block_event, note_again, note_finish, park_e
 from perdure.store.sql.dialect import Row, Transaction
 from perdure.store.sql.rows import failure, to_json
 from perdure.store.sql.runs.finish import message_to_parent
+from perdure.store.sql.runs.waiters import Waiter
 from perdure.store.sql.turn import carried_messages
 
 #: What a draft needs to know of a row, in the order of `RunDraft`'s parameters.
 COLUMNS = (
     "id, status, token, nonce, inbox_seq, inbox_read, marked, started_at, attempt, generation, wake_at, reason, "
-    "deadline, finished_at, parent_id, parent_location"
+    "deadline, finished_at, parent_id, parent_location, watched"
 )
 
 _RUNNING = Status.RUNNING.value
+_WAITS = (RecordKind.WATCH, RecordKind.UNWATCH)
 
 
 class RunDraft:
@@ -43,7 +45,7 @@ class RunDraft:
         (
             self.id, self.status, self.token, self.nonce, self.inbox_seq, self.inbox_read, self.marked, self.started_at,
             self.attempt, self.generation, self.wake_at, self.reason, self.deadline, self.finished_at, self.parent_id,
-            self.parent_location,
+            self.parent_location, self.watched,
         ) = row  # fmt: skip
         self.touched = False
         #: It has no holder any more, and its last holder has no precedence.
@@ -83,12 +85,23 @@ class BatchEffects:
         self.consumed: list[tuple[str, int]] = []
         #: Runs that ended without running code, so that their children must be stopped here.
         self.ended_without_code: list[str] = []
+        #: Waiters of runs that may end in this batch, by run, waiter and key; outcomes of runs that had ended before.
+        self.waiters: dict[str, dict[tuple[str, str], Waiter]] = {}
+        self.outcomes: dict[str, str | None] = {}
+        #: By waiter and key, waits to be added and removed; runs whose waiters were all told.
+        self.entering: dict[tuple[str, str], Waiter] = {}
+        self.leaving: dict[tuple[str, str], Waiter] = {}
+        self.told: list[str] = []
+
+    def add_known(self, keys: set[tuple[str, str]]) -> None:
+        """Add keys of messages that were accepted before."""
+        self._known |= keys
 
     def add(self, child: NewRun) -> None:
         """A run that was created just now."""
         status, reason, wake_at = child.initial_state(self._tx.now)
         row = (child.id, status, 0, "", 0, 0, 0, 0, 1, 1, wake_at, reason, child.deadline, 0)
-        self.drafts[child.id] = RunDraft((*row, child.parent_id, child.parent_location))
+        self.drafts[child.id] = RunDraft((*row, child.parent_id, child.parent_location, 0))
 
     def read(self, run_id: str, upto: int) -> None:
         """The history has taken in the inbox up to this entry."""
@@ -101,6 +114,8 @@ class BatchEffects:
     def send(self, message: NewMessage) -> SendOutcome:
         """Deliver a message from one run to another."""
         draft = self.drafts.get(message.run_id)
+        if message.kind in _WAITS:
+            return self._wait(message, draft)
         if draft is None:
             return SendOutcome.UNKNOWN
         started, status = draft.started_at, draft.status
@@ -119,6 +134,23 @@ class BatchEffects:
             if status == Status.BLOCKED:
                 self.ended_without_code.append(draft.id)
         return outcome
+
+    def _wait(self, request: NewMessage, draft: RunDraft | None) -> SendOutcome:
+        """Register a wait for the end of a run, or end it; a run that has ended answers at once."""
+        waiter = Waiter.of(request)
+        if request.kind is RecordKind.UNWATCH:
+            self.leaving[waiter.place] = waiter
+            self.waiters.get(waiter.target, {}).pop(waiter.place, None)
+        elif draft is None:
+            self.put(waiter.not_found())
+        elif draft.status in FINISHED:
+            completed = draft.status == Status.COMPLETED
+            ended_here = draft.output if completed else draft.error
+            self.put(waiter.message(self.outcomes.get(draft.id, ended_here), failed=not completed))
+        else:
+            self.entering[waiter.place] = waiter
+            self.waiters.setdefault(waiter.target, {})[waiter.place] = waiter
+        return SendOutcome.ACCEPTED
 
     def put(self, message: NewMessage) -> SendOutcome:
         """Add an inbox entry, and wake the run."""
@@ -148,7 +180,7 @@ class BatchEffects:
         return SendOutcome.ACCEPTED
 
     def finish(self, draft: RunDraft, outcome: Finish) -> None:
-        """End with an outcome, and notify the parent."""
+        """End with an outcome, and notify the parent and the waiters."""
         self._end(draft, outcome)
 
     def again(self, draft: RunDraft, retry: RetryLater, *, to_be_stopped: bool) -> None:
@@ -229,3 +261,8 @@ class BatchEffects:
         )
         if word is not None:
             self.put(word)
+        if waiters := self.waiters.pop(draft.id, None):
+            self.told.append(draft.id)
+            for waiter in waiters.values():
+                self.entering.pop(waiter.place, None)
+                self.put(waiter.message(outcome.payload, failed=not completed))

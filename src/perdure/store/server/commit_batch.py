@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from perdure.core.model.record import NewMessage, RecordKind, SendOutcome
-from perdure.core.model.run import NewRun
+from perdure.core.model.run import FINISHED, NewRun
 from perdure.core.model.turn import Block, ContinueAsNew, Finish, Park, Release, RetryLater, Turn, TurnOutcome
 from perdure.store.contract import Change
 from perdure.store.server.batch_effects import BatchEffects, RunDraft
@@ -20,6 +20,7 @@ from perdure.store.sql.dialect import Row, Transaction
 from perdure.store.sql.runs.attributes import set_first_attributes
 from perdure.store.sql.runs.children import adopt, within_limits
 from perdure.store.sql.runs.inbox import stop_children
+from perdure.store.sql.runs.waiters import Waiter, enter, forget, leave, outcome_of, waiters_of
 from perdure.store.sql.singletons import line_up
 from perdure.store.sql.turn import (
     TurnState,
@@ -61,6 +62,8 @@ class CommitBatch(ABC, Generic[X]):
         self._busy = busy
         self._doubtful = doubtful
         self._rows: list[Row] = []
+        #: Waiters of watched runs that may end in this batch.
+        self._waiters: dict[str, list[Waiter]] = {}
 
     @abstractmethod
     async def _locked(self, touched: list[str], children: list[str]) -> Sequence[Row]:
@@ -97,6 +100,8 @@ class CommitBatch(ABC, Generic[X]):
         keys = [key for turn in live.values() for key in message_keys(turn)]
         effects = BatchEffects(self._tx, iter(drafts.values()), await self._known(keys) if keys else set())
         await self._start_children(effects, live)
+        if self._waiters or any(message.kind is RecordKind.WATCH for turn in live.values() for message in turn.sends):
+            await self._read_waits(effects, live)
         stopped = await self._stopped(effects, live)
         for turn in live.values():
             draft = effects.drafts[turn.lease.run_id]
@@ -120,6 +125,8 @@ class CommitBatch(ABC, Generic[X]):
                 else:
                     self._verdicts[index] = TurnOutcome.AWAKE
         await self._write(effects)
+        if effects.entering or effects.leaving or effects.told:
+            await _write_waits(self._tx, effects)
         await renew(self._tx, renewed)
         if beyond := [turn for turn in live.values() if has_extras(turn)]:
             await write_extras(self._tx, beyond)
@@ -150,15 +157,46 @@ class CommitBatch(ABC, Generic[X]):
             children += [message.run_id for message in turn.sends if message.kind is RecordKind.CANCEL]
         drafts = {row[0]: RunDraft(row) for row in await self._locked(list(touched), children)}
         parents = {drafts[child].parent_id for child in children if child in drafts} - {None}
-        missing = [run_id for run_id in (*touched, *parents) if run_id not in drafts]
+        waiters = await self._lock_waiters(drafts, [child for child in children if child in drafts])
+        missing = [run_id for run_id in (*touched, *parents, *waiters) if run_id not in drafts]
         held = await self._there(missing) if missing else set[str]()
         for index, turn in list(self._batch.items()):
             run_id = turn.lease.run_id
-            if run_id in self._busy or not held.isdisjoint(_touches(turn, drafts)):
+            if run_id in self._busy or not held.isdisjoint(self._touches(turn, drafts)):
                 self._busy.add(run_id)
                 self._verdicts[index] = TurnOutcome.BUSY
                 del self._batch[index]
         return drafts
+
+    async def _lock_waiters(self, drafts: dict[str, RunDraft], ending: list[str]) -> list[str]:
+        """Lock the waiters of watched runs that may end, as far as they are free; returns their ids."""
+        for run_id in ending:
+            # A statement of its own: one that waited for the lock of the row would not see the latest waiters.
+            if drafts[run_id].watched:
+                self._waiters[run_id] = await waiters_of(self._tx, run_id)
+        ids = list({waiter.run_id: None for waiters in self._waiters.values() for waiter in waiters})
+        if new := [run_id for run_id in ids if run_id not in drafts]:
+            drafts.update({row[0]: RunDraft(row) for row in await self._locked(new, [])})
+        return ids
+
+    def _touches(self, turn: Turn, drafts: dict[str, RunDraft]) -> set[str | None]:
+        touched = {turn.lease.run_id, *(message.run_id for message in turn.sends)}
+        parents = {drafts[run_id].parent_id for run_id in touched if run_id in drafts}
+        return parents | touched | {one.run_id for run_id in touched for one in self._waiters.get(run_id, ())}
+
+    async def _read_waits(self, effects: BatchEffects, live: dict[int, Turn]) -> None:
+        """Read what the ends of watched runs, and waits for runs that have ended, need."""
+        keys = [(waiter.run_id, waiter.key) for waiters in self._waiters.values() for waiter in waiters]
+        if keys:
+            effects.add_known(await self._known(keys))
+        for run_id, waiters in self._waiters.items():
+            effects.waiters[run_id] = {waiter.place: waiter for waiter in waiters}
+        watches = [one for turn in live.values() for one in turn.sends if one.kind is RecordKind.WATCH]
+        for target in dict.fromkeys(one.run_id for one in watches):
+            draft = effects.drafts.get(target)
+            if draft is not None and draft.status in FINISHED:
+                ended = await outcome_of(self._tx, target)
+                effects.outcomes[target] = None if ended is None else ended[1]
 
     async def _stand(self, drafts: dict[str, RunDraft]) -> dict[int, Turn]:
         """The turns whose lease holds. Their existing records are not written again."""
@@ -228,9 +266,13 @@ def _holds(turn: Turn, draft: RunDraft | None) -> bool:
     return draft is not None and draft.held_under(turn.lease)
 
 
-def _touches(turn: Turn, drafts: dict[str, RunDraft]) -> set[str | None]:
-    touched: set[str | None] = {turn.lease.run_id, *(message.run_id for message in turn.sends)}
-    return touched | {drafts[run_id].parent_id for run_id in touched if run_id in drafts}
+async def _write_waits(tx: Transaction, effects: BatchEffects) -> None:
+    for target in effects.told:
+        await forget(tx, target)
+    for waiter in effects.entering.values():
+        await enter(tx, waiter)
+    for waiter in effects.leaving.values():
+        await leave(tx, waiter)
 
 
 def _leave(effects: BatchEffects, draft: RunDraft, turn: Turn, stopped: set[str]) -> None:

@@ -33,8 +33,8 @@ _SIZE = re.compile(r"\{size (\w+)\}")
 _OF_STATE = re.compile(r"\{(\w+) of (pending|waiting)\}")
 _IN_STATE = re.compile(r"\{(pending|waiting) (\w+\.)?(\w+)\}")
 _TABLES = frozenset({
-    "runs", "attributes", "history", "messages", "events", "outputs", "topics", "pauses", "schedules", "workers",
-    "health", "registry", "migrations",
+    "runs", "attributes", "history", "messages", "events", "outputs", "topics", "waiters", "pauses", "schedules",
+    "workers", "health", "registry", "migrations",
     "gates", "lines", "permits", "shares",
     "locks", "singletons", "successors", "watermarks", "tokens", "documents",
     "runs_view", "events_view", "types_view", "workers_view",

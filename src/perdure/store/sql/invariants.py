@@ -112,7 +112,7 @@ HISTORY = (
         """,
     ),
     Invariant(
-        "records, messages, events, outputs, attributes, topics, lines and permits belong to a run",
+        "records, messages, events, outputs, attributes, topics, waiters, lines and permits belong to a run",
         """
         SELECT t.run_id, t.what FROM (
           SELECT run_id, 'history' AS what FROM perdure_history
@@ -125,6 +125,7 @@ HISTORY = (
           UNION SELECT run_id, 'output' FROM perdure_outputs
           UNION SELECT run_id, 'attribute' FROM perdure_attributes
           UNION SELECT run_id, 'topic' FROM perdure_topics
+          UNION SELECT run_id, 'waiter' FROM perdure_waiters
           UNION SELECT run_id, 'line' FROM perdure_lines
           UNION SELECT run_id, 'permit' FROM perdure_permits
         ) AS t LEFT JOIN perdure_runs r ON r.id = t.run_id WHERE r.id IS NULL
@@ -286,6 +287,13 @@ INBOXES = (
         SELECT c.id, c.parent_id, c.parent_location FROM perdure_runs c
         LEFT JOIN perdure_runs p ON p.id = c.parent_id
         WHERE c.parent_id IS NOT NULL AND (p.id IS NULL OR (c.parent_location IS NULL AND p.generation = 1))
+        """,
+    ),
+    Invariant(
+        "no run waits for the end of a run that is finished, or of one that does not exist (I8)",
+        f"""
+        SELECT w.run_id, w.target, r.status FROM perdure_waiters w LEFT JOIN perdure_runs r ON r.id = w.target
+        WHERE r.id IS NULL OR r.status IN {_FINISHED} OR r.watched = 0
         """,
     ),
     Invariant(

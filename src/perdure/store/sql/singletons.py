@@ -26,7 +26,7 @@ from perdure.store.sql.dialect import Row, Transaction
 from perdure.store.sql.rows import RUN, failure, to_json, to_run
 from perdure.store.sql.runs.attributes import set_first_attributes
 from perdure.store.sql.runs.finish import finish
-from perdure.store.sql.runs.inbox import cancel, deliver
+from perdure.store.sql.runs.inbox import cancel, deliver_all
 
 #: How many of a line are looked at in one statement.
 _PAGE = 200
@@ -252,7 +252,7 @@ async def _see_to(tx: Transaction, name: str, holder: str, line: Sequence[_Waiti
             single = StoredSingleton(name, one.policy)
             await tx.execute(_LEAVE_LINE, {"run_id": one.run_id})
             error = failure(SingletonBusy, busy(one.run_id, single, holder))
-            await deliver(tx, await finish(tx, one.run_id, Status.FAILED, error, "failed"))
+            await deliver_all(tx, await finish(tx, one.run_id, Status.FAILED, error, "failed"))
     return False
 
 

@@ -250,7 +250,10 @@ def carried_messages(run_id: str, renew: ContinueAsNew) -> list[NewMessage]:
 
 def message_keys(turn: Turn) -> list[tuple[str, str]]:
     """By run, the keys of all messages that the turn may deliver, except those to parents."""
-    keys = [(message.run_id, message.key) for message in turn.sends]
+    keys = [
+        (message.payload or "" if message.kind is RecordKind.WATCH else message.run_id, message.key)
+        for message in turn.sends
+    ]
     if isinstance(turn.next, ContinueAsNew):
         keys += [(turn.lease.run_id, key) for _, _, key in turn.next.carried]
     return keys

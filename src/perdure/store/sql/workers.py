@@ -41,8 +41,9 @@ from perdure.store.sql.limits.gates import in_chunks
 from perdure.store.sql.rows import WORKER, failure, to_json, to_worker
 from perdure.store.sql.runs.claim import LAST, block_as_poison, claims_after, home_after, is_poison
 from perdure.store.sql.runs.finish import finish
-from perdure.store.sql.runs.inbox import deliver
+from perdure.store.sql.runs.inbox import deliver_all
 from perdure.store.sql.runs.outputs import write_outputs
+from perdure.store.sql.runs.waiters import untold
 from perdure.store.sql.singletons import overdue
 
 #: Workers that ended longer ago than this are forgotten, in microseconds.
@@ -304,7 +305,8 @@ async def sweep(tx: Transaction, limit: int) -> SweepResult:
         else:
             error = failure(Expired, f"Run {run_id!r} was not finished by its deadline.")
         passed = "schedule_to_start" if close_by else "schedule_to_close"
-        await deliver(tx, await finish(tx, run_id, Status.FAILED, error, "expired", passed))
+        await deliver_all(tx, await finish(tx, run_id, Status.FAILED, error, "expired", passed))
+    await deliver_all(tx, await untold(tx, limit))
     return SweepResult(
         dead_workers=dead,
         released=len(orphans),

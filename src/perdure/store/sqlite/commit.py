@@ -21,7 +21,8 @@ from perdure.store.sql.dialect import Row
 from perdure.store.sql.rows import to_json
 from perdure.store.sql.runs.children import start_children
 from perdure.store.sql.runs.finish import message_to_parent
-from perdure.store.sql.runs.inbox import deliver, send
+from perdure.store.sql.runs.inbox import deliver, deliver_all, send
+from perdure.store.sql.runs.waiters import messages_to_waiters
 from perdure.store.sql.turn import (
     TurnState,
     carried_messages,
@@ -233,9 +234,9 @@ WHERE id = ? AND token = ? AND nonce = ? AND status = 'running'
 """
 
 PARENTS = """
-SELECT id, parent_id, parent_location, generation
+SELECT id, parent_id, parent_location, generation, watched
 FROM perdure_runs
-WHERE id IN (SELECT value FROM json_each(?)) AND parent_id IS NOT NULL
+WHERE id IN (SELECT value FROM json_each(?)) AND (parent_id IS NOT NULL OR watched = 1)
 ORDER BY id
 """
 
@@ -296,7 +297,7 @@ async def _park(tx: SqliteTransaction, lease: Lease, park: Park) -> bool:
 
 
 async def _finish(tx: SqliteTransaction, lease: Lease, outcome: Finish) -> bool:
-    """Finish the run. The caller tells its parent in the same transaction with `_tell_parents`."""
+    """Finish the run. The caller tells its parent and its waiters in the same transaction with `_tell_parents`."""
     status = outcome.status.value
     output, error = (outcome.payload, None) if outcome.status is Status.COMPLETED else (None, outcome.payload)
     change = (status, output, error, tx.now, lease.run_id, lease.token, lease.nonce)
@@ -309,11 +310,13 @@ async def _finish(tx: SqliteTransaction, lease: Lease, outcome: Finish) -> bool:
 
 
 async def _tell_parents(tx: SqliteTransaction, finished: Mapping[str, Finish]) -> None:
-    """Deliver the outcomes of runs that have just finished to the inboxes of their parents."""
-    for run_id, parent_id, location, generation in await tx.fetch(PARENTS, (to_json(list(finished)),)):
+    """Deliver the outcomes of runs that have just finished to the inboxes of their parents and waiters."""
+    for run_id, parent_id, location, generation, watched in await tx.fetch(PARENTS, (to_json(list(finished)),)):
         outcome = finished[run_id]
         failed = outcome.status is not Status.COMPLETED
         await deliver(tx, message_to_parent(run_id, parent_id, location, generation, outcome.payload, failed=failed))
+        if watched:
+            await deliver_all(tx, await messages_to_waiters(tx, run_id, outcome.payload, failed=failed))
 
 
 async def _retry_later(tx: SqliteTransaction, lease: Lease, retry: RetryLater) -> bool:

@@ -31,6 +31,7 @@ from perdure.testing.conformance.runs.pinning import Pinning
 from perdure.testing.conformance.runs.reopen import Families, Forking, Recovering, Reopening
 from perdure.testing.conformance.runs.retention import Deleting, Pruning
 from perdure.testing.conformance.runs.topics import Broadcasting
+from perdure.testing.conformance.runs.waiters import Waiting
 from perdure.testing.conformance.schedules import Firing, Scheduling
 from perdure.testing.conformance.singletons import Debouncing, Singletons
 from perdure.testing.conformance.tokens import Tokens
@@ -111,6 +112,7 @@ __all__ = [
     "Trimming",
     "Turns",
     "Unshared",
+    "Waiting",
     "Watching",
     "Watermarks",
     "Workers",

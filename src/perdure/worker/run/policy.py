@@ -17,7 +17,14 @@ from perdure.core.policy.retry import Retry
 from perdure.core.time.duration import NEVER
 from perdure.errors import Diverged, Expired, Fatal
 from perdure.replay.execution import Execution
-from perdure.replay.operations import RECEIVE_TIMEOUT, ChildOperation, OpenOperation, StepOperation, TimerOperation
+from perdure.replay.operations import (
+    RECEIVE_TIMEOUT,
+    ChildOperation,
+    OpenOperation,
+    StepOperation,
+    TimerOperation,
+    WatchOperation,
+)
 from perdure.replay.outcome import BrokenCode, RunOutcome, cancelled
 from perdure.worker.run.turn_draft import TurnDraft
 from perdure.worker.services import Services
@@ -180,6 +187,8 @@ def _reason_to_wait(
 def _wait_for(operation: OpenOperation) -> Wait | None:
     if isinstance(operation, ChildOperation):
         return Wait(kind=WaitKind.CHILD, name=operation.child_id, since=operation.asked_at, detail=operation.call.type)
+    if isinstance(operation, WatchOperation):
+        return Wait(kind=WaitKind.RUN, name=operation.target, since=operation.asked_at)
     if isinstance(operation, StepOperation):
         return Wait(kind=WaitKind.RETRY, name=operation.location, until=operation.retry_at)
     if isinstance(operation, TimerOperation) and operation.name != RECEIVE_TIMEOUT:

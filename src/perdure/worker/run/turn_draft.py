@@ -16,7 +16,7 @@ from perdure.core.model.run import ABANDONED, NewRun, Run
 from perdure.core.model.turn import ContinueAsNew, Lease, NextState, Trim, Turn
 from perdure.core.pinning import base_queue, pinned_build, pinned_queue
 from perdure.core.policy.singleton import stored_singleton_of
-from perdure.replay.operations import ChildOperation
+from perdure.replay.operations import ChildOperation, WatchOperation
 from perdure.workflow.child import cancel_key
 from perdure.workflow.definition import Definition, Workflow
 from perdure.workflow.runtime import Effect
@@ -125,6 +125,17 @@ class TurnDraft(Struct):
             )
         self.filled = bool(self.children or self.sends or self._outputs or self._listening)
 
+    def watch(self, operation: WatchOperation, run: Run) -> None:
+        """Wait for the end of a run, from the next turn on."""
+        self.sends.append(_watch(RecordKind.WATCH, operation, run))
+        self.filled = True
+
+    def unwatch(self, operation: WatchOperation, run: Run) -> None:
+        """Wait no longer, or do not begin to wait."""
+        self.sends = [one for one in self.sends if one.key != operation.key or one.kind is not RecordKind.WATCH]
+        self.sends.append(_watch(RecordKind.UNWATCH, operation, run))
+        self.filled = True
+
     def stop_next_attempt(self, stop: Record, run: Run) -> None:
         """Repeat a cancellation that this attempt has recorded for the next one."""
         # No other key begins with a space.
@@ -178,6 +189,10 @@ class TurnDraft(Struct):
         )
         self.clear()
         return turn
+
+
+def _watch(kind: RecordKind, operation: WatchOperation, run: Run) -> NewMessage:
+    return NewMessage(run_id=operation.target, kind=kind, name=operation.location, payload=run.id, key=operation.key)
 
 
 def child_queue(given: str | None, parents: str, definition: Definition[Any, Any] | None) -> str:

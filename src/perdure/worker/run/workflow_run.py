@@ -39,7 +39,14 @@ from perdure.core.system import NO_TRACE, LoopTrace
 from perdure.core.time.duration import NEVER
 from perdure.errors import ChildLimit, PerdureError
 from perdure.replay.execution import Execution
-from perdure.replay.operations import ChildOperation, OpenOperation, RunOrigin, ScopeOperation, StepOperation
+from perdure.replay.operations import (
+    ChildOperation,
+    OpenOperation,
+    RunOrigin,
+    ScopeOperation,
+    StepOperation,
+    WatchOperation,
+)
 from perdure.worker.batched_calls import ClockReading, guarded
 from perdure.worker.limits.step_limits import StepLimits, is_limited
 from perdure.worker.run.commit_lock import CommitLock
@@ -168,6 +175,11 @@ class WorkflowRun(HeldRun):
                 for operation in self._execution.fresh
                 if operation.location not in told or not isinstance(operation, ChildOperation)
             ]
+        if self._backlog:
+            # A run whose end has arrived is not asked about again. Any other is: this run may have ended, and been
+            # reopened, since it began to wait.
+            answered = {message.key for message in self._backlog if message.kind is RecordKind.CHILD}
+            self._execution.forget_watches(answered)
         self._replayed(self._services.read_clock())
 
     def _replayed(self, reading: ClockReading) -> None:
@@ -405,6 +417,8 @@ class WorkflowRun(HeldRun):
                     execution.record_checkpoint(operation, now)
                 elif isinstance(operation, ChildOperation):
                     self._start_child(execution, operation, now)
+                elif isinstance(operation, WatchOperation):
+                    self._draft.watch(operation, self.run)
 
     def _give_up(self, operation: OpenOperation) -> None:
         if isinstance(operation, StepOperation):
@@ -413,6 +427,8 @@ class WorkflowRun(HeldRun):
                 attempt.cancel()
         elif isinstance(operation, ChildOperation):
             self._draft.stop_child(operation, self.run)
+        elif isinstance(operation, WatchOperation):
+            self._draft.unwatch(operation, self.run)
 
     def _start_child(self, execution: Execution, operation: ChildOperation, now: int) -> None:
         """Start a child with the run's next turn, or record that it cannot be started."""

@@ -25,8 +25,8 @@ from perdure.store.contract import Change
 from perdure.store.sql.audit import error_summary, heartbeat_event
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.rows import to_json
-from perdure.store.sql.runs.finish import message_to_parent
-from perdure.store.sql.runs.inbox import KNOWN, deliver
+from perdure.store.sql.runs.finish import message_to_parent, messages_of_end
+from perdure.store.sql.runs.inbox import KNOWN, deliver, deliver_all
 from perdure.store.sql.runs.outputs import outputs
 
 _TARGET = """
@@ -141,8 +141,8 @@ async def _complete(tx: Transaction, token: AttemptToken, run: _Row, payload: st
     await tx.execute(_COMPLETE, {"run_id": run_id, "output": output, "now": tx.now})
     tx.note(run_id, "completed", to_json({"from": "outside"}))
     tx.notify(Change.FINISHED | Change.ENDED)
-    told = message_to_parent(run_id, run.parent_id, run.parent_location, run.generation, output, failed=False)
-    await deliver(tx, told)
+    word = message_to_parent(run_id, run.parent_id, run.parent_location, run.generation, output, failed=False)
+    await deliver_all(tx, await messages_of_end(tx, run_id, word, output, failed=False))
 
 
 async def _fail(tx: Transaction, token: AttemptToken, payload: str | None) -> None:

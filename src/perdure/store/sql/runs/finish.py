@@ -1,7 +1,7 @@
-"""The end of a run: its outcome, and the message to its parent.
+"""The end of a run: its outcome, and the messages to its parent and to its waiters.
 
-Both are one write. The caller delivers the entry that `finish` or `message_to_parent` returns in the same transaction,
-so that no parent ever waits for a child that has ended.
+All are one write. The caller delivers the entries that `finish` or `messages_of_end` returns in the same transaction,
+so that no parent ever waits for a child that has ended. The same holds for other runs that wait for its end.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from perdure.store.contract import Change
 from perdure.store.sql.audit import error_summary, note_timeout
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.rows import to_json
+from perdure.store.sql.runs.waiters import messages_to_waiters
 
 #: `close_by` stays: a run that ended before it began and is retried has to begin and to finish by its own deadlines.
 _FINISH = """
@@ -31,8 +32,8 @@ WHERE id = :run_id
 
 async def finish(
     tx: Transaction, run_id: str, status: Status, error: str, event: str, timeout: str = ""
-) -> NewMessage | None:
-    """End a run without a holder and without a result; returns the entry for its parent's inbox, if it has one."""
+) -> list[NewMessage]:
+    """End a run without a holder and without a result; returns the entries for the inboxes of parent and waiters."""
     changed = await tx.execute(_FINISH, {"run_id": run_id, "status": status.value, "error": error, "now": tx.now})
     if changed != 1:
         raise StoreError(f"run {run_id!r} was to be {event} but a worker holds it; this is a defect in Perdure")
@@ -42,7 +43,16 @@ async def finish(
         tx.bury(run_id, error)
     tx.notify(Change.FINISHED)
     [(parent_id, location, generation)] = await tx.fetch(_PARENT, {"run_id": run_id})
-    return message_to_parent(run_id, parent_id, location, generation, error, failed=True)
+    word = message_to_parent(run_id, parent_id, location, generation, error, failed=True)
+    return await messages_of_end(tx, run_id, word, error, failed=True)
+
+
+async def messages_of_end(
+    tx: Transaction, run_id: str, word: NewMessage | None, payload: str | None, *, failed: bool
+) -> list[NewMessage]:
+    """Inbox entries about the end of a run, whose row is locked: the one to its parent, and those to its waiters."""
+    told = await messages_to_waiters(tx, run_id, payload, failed=failed)
+    return told if word is None else [word, *told]
 
 
 def message_to_parent(

@@ -20,6 +20,7 @@ from perdure.store.contract import Change
 from perdure.store.sql.dialect import Row, Transaction
 from perdure.store.sql.rows import failure, to_json
 from perdure.store.sql.runs.finish import finish
+from perdure.store.sql.runs.waiters import Waiter, leave, watch
 
 _TARGET = """
 SELECT status, inbox_seq, started_at, attempt, parent_id, reason
@@ -59,7 +60,7 @@ WHERE id = :run_id
 
 async def send(tx: Transaction, messages: Sequence[NewMessage]) -> list[SendOutcome]:
     """Put messages into inboxes; a cancellation among them acts as one."""
-    return [await (_stop(tx, one) if one.kind is RecordKind.CANCEL else _send(tx, one)) for one in messages]
+    return [await _SENDS.get(one.kind, _send)(tx, one) for one in messages]
 
 
 async def cancel(tx: Transaction, run_id: str, reason: str, key: str) -> SendOutcome:
@@ -71,6 +72,12 @@ async def deliver(tx: Transaction, message: NewMessage | None) -> None:
     """Put an entry into an inbox, waking or marking the run, with no line in the audit trail."""
     if message is not None:
         await _put(tx, message, await _target(tx, message.run_id))
+
+
+async def deliver_all(tx: Transaction, messages: Iterable[NewMessage]) -> None:
+    """Put entries into inboxes, as `deliver` does."""
+    for message in messages:
+        await deliver(tx, message)
 
 
 async def _send(tx: Transaction, message: NewMessage) -> SendOutcome:
@@ -104,10 +111,24 @@ async def _stop(tx: Transaction, request: NewMessage) -> SendOutcome:
         reason = msgspec.json.decode(request.payload or "null")
         because = f": {reason}" if reason else ""
         error = failure(RunCancelled, f"run {run_id!r} was cancelled before it could go on{because}")
-        await deliver(tx, await finish(tx, run_id, Status.CANCELLED, error, "cancelled"))
+        await deliver_all(tx, await finish(tx, run_id, Status.CANCELLED, error, "cancelled"))
         if status == Status.BLOCKED:
             await stop_children(tx, run_id)
     return outcome
+
+
+async def _watch(tx: Transaction, request: NewMessage) -> SendOutcome:
+    await deliver(tx, await watch(tx, Waiter.of(request)))
+    return SendOutcome.ACCEPTED
+
+
+async def _unwatch(tx: Transaction, request: NewMessage) -> SendOutcome:
+    await leave(tx, Waiter.of(request))
+    return SendOutcome.ACCEPTED
+
+
+#: What a turn sends besides messages.
+_SENDS = {RecordKind.CANCEL: _stop, RecordKind.WATCH: _watch, RecordKind.UNWATCH: _unwatch}
 
 
 async def stop_children(tx: Transaction, run_id: str, how: str = "cancelled") -> None:

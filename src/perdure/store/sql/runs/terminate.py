@@ -15,8 +15,8 @@ from perdure.store.contract import Change
 from perdure.store.sql.audit import error_summary
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.rows import failure, to_json
-from perdure.store.sql.runs.finish import message_to_parent
-from perdure.store.sql.runs.inbox import INSERT, KNOWN, deliver, stop_children
+from perdure.store.sql.runs.finish import message_to_parent, messages_of_end
+from perdure.store.sql.runs.inbox import INSERT, KNOWN, deliver, deliver_all, stop_children
 
 _TARGET = """
 SELECT status, inbox_seq, started_at, attempt, parent_id, parent_location, generation
@@ -56,7 +56,8 @@ async def terminate(tx: Transaction, run_id: str, reason: str, key: str, *, undo
     await tx.execute(_END, {"run_id": run_id, "error": error, "now": tx.now, "seq": inbox_seq + 1})
     tx.note(run_id, "terminated", to_json({"reason": reason, **error_summary(error)}))
     tx.notify(Change.FINISHED | Change.ENDED)
-    await deliver(tx, message_to_parent(run_id, parent_id, location, generation, error, failed=True))
+    word = message_to_parent(run_id, parent_id, location, generation, error, failed=True)
+    await deliver_all(tx, await messages_of_end(tx, run_id, word, error, failed=True))
     await stop_children(tx, run_id, "terminated")
     return OrderOutcome.DONE
 

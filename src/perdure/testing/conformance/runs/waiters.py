@@ -1,0 +1,211 @@
+"""Waits for the end of a run that is not a child."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import permutations
+
+import pytest
+
+from perdure.core.codec.failure import Failure
+from perdure.core.model.record import Message, NewMessage, RecordKind
+from perdure.core.model.run import Reason, Status
+from perdure.core.model.turn import Finish, Lease, Release, Turn, TurnOutcome
+from perdure.store import Store
+from perdure.testing.conformance.harness import (
+    ACTOR,
+    SECOND,
+    START,
+    Harness,
+    a_park,
+    a_record,
+    a_run,
+    claim_ids,
+    commit,
+    held,
+    lease_of,
+    retry,
+)
+
+
+def a_wait(target: str, waiter: str = "waiter", *, location: str = "run.result", over: bool = False) -> NewMessage:
+    """A request to wait for the end of a run, or to wait no longer."""
+    kind = RecordKind.UNWATCH if over else RecordKind.WATCH
+    return NewMessage(run_id=target, kind=kind, name=location, payload=waiter, key=f"watch:1.1:{target}{location}")
+
+
+async def waiting(store: Store, target: str, waiter: str = "waiter") -> Lease:
+    """A run that waits for the end of another."""
+    lease = await held(store, waiter)
+    assert await commit(store, lease, sends=(a_wait(target, waiter),), next=a_park(reason=Reason.CHILD))
+    return lease
+
+
+def _told(entry: Message) -> tuple[RecordKind, str, str | None, bool]:
+    return entry.kind, entry.name, entry.payload, entry.failed
+
+
+class Waiting:
+    """A run learns of the end of any other run by its inbox, in the commit that ends it."""
+
+    @pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED, Status.CANCELLED])
+    async def test_the_end_of_a_run_wakes_those_that_wait_for_it(
+        self, store: Store, harness: Harness, status: Status
+    ) -> None:
+        target = await held(store, "target")
+        for name in ("b", "a"):
+            await waiting(store, "target", name)
+        await waiting(store, "a", "other")
+        assert await commit(store, target, next=Finish(status, '{"type":"x"}')) is TurnOutcome.APPLIED
+        for name in ("a", "b"):
+            [entry] = await store.inbox(name, 0)
+            failed = status is not Status.COMPLETED
+            assert _told(entry) == (RecordKind.CHILD, "run.result", '{"type":"x"}', failed)
+        assert sorted(await claim_ids(store, nonce="woken")) == ["a", "b"]
+        assert await store.inbox("other", 0) == []
+        assert await harness.query("SELECT run_id FROM perdure_waiters") == [("other",)]
+
+    @pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED])
+    async def test_a_run_that_ended_before_answers_at_once(
+        self, store: Store, harness: Harness, status: Status
+    ) -> None:
+        await commit(store, await held(store, "target"), next=Finish(status, '{"type":"x"}'))
+        lease = await held(store, "waiter")
+        outcome = await commit(store, lease, sends=(a_wait("target"),), next=a_park(reason=Reason.CHILD))
+        assert outcome is TurnOutcome.AWAKE
+        [entry] = await store.inbox("waiter", 0)
+        assert _told(entry) == (RecordKind.CHILD, "run.result", '{"type":"x"}', status is Status.FAILED)
+        assert await harness.query("SELECT run_id FROM perdure_waiters") == []
+
+    async def test_a_wait_for_a_run_that_does_not_exist_fails(self, store: Store) -> None:
+        lease = await held(store, "waiter")
+        assert await commit(store, lease, sends=(a_wait("nothing"),), next=a_park()) is TurnOutcome.AWAKE
+        [entry] = await store.inbox("waiter", 0)
+        assert (entry.kind, entry.name, entry.failed) == (RecordKind.CHILD, "run.result", True)
+        assert Failure.from_json(entry.payload or "").type == "perdure.errors.RunNotFound"
+
+    @pytest.mark.parametrize("order", list(permutations(("waiter", "target", "both"))), ids="-".join)
+    async def test_a_batch_that_waits_and_ends_tells_each_waiter_once(
+        self, store: Store, harness: Harness, order: tuple[str, ...]
+    ) -> None:
+        target, lease, both = [await held(store, name) for name in ("target", "waiter", "both")]
+        await commit(store, both, sends=(a_wait("target", "both", location="first"),))
+        turns = {
+            "waiter": Turn(lease=lease, sends=(a_wait("target"),), next=a_park(reason=Reason.CHILD)),
+            "both": Turn(lease=both, records=(a_record(0),), sends=(a_wait("target", "both"),)),
+            "target": Turn(lease=target, next=Finish(Status.COMPLETED, "1")),
+        }
+        verdicts = dict(zip(order, await store.commit([turns[name] for name in order], ACTOR), strict=True))
+        applied = TurnOutcome.APPLIED
+        assert verdicts == {"waiter": TurnOutcome.AWAKE, "both": applied, "target": applied}
+        assert [_told(entry) for entry in await store.inbox("waiter", 0)] == [
+            (RecordKind.CHILD, "run.result", "1", False)
+        ]
+        assert sorted(entry.name for entry in await store.inbox("both", 0)) == ["first", "run.result"]
+        assert await harness.query("SELECT run_id FROM perdure_waiters") == []
+
+    async def test_a_repeated_wait_is_answered_once(self, store: Store, harness: Harness) -> None:
+        target = await held(store, "target")
+        lease = await held(store, "waiter")
+        for _ in range(2):
+            assert await commit(store, lease, sends=(a_wait("target"),)) is TurnOutcome.APPLIED
+        assert await harness.query("SELECT target, run_id FROM perdure_waiters") == [("target", "waiter")]
+        await commit(store, target, next=Finish(Status.COMPLETED, "1"))
+        assert await commit(store, lease, sends=(a_wait("target"),)) is TurnOutcome.APPLIED
+        assert len(await store.inbox("waiter", 0)) == 1
+
+    async def test_a_wait_that_was_given_up_is_not_answered(self, store: Store, harness: Harness) -> None:
+        target = await held(store, "target")
+        lease = await held(store, "waiter")
+        await commit(store, lease, sends=(a_wait("target"), a_wait("target", location="other")))
+        await commit(store, lease, sends=(a_wait("target", over=True),))
+        await commit(store, target, next=Finish(Status.COMPLETED, "1"))
+        assert [entry.name for entry in await store.inbox("waiter", 0)] == ["other"]
+        assert await harness.query("SELECT run_id FROM perdure_waiters") == []
+
+    async def test_a_turn_that_gives_up_a_wait_wins_over_an_end_in_the_same_batch(self, store: Store) -> None:
+        target = await held(store, "target")
+        lease = await held(store, "waiter")
+        await commit(store, lease, sends=(a_wait("target"),))
+        turns = [
+            Turn(lease=lease, sends=(a_wait("target", over=True),)),
+            Turn(lease=target, next=Finish(Status.COMPLETED, "1")),
+        ]
+        assert await store.commit(turns, ACTOR) == [TurnOutcome.APPLIED] * 2
+        assert await store.inbox("waiter", 0) == []
+
+    @pytest.mark.parametrize("how", ["cancelled", "cancelled by a turn", "terminated", "expired"])
+    async def test_every_way_to_end_tells_those_that_wait(self, store: Store, harness: Harness, how: str) -> None:
+        await store.create([a_run("target", deadline=START + SECOND)], ACTOR)
+        lease = await lease_of(store, "target")
+        await waiting(store, "target")
+        other = await held(store, "other")
+        if how.startswith("cancelled"):
+            await store.create([a_run("fresh", wake_at=START + 9 * SECOND)], ACTOR)
+            await commit(store, other, sends=(a_wait("fresh", "other"),))
+        if how == "cancelled":
+            await store.cancel("fresh", "enough", "c1", ACTOR)
+        elif how == "cancelled by a turn":
+            stop = NewMessage(run_id="fresh", kind=RecordKind.CANCEL, payload='"enough"', key="c1")
+            assert await commit(store, await held(store, "third"), sends=(stop,)) is TurnOutcome.APPLIED
+        elif how == "terminated":
+            await store.terminate("target", "enough", "t1", ACTOR)
+        else:
+            await commit(store, lease, next=Release())
+            harness.system.advance(5)
+            await store.sweep(10)
+        waiter = "other" if how.startswith("cancelled") else "waiter"
+        [entry] = await store.inbox(waiter, 0)
+        assert (entry.kind, entry.failed) == (RecordKind.CHILD, True)
+        left = await harness.query("SELECT run_id FROM perdure_waiters")
+        assert (waiter,) not in left
+
+    async def test_a_reopened_run_is_waited_for_again(self, store: Store) -> None:
+        await commit(store, await held(store, "target"), next=Finish(Status.FAILED, "{}"))
+        await retry(store, "target")
+        again = await lease_of(store, "target", nonce="again")
+        await waiting(store, "target")
+        assert await store.inbox("waiter", 0) == []
+        await commit(store, again, next=Finish(Status.COMPLETED, "2"))
+        [entry] = await store.inbox("waiter", 0)
+        assert (entry.payload, entry.failed) == ("2", False)
+
+    async def test_a_sweep_tells_waiters_of_a_run_that_was_ended_without_telling_them(
+        self, store: Store, harness: Harness
+    ) -> None:
+        target = await held(store, "target")
+        await commit(store, await held(store, "waiter"), next=a_park(reason=Reason.CHILD))
+        await commit(store, target, next=Finish(Status.COMPLETED, "7"))
+        await harness.execute(
+            "INSERT INTO perdure_waiters (target, run_id, message_key, location) "
+            "VALUES ('target', 'waiter', 'watch:1.1:x', 'run.result')"
+        )
+        await store.sweep(10)
+        [entry] = await store.inbox("waiter", 0)
+        assert _told(entry) == (RecordKind.CHILD, "run.result", "7", False)
+        assert await harness.query("SELECT run_id FROM perdure_waiters") == []
+        assert await claim_ids(store, nonce="woken") == ["waiter"]
+
+    async def test_a_waiter_that_has_ended_delays_no_other_run(self, store: Store, harness: Harness) -> None:
+        target = await held(store, "target")
+        lease = await held(store, "waiter")
+        await commit(store, lease, sends=(a_wait("target"),), next=Finish(Status.COMPLETED, "1"))
+        assert await commit(store, target, next=Finish(Status.COMPLETED, "1")) is TurnOutcome.APPLIED
+        assert await store.inbox("waiter", 0) == []
+        assert await harness.query("SELECT run_id FROM perdure_waiters") == []
+
+    async def test_no_wake_up_is_lost_between_the_wait_and_the_end(self, store: Store) -> None:
+        for number in range(20):
+            target, lease = await held(store, f"target-{number}"), await held(store, f"waiter-{number}")
+            wait = a_wait(target.run_id, lease.run_id)
+            ending = Turn(lease=target, records=(a_record(0),), next=Finish(Status.COMPLETED, "1"))
+            parking = Turn(lease=lease, records=(a_record(0),), sends=(wait,), next=a_park(reason=Reason.CHILD))
+            await asyncio.gather(_until_decided(store, ending), _until_decided(store, parking))
+            run = await store.get(lease.run_id)
+            assert run is not None
+            assert (run.inbox_seq, run.status in (Status.RUNNING, Status.PENDING)) == (1, True)
+
+
+async def _until_decided(store: Store, turn: Turn) -> None:
+    while (await store.commit([turn], ACTOR))[0] is TurnOutcome.BUSY:
+        pass

@@ -1,0 +1,303 @@
+"""A workflow and runs that it did not start: their results, messages to them, and cancellations."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from perdure import Context, Retry, RunCancelled, RunFailed, Status, workflow
+from perdure.blocking import Context as BlockingContext
+from perdure.errors import DecodeError, InvalidId, RunNotFound, UsageError
+from tests.stage import Stage, until, until_recorded
+
+
+@dataclass
+class Order:
+    number: int
+
+
+@workflow("others.order.v1")
+async def order(ctx: Context, number: int) -> Order:
+    word = await ctx.receive("go", str)
+    if word != "go":
+        raise LookupError(word)
+    return Order(number)
+
+
+@workflow("others.waiter.v1")
+async def waiter(ctx: Context, id: str) -> Order:
+    return await ctx.run(id).result(Order)
+
+
+@workflow("others.catching.v1")
+async def catching(ctx: Context, id: str) -> str:
+    try:
+        return str(await ctx.run(id).result())
+    except Exception as error:  # noqa: BLE001 # that is what the test is about
+        return f"{type(error).__name__}: {error}"
+
+
+async def test_a_run_waits_for_a_run_that_it_did_not_start(stage: Stage) -> None:
+    engine = stage.engine(order, waiter)
+    async with engine.worker():
+        target = await engine.start(order(17), id="order-17")
+        run = await engine.start(waiter("order-17"))
+        await until(run, Status.WAITING)
+        assert "the end of run 'order-17'" in await run.explain()
+        await target.send("go", "go")
+        assert await run.result("20s") == Order(17)
+    assert [record.location for record in await run.history()] == ["run.result"]
+    assert await stage.rows("SELECT target FROM perdure_waiters") == []
+
+
+async def test_a_run_that_ended_before_gives_its_result_at_once(stage: Stage) -> None:
+    engine = stage.engine(order, waiter)
+    async with engine.worker():
+        target = await engine.start(order(17), id="order-17")
+        await target.send("go", "go")
+        await target.result("20s")
+        runs = [await engine.start(waiter("order-17")) for _ in range(3)]
+        assert [await run.result("20s") for run in runs] == [Order(17)] * 3
+
+
+async def test_the_failure_of_the_other_run_is_raised_as_its_own_class(stage: Stage) -> None:
+    engine = stage.engine(order, catching)
+    async with engine.worker():
+        target = await engine.start(order(17), id="order-17")
+        early = await engine.start(catching("order-17"))
+        await until(early, Status.WAITING)
+        await target.send("go", "no stock")
+        late = await engine.start(catching("order-17"))
+        assert [await run.result("20s") for run in (early, late)] == ["LookupError: no stock"] * 2
+
+
+async def test_the_cancellation_of_the_other_run_is_raised(stage: Stage) -> None:
+    engine = stage.engine(order, catching)
+    async with engine.worker():
+        target = await engine.start(order(17), id="order-17")
+        run = await engine.start(catching("order-17"))
+        await until(run, Status.WAITING)
+        await target.cancel("too late")
+        assert (await run.result("20s")).startswith("RunCancelled: ")
+
+
+async def test_a_run_that_does_not_exist_raises_run_not_found(stage: Stage) -> None:
+    engine = stage.engine(waiter)
+    async with engine.worker():
+        with pytest.raises(RunFailed) as caught:
+            await (await engine.start(waiter("nothing"))).result("20s")
+    assert isinstance(caught.value.__cause__, RunNotFound)
+    assert "'nothing'" in str(caught.value.__cause__)
+
+
+async def test_a_result_of_another_type_raises_decode_error(stage: Stage) -> None:
+    @workflow("others.mistaken.v1")
+    async def mistaken(ctx: Context) -> str:
+        try:
+            await ctx.run("order-17").result(int)
+        except DecodeError:
+            return "another type"
+        return "impossible"
+
+    engine = stage.engine(order, mistaken)
+    async with engine.worker():
+        await (await engine.start(order(17), id="order-17")).send("go", "go")
+        run = await engine.start(mistaken())
+        await until(run, Status.BLOCKED)
+
+
+async def test_a_wait_that_times_out_is_withdrawn_and_can_be_repeated(stage: Stage) -> None:
+    @workflow("others.impatient.v1")
+    async def impatient(ctx: Context) -> tuple[int, int]:
+        rounds = 0
+        while True:
+            try:
+                async with asyncio.timeout(0.05):
+                    return rounds, (await ctx.run("order-17").result(Order)).number
+            except TimeoutError:
+                rounds += 1
+                if rounds == 2:
+                    ctx.run("order-17").send("go", "go")
+
+    engine = stage.engine(order, impatient)
+    async with engine.worker():
+        await engine.start(order(17), id="order-17")
+        rounds, number = await (await engine.start(impatient())).result("20s")
+    assert rounds >= 2
+    assert number == 17
+    assert await stage.rows("SELECT target FROM perdure_waiters") == []
+
+
+async def test_many_runs_wait_for_one(stage: Stage) -> None:
+    engine = stage.engine(order, waiter)
+    async with engine.worker():
+        target = await engine.start(order(1), id="order-1")
+        runs = [await engine.start(waiter("order-1"), id=f"w{number}") for number in range(30)]
+        for run in runs:
+            await until(run, Status.WAITING)
+        await target.send("go", "go")
+        assert [await run.result("20s") for run in runs] == [Order(1)] * 30
+
+
+async def test_one_run_waits_for_several(stage: Stage) -> None:
+    @workflow("others.several.v1")
+    async def several(ctx: Context) -> list[int]:
+        found = await asyncio.gather(*(ctx.run(f"order-{number}").result(Order) for number in (1, 2, 1)))
+        return [one.number for one in found]
+
+    engine = stage.engine(order, several)
+    async with engine.worker():
+        targets = [await engine.start(order(number), id=f"order-{number}") for number in (1, 2)]
+        run = await engine.start(several())
+        await until(run, Status.WAITING)
+        for target in targets:
+            await target.send("go", "go")
+        assert await run.result("20s") == [1, 2, 1]
+
+
+async def test_a_waiting_run_survives_a_restart_of_the_worker(stage: Stage) -> None:
+    engine = stage.engine(order, waiter)
+    async with engine.worker():
+        target = await engine.start(order(17), id="order-17")
+        run = await engine.start(waiter("order-17"))
+        await until(run, Status.WAITING)
+    await target.send("go", "go")
+    async with engine.worker():
+        assert await run.result("20s") == Order(17)
+
+
+async def test_a_run_that_was_retried_is_waited_for_again(stage: Stage) -> None:
+    engine = stage.engine(order, catching)
+    async with engine.worker():
+        target = await engine.start(order(17), id="order-17")
+        await target.send("go", "no stock")
+        with pytest.raises(RunFailed):
+            await target.result("20s")
+        await target.retry()
+        run = await engine.start(catching("order-17"))
+        await until(run, Status.WAITING)
+        await target.cancel()
+        assert (await run.result("20s")).startswith("RunCancelled")
+
+
+async def test_a_waiter_that_is_reopened_gets_an_end_that_came_meanwhile(stage: Stage) -> None:
+    @workflow("others.fragile.v1")
+    async def fragile(ctx: Context) -> int:
+        waiting = ctx.run("order-17").result(Order)
+        if await ctx.receive("word", str) == "fail":
+            await ctx.receive("word", str)
+        return (await waiting).number
+
+    engine = stage.engine(order, fragile)
+    async with engine.worker():
+        target = await engine.start(order(17), id="order-17")
+        run = await engine.start(fragile())
+        await run.send("word", "fail")
+        await until_recorded(run)
+        await run.cancel()
+        with pytest.raises(RunCancelled):
+            await run.result("20s")
+        await target.send("go", "go")
+        await target.result("20s")
+        await run.retry()
+        await run.send("word", "now")
+        assert await run.result("20s") == 17
+
+
+async def test_another_attempt_at_the_waiter_waits_anew(stage: Stage) -> None:
+    @workflow("others.stumbling.v1", retry=Retry(attempts=2, first="0s"))
+    async def stumbling(ctx: Context) -> int:
+        found = await ctx.run("order-17").result(Order)
+        await ctx.receive("word", str)
+        if tries.append(1) is None and len(tries) == 1:
+            raise OSError("once")
+        return found.number
+
+    tries: list[int] = []
+    engine = stage.engine(order, stumbling)
+    async with engine.worker():
+        target = await engine.start(order(17), id="order-17")
+        run = await engine.start(stumbling())
+        await target.send("go", "go")
+        await run.send("word", "one")
+        assert await run.result("20s") == 17
+    assert len(tries) == 2
+
+
+async def test_a_run_that_continues_as_new_waits_anew(stage: Stage) -> None:
+    @workflow("others.endless.v1")
+    async def endless(ctx: Context, number: int) -> list[int]:
+        found = await ctx.run(f"order-{number}").result(Order)
+        if number == 1:
+            ctx.continue_as_new(endless(2))
+        return [number, found.number]
+
+    engine = stage.engine(order, endless)
+    async with engine.worker():
+        targets = [await engine.start(order(number), id=f"order-{number}") for number in (1, 2)]
+        run = await engine.start(endless(1))
+        for target in targets:
+            await until(run, Status.WAITING)
+            await target.send("go", "go")
+            await target.result("20s")
+        assert await run.result("20s") == [2, 2]
+
+
+async def test_a_workflow_cancels_and_writes_to_any_run(stage: Stage) -> None:
+    @workflow("others.boss.v1")
+    async def boss(ctx: Context) -> str:
+        ctx.run("order-1").send("go", "go")
+        ctx.run("order-2").cancel("enough")
+        ctx.run("nothing").send("go", "go")
+        ctx.run("nothing").cancel()
+        first = await ctx.run("order-1").result(Order)
+        try:
+            await ctx.run("order-2").result(Order)
+        except RunCancelled as error:
+            return f"{first.number} {'enough' in str(error)}"
+        return "impossible"
+
+    engine = stage.engine(order, boss)
+    async with engine.worker():
+        for number in (1, 2):
+            await until(await engine.start(order(number), id=f"order-{number}"), Status.WAITING)
+        assert await (await engine.start(boss())).result("20s") == "1 True"
+
+
+async def test_a_run_can_neither_wait_for_itself_nor_for_a_bad_id(stage: Stage) -> None:
+    @workflow("others.self.v1")
+    async def alone(ctx: Context) -> list[str]:
+        found: list[str] = []
+        try:
+            await ctx.run(ctx.run_id).result()
+        except UsageError as error:
+            found.append(str(error))
+        bad: Any = 7
+        try:
+            ctx.run(bad)
+        except InvalidId as error:
+            found.append(str(error))
+        return found
+
+    engine = stage.engine(alone)
+    async with engine.worker():
+        own, bad = await (await engine.start(alone(), id="me")).result("20s")
+    assert own == "run 'me' waits for its own end, which would never come"
+    assert "7" in bad
+
+
+async def test_a_def_workflow_waits_for_another_run(stage: Stage) -> None:
+    @workflow("others.blocking.v1")
+    def blocking(ctx: BlockingContext) -> int:
+        other = ctx.run("order-17")
+        other.send("go", "go")
+        assert (other.id, repr(other)) == ("order-17", "<run order-17>")
+        return other.result(Order).number
+
+    engine = stage.engine(order, blocking)
+    async with engine.worker():
+        await until(await engine.start(order(17), id="order-17"), Status.WAITING)
+        assert await (await engine.start(blocking())).result("20s") == 17
