@@ -21,6 +21,7 @@ from perdure.core.model.attempt_reports import ReportKind
 from perdure.core.model.attributes import attribute_outputs, make_attributes
 from perdure.core.model.claim import ClaimRequest
 from perdure.core.model.documents import REPORTS_KEPT, SOURCES_KEPT
+from perdure.core.model.events import NewStickyEvent
 from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Reason, RetryRequest, Status
@@ -60,6 +61,7 @@ from perdure.testing.conformance.runs.attempt_reports import a_pending_attempt, 
 from perdure.testing.conformance.runs.claim_by_id import a_take
 from perdure.testing.conformance.runs.outputs import a_set_aside
 from perdure.testing.conformance.runs.reopen import a_fork
+from perdure.testing.conformance.runs.waiters import a_wait
 from perdure.testing.conformance.schedules import a_schedule, saved
 from perdure.testing.conformance.singletons import NAME, options
 from perdure.testing.conformance.singletons import one as a_single
@@ -258,6 +260,17 @@ async def send_to_many(store: Store, system: ManualSystem) -> Ask:
     await held(store, "r1")
     await store.create([a_run("r2")], ACTOR)
     return lambda store: store.send([a_message("r2"), a_message("r1"), a_message("unknown")], ACTOR)
+
+
+@operation
+async def emit_event(store: Store, system: ManualSystem) -> Ask:
+    return await PREPARE["emit_event"](store)
+
+
+@operation
+async def emit_event_in_place_of_another(store: Store, system: ManualSystem) -> Ask:
+    await store.emit_event(NewStickyEvent(name="rates", payload="1", write_id="e1"), ACTOR)
+    return lambda store: store.emit_event(NewStickyEvent(name="rates", payload="2", replace=True, write_id="e2"), ACTOR)
 
 
 @operation
@@ -794,6 +807,27 @@ def _turns_that(name: str) -> None:
 
 for _name in NEXT:
     _turns_that(_name)
+
+
+@operation
+async def commit_a_wait_for_another_run(store: Store, system: ManualSystem) -> Ask:
+    leases = [await held(store, name) for name in ("target", "ended", "waiter")]
+    await commit(store, leases[1], next=Finish(Status.COMPLETED, "1"))
+    waits = tuple(a_wait(name, location=name) for name in ("target", "ended", "unknown"))
+    return committing(Turn(lease=leases[2], records=(a_record(0),), sends=waits, next=a_park(reason=Reason.CHILD)))
+
+
+@operation
+async def commit_the_end_of_a_run_that_others_wait_for(store: Store, system: ManualSystem) -> Ask:
+    target = await held(store, "target")
+    for name in ("w1", "w2"):
+        await commit(store, await held(store, name), sends=(a_wait("target", name),), next=a_park(reason=Reason.CHILD))
+    running = await held(store, "w3")
+    await commit(store, running, sends=(a_wait("target", "w3"), a_wait("target", "w3", location="other")))
+    return committing(
+        Turn(lease=target, records=(a_record(0),), next=Finish(Status.COMPLETED, "1")),
+        Turn(lease=running, records=(a_record(0),), sends=(a_wait("target", "w3", location="other", over=True),)),
+    )
 
 
 @operation

@@ -56,6 +56,7 @@ LEFT_BEHIND = {
     "outputs": "SELECT * FROM perdure_outputs ORDER BY run_id, kind, name, position",
     "attributes": "SELECT * FROM perdure_attributes ORDER BY run_id, name",
     "topics": "SELECT * FROM perdure_topics ORDER BY topic, run_id",
+    "waiters": "SELECT * FROM perdure_waiters ORDER BY target, run_id, message_key",
     "pauses": "SELECT * FROM perdure_pauses ORDER BY 1, 2",
     "schedules": "SELECT * FROM perdure_schedules ORDER BY id",
     "locks": "SELECT * FROM perdure_locks ORDER BY name",

@@ -37,6 +37,7 @@ CLASSES = {
     "watermarks": ["Watermarks"],
     "tokens": ["Tokens"],
     "outbox": ["Outbox"],
+    "events": ["Events"],
 }
 #: Members that a view leaves out.
 HIDDEN = {"Engine": {"blocking"}, "LockContext": {"begin", "end"}}
@@ -193,7 +194,7 @@ def _formatted(text: str, path: Path) -> str:
 # The context of `def` workflows
 
 #: Async classes of workflow code by module.
-WORKFLOW_CLASSES = {"context": "Context", "child": "Child", "saga": "Saga"}
+WORKFLOW_CLASSES = {"context": "Context", "child": "Child", "other_run": "OtherRun", "saga": "Saga"}
 
 _WORKFLOW_HEADER = '''"""Types of blocking workflow code, by `python -m tests.typing.blocking_stub`; do not edit."""
 

@@ -67,6 +67,7 @@ COMMANDS = MappingProxyType(
             "breakers": "perdure.cli.limits:breakers",
             "locks": "perdure.cli.locks:group",
             "watermarks": "perdure.cli.watermarks:group",
+            "events": "perdure.cli.live.events:group",
             "audit": "perdure.cli.audit:group",
             "tokens": "perdure.cli.tokens:group",
         },
@@ -86,7 +87,6 @@ COMMANDS = MappingProxyType(
 _MOVED = MappingProxyType(
     {
         "dead": "dead-letters",
-        "events": "audit",
         "schedule": "schedules",
         "types": "queues types",
         "paused": "queues list",

@@ -12,6 +12,7 @@ from perdure.client import (
     audit,
     dead_letters,
     engine,
+    events,
     handle,
     limits,
     locks,
@@ -118,6 +119,7 @@ Queues = mirror(workers.Queues)
 Watermarks = mirror(watermarks.Watermarks)
 Tokens = mirror(tokens.Tokens)
 Outbox = mirror(outbox.Outbox)
+Events = mirror(events.Events)
 
 for _remote, _local in (
     (remote_engine.RemoteEngine, engine.Engine),
@@ -130,6 +132,7 @@ for _remote, _local in (
     (remote_namespaces.RemoteDeadLetters, dead_letters.DeadLetters),
     (remote_namespaces.RemoteAuditTrail, audit.AuditTrail),
     (remote_namespaces.RemoteTokens, tokens.Tokens),
+    (remote_namespaces.RemoteEvents, events.Events),
 ):
     alias(_remote, _local)
 

@@ -36,6 +36,7 @@ from perdure.core.model.cloud_event import (
 )
 from perdure.core.model.dead_letter import DeadLetter, DeadLetterPage
 from perdure.core.model.documents import StoredDeployReport, WorkflowSource
+from perdure.core.model.events import StickyEvent
 from perdure.core.model.histories import ExportReport, HistoriesReport
 from perdure.core.model.lock import LockInfo
 from perdure.core.model.outputs import Interruption
@@ -152,6 +153,9 @@ class Engine:
     @property
     def outbox(self) -> Outbox:
         """Publish, list and replay events for other systems."""
+    @property
+    def events(self) -> Events:
+        """Emit sticky events, which runs wait for with `ctx.event`, and read, list and delete them."""
     @property
     def tokens(self) -> Tokens:
         """Create, list and revoke bearer tokens for access over HTTP."""
@@ -911,6 +915,24 @@ class Outbox:
         Receivers get the same event with the same id. Events of a key wait for those that are to be delivered already.
         A delivery that is a dead letter is retried with `engine.dead_letters.retry`. Raises `RunNotFound`.
         """
+class Events:
+    """`Events` whose methods block."""
+    def emit(self, name: str, value: object = None, *, replace: bool = False) -> bool:
+        """Emit an event; all runs that wait for it continue, and later ones get the value at once.
+
+        True if the event has this value now. The first value stays: False if the event was emitted with another one.
+        With `replace`, this value takes its place, for those who ask from now on.
+        """
+    def get(self, name: str, type: Any = Any) -> StickyEvent | None:
+        """Return an event with its value, decoded to `type`; None if it was not emitted."""
+    @overload
+    def wait(self, name: str, type: type[T], timeout: Duration | None = None) -> T: ...
+    @overload
+    def wait(self, name: str, type: Any = ..., timeout: Duration | None = None) -> Any: ...
+    def list(self, *, prefix: str = "", limit: int = 100) -> builtins.list[StickyEvent]:
+        """List events that were emitted, the latest first, with names that begin with `prefix`."""
+    def delete(self, name: str, reason: str = "") -> bool:
+        """Delete an event for good: it can be emitted and waited for anew. False if it was not emitted."""
 
 def engine_over(target: AsyncEngine) -> Engine:
     """Make a blocking view of an engine that exists, with a background loop of its own."""

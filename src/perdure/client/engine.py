@@ -12,6 +12,7 @@ from perdure.client import deploy
 from perdure.client.audit import AuditTrail
 from perdure.client.build import check_build
 from perdure.client.dead_letters import DeadLetters
+from perdure.client.events import Events
 from perdure.client.handle import Handle, get_handle
 from perdure.client.limits import Breakers, Limits
 from perdure.client.locks import LockContext, Locks
@@ -210,6 +211,11 @@ class Engine(AsyncOnly):
     def outbox(self) -> Outbox:
         """Publish, list and replay events for other systems."""
         return Outbox(self, self._session)
+
+    @property
+    def events(self) -> Events:
+        """Emit sticky events, which runs wait for with `ctx.event`, and read, list and delete them."""
+        return Events(self._session)
 
     @property
     def tokens(self) -> Tokens:

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from msgspec import Raw, Struct
 
 from perdure.core.access import Role
-from perdure.http import audit, dead_letters, deploy, limits, schedules, tokens, watermarks, workers
+from perdure.http import audit, dead_letters, deploy, events, limits, schedules, tokens, watermarks, workers
 from perdure.http.api import ApiRequest, EventStream, Reply
 from perdure.http.problems import METHOD_NOT_ALLOWED, NOT_FOUND, Refused
 from perdure.http.runs import attempt_reports, bulk, control, inspect, messages, reopen, results, start
@@ -174,6 +174,11 @@ ROUTES: tuple[Route, ...] = (
     Route("PUT", "/types/{type}/watermark", OPERATOR, watermarks.set_type_watermark, (200,), (422,)),
     Route("DELETE", "/types/{type}/watermark", OPERATOR, watermarks.remove_type_watermark, (200,), (422,)),
     Route("GET", "/watermarks", VIEWER, watermarks.list_watermarks),
+    # sticky events
+    Route("GET", "/sticky-events", VIEWER, events.list_sticky_events, (200,), (422,)),
+    Route("GET", "/sticky-events/{name}", VIEWER, events.sticky_event, (200, 202), (422,)),
+    Route("PUT", "/sticky-events/{name}", OPERATOR, events.emit_sticky_event, (200,), (409, 422)),
+    Route("DELETE", "/sticky-events/{name}", OPERATOR, events.delete_sticky_event, (200,), (422,)),
     # limits, breakers and locks
     Route("GET", "/limits", VIEWER, limits.list_limits, (200,), (422,)),
     Route("GET", "/limits/{name}/permits", VIEWER, limits.list_permits, (200,), (422,)),

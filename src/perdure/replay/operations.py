@@ -144,7 +144,7 @@ class RunOperation(OpenOperation):
 class WatchOperation(RunOperation):
     """A run that is not a child, whose result is awaited."""
 
-    __slots__ = ("key", "target")
+    __slots__ = ("event", "key", "target")
 
     def __init__(
         self,
@@ -158,6 +158,8 @@ class WatchOperation(RunOperation):
     ) -> None:
         super().__init__(location, future, asked_at, returns, digest)
         self.target = target
+        #: Whether the target is a sticky event, which is created by the first wait for it.
+        self.event = False
         #: Key of the inbox entry that has the outcome. Another attempt, and a run that continues as new, wait anew.
         self.key = key
 
@@ -579,13 +581,15 @@ class OperationsApi(ABC):
             self.effects.append(new)
         return new.id
 
-    def watch(self, name: str, target: str, returns: Any) -> asyncio.Future[Any]:
-        """Wait for the end of any run."""
+    def watch(self, name: str, target: str, returns: Any, *, event: bool = False) -> asyncio.Future[Any]:
+        """Wait for the end of any run, or for an event."""
         self._check_inside()
         location, future = self._place(name)
         key = watch_key(self._origin.life, self._origin.attempt, location, target)
         digest = self._codec.digest(target)
-        return self._opened(WatchOperation(location, future, self.time, target, returns, key, digest), future)
+        watch = WatchOperation(location, future, self.time, target, returns, key, digest)
+        watch.event = event
+        return self._opened(watch, future)
 
     def _begin_child(
         self, call: Call[Any], options: ChildOptions, location: str, future: OperationFuture[Any]

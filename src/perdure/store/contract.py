@@ -31,6 +31,7 @@ from perdure.core.model.dead_letter import (
     DeleteOutcome,
 )
 from perdure.core.model.documents import Document, DocumentKind
+from perdure.core.model.events import EmitOutcome, NewStickyEvent
 from perdure.core.model.lock import LockGrant, LockInfo
 from perdure.core.model.outputs import BroadcastResult, Output, OutputKind
 from perdure.core.model.record import Message, NewMessage, Record, SendOutcome
@@ -76,6 +77,7 @@ MUTATING_VERBS = (
     "terminate",
     "decide_message",
     "report_attempt",
+    "emit_event",
     "order_run",
     "set_priority",
     "pin",
@@ -347,6 +349,9 @@ class Store(Protocol):
 
         ALREADY if that was decided before, under another key.
         """
+
+    async def emit_event(self, event: NewStickyEvent, actor: str) -> EmitOutcome:
+        """Give a sticky event its value, unless it has another one, and tell the runs that wait for it."""
 
     async def report_attempt(self, report: AttemptReport, actor: str) -> ReportOutcome:
         """Write a report from outside about an attempt at an activity, unless the attempt was over before.

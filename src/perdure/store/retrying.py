@@ -163,6 +163,7 @@ class Retrying(Repeating):
     terminate = _repeated(Store.terminate)
     decide_message = _repeated(Store.decide_message)
     report_attempt = _repeated(Store.report_attempt)
+    emit_event = _repeated(Store.emit_event)
     order_run = _repeated(Store.order_run)
     set_priority = _repeated(Store.set_priority)
     pin = _repeated(Store.pin)

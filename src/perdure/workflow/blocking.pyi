@@ -312,6 +312,12 @@ class Context:
         left as it is.
         """
     @overload
+    def event(self, name: str, type: type[T]) -> T: ...
+    @overload
+    def event(self, name: str, type: Any = ...) -> Any: ...
+    def run(self, id: str) -> OtherRun:
+        """Any run, by its id: `ctx.run("order-17").result(Order)` waits for its end."""
+    @overload
     def outcome(
         self, what: Callable[[Context], T], *, name: str | None = None, catch: Collection[FailureKind] = CAUGHT
     ) -> Succeeded[T] | Failed: ...
@@ -434,6 +440,23 @@ class Child(Generic[R_co]):
         """Send the child a message."""
     def cancel(self, reason: str = "") -> None:
         """Cancel the child; `result()` raises `RunCancelled` once it has ended."""
+
+class OtherRun:
+    """A run that another part of the system has started. It holds no state: two of one id are the same."""
+    @property
+    def id(self) -> str:
+        """The id of the run."""
+    @overload
+    def result(self, returns: type[T]) -> T: ...
+    @overload
+    def result(self, returns: Any = ...) -> Any: ...
+    def send(self, channel: Channel[T] | str, value: T | Any = None, *, key: str | None = None) -> None:
+        """Send the run a message, exactly once; see `ctx.send`."""
+    def cancel(self, reason: str = "") -> None:
+        """Cancel the run; `result()` raises `RunCancelled` once it has ended.
+
+        A run that has finished or does not exist stays as it is.
+        """
 
 class Saga:
     """A block that undoes its steps if an exception leaves it. Made by `ctx.saga()`, for `with`."""

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from perdure.core.ids import check_id, check_name
 from perdure.core.model.attributes import AttributeValue, attribute_outputs, make_attributes
 from perdure.core.model.cloud_event import event_attributes, event_run_id, make_event
+from perdure.core.model.events import event_id
 from perdure.core.model.headers import NO_HEADERS, Headers, check_headers
 from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import RecordKind
@@ -590,6 +591,19 @@ class Context:
         options = _child_options(self._runtime.time, id, queue, priority, deadline, "abandon", attributes, headers)
         wake_at = 0 if at is None else instant(at, self._runtime.time)
         return self._runtime.start(_check_call("ctx.start", call, misplaced), options, wake_at)
+
+    @overload
+    def event(self, name: str, type: type[T]) -> Operation[T]: ...
+
+    @overload
+    def event(self, name: str, type: Any = ...) -> Operation[Any]: ...
+
+    def event(self, name: str, type: Any = Any) -> Operation[Any]:
+        """Wait for the sticky event of a name and return its value; at once if it was emitted before.
+
+        `engine.events.emit(name, value)` emits it. The run keeps the value that it got here, whatever is emitted later.
+        """
+        return cast("Operation[Any]", self._runtime.watch("event", event_id(name), type, event=True))
 
     def run(self, id: str) -> OtherRun:
         """Any run, by its id: `await ctx.run("order-17").result(Order)` waits for its end."""

@@ -180,8 +180,8 @@ class Runtime(Protocol):
     def start(self, call: Call[Any], options: ChildOptions, wake_at: int) -> str:
         """Start an independent run; returns its id. Raises `EncodeError`."""
 
-    def watch(self, name: str, target: str, returns: Any) -> asyncio.Future[Any]:
-        """Wait for the end of any run; resolves to its result, decoded to `returns`."""
+    def watch(self, name: str, target: str, returns: Any, *, event: bool = False) -> asyncio.Future[Any]:
+        """Wait for the end of any run, or for an event; resolves to its result, decoded to `returns`."""
 
     def version(self, name: str, latest: int) -> int:
         """The version of the code that the run follows here."""

@@ -10,6 +10,7 @@ import msgspec
 from perdure.client.audit import AuditTrail
 from perdure.client.dead_letters import DeadLetters
 from perdure.client.engine import Engine
+from perdure.client.events import Events
 from perdure.client.handle import Handle, get_handle
 from perdure.client.limits import Breakers, Limits
 from perdure.client.locks import Locks
@@ -19,6 +20,7 @@ from perdure.client.remote.namespaces import (
     RemoteAuditTrail,
     RemoteBreakers,
     RemoteDeadLetters,
+    RemoteEvents,
     RemoteLimits,
     RemoteLocks,
     RemoteQueues,
@@ -101,6 +103,10 @@ class RemoteEngine(Engine):
     @property
     def queues(self) -> Queues:
         return RemoteQueues(self._session)
+
+    @property
+    def events(self) -> Events:
+        return RemoteEvents(self._session)
 
     @property
     def tokens(self) -> Tokens:

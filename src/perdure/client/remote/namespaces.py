@@ -15,12 +15,13 @@ import msgspec
 
 from perdure.client.audit import AuditTrail
 from perdure.client.dead_letters import CHUNK, BulkResult, DeadLetters, DeadOptions, make_letter_filter
+from perdure.client.events import Events
 from perdure.client.handle import Handle
 from perdure.client.limits import Breakers, Limits
 from perdure.client.locks import Locks
 from perdure.client.remote.bodies import duration_text, moment_text, present, retry_body, schedule_body
 from perdure.client.remote.handle import RemoteHandle
-from perdure.client.remote.session import RemoteSession
+from perdure.client.remote.session import LONG_POLL, RemoteSession
 from perdure.client.remote.store import filter_fields, refused
 from perdure.client.remote.values import decoded, members, restore_all, value_of
 from perdure.client.runs.attempt_reports import failure_of
@@ -383,6 +384,22 @@ class RemoteTokens(Tokens):
 
     async def _find(self, name: str) -> TokenInfo:
         return value_of(TokenInfo, await self._session.call("GET", "/tokens/{name}", name=name))
+
+
+class RemoteEvents(Events):
+    """Sticky events of a server: `engine.events`."""
+
+    _session: RemoteSession
+
+    async def _delete(self, id: str, reason: str) -> bool:
+        return await RemoteRuns(self._session).delete(id, reason, purge=True)
+
+    async def _wait(self, name: str, type: Any) -> Any:
+        while (found := await self.get(name, type)) is None:
+            await self._session.call(
+                "GET", "/sticky-events/{name}", query={"wait": LONG_POLL}, wait=LONG_POLL, name=name
+            )
+        return found.value
 
 
 async def _named(session: RemoteSession, kind: Any, path: str, limit: int, after: str) -> builtins.list[Any]:

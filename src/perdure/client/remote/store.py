@@ -29,6 +29,7 @@ from perdure.core.limits.breaker import PREFIX as BREAKER_PREFIX
 from perdure.core.limits.breaker import Circuit
 from perdure.core.model.attributes import condition_text
 from perdure.core.model.dead_letter import DeadLetter, DeadLetterFilter, DeadLetterPage, DeleteOutcome
+from perdure.core.model.events import EmitOutcome, NewStickyEvent
 from perdure.core.model.record import Message, NewMessage, Record, RecordKind, SendOutcome
 from perdure.core.model.run import CountBy, Run, RunFilter, RunGroup, RunPage
 from perdure.core.model.run_orders import OrderOutcome, Pause, PauseKind, RunOrder
@@ -252,6 +253,12 @@ class RemoteStore:
         """Hold a breaker open or closed, or return it to its rule."""
         verb = {Circuit.OPEN: "open", Circuit.CLOSED: "close"}.get(circuit, "reset") if circuit else "reset"
         await self._write(f"/breakers/{{name}}/{verb}", {"reason": reason}, name=gate.removeprefix(BREAKER_PREFIX))
+
+    async def emit_event(self, event: NewStickyEvent, actor: str) -> EmitOutcome:
+        """Emit a sticky event."""
+        body = {"value": msgspec.Raw(event.payload.encode()), "replace": event.replace}
+        answer = await self.transport.request("PUT", path_of("/sticky-events/{name}", name=event.name), None, body)
+        return EmitOutcome.EMITTED if decoded(answer, "emitted", bool) else EmitOutcome.KEPT
 
     async def set_watermark(self, watermark: Watermark, actor: str, reason: str = "") -> None:
         """Set a watermark."""

@@ -40,8 +40,9 @@ class RecordKind(StrEnum):
     REPORT = "report"
     #: A waiting step of the run was admitted by its limits.
     CALL = "call"
-    #: Only in turns: let a run wait for the end of another, or no longer. The message goes to the other run; its payload
-    #: is the id of the waiting run, its name the location there, its key that of the CHILD entry that ends the wait.
+    #: Only in turns: let a run wait for the end of another, or no longer. The message goes to the other run. Its
+    #: payload is the id of the waiting run, its name the location there, its key that of the CHILD entry that ends the
+    #: wait.
     WATCH = "watch"
     UNWATCH = "unwatch"
 

@@ -44,7 +44,8 @@ class Wait(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One thing that a run waits for."""
 
     kind: WaitKind
-    #: Name of the message, id of the child or of the other run, location of the timer or the step, name of the limit or the breaker.
+    #: Name of the message, id of the child or of the other run, location of the timer or the step, name of the limit or
+    #: the breaker.
     name: str
     #: Time since when, by the run's own clock; 0: unknown.
     since: int = 0

@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 from perdure.core.model.record import NewMessage, RecordKind, SendOutcome
 from perdure.core.model.run import FINISHED, NewRun
 from perdure.core.model.turn import Block, ContinueAsNew, Finish, Park, Release, RetryLater, Turn, TurnOutcome
+from perdure.errors import StoreUnavailable
 from perdure.store.contract import Change
 from perdure.store.server.batch_effects import BatchEffects, RunDraft
 from perdure.store.sql.audit import created_event, note_heartbeats
@@ -192,8 +193,12 @@ class CommitBatch(ABC, Generic[X]):
         for run_id, waiters in self._waiters.items():
             effects.waiters[run_id] = {waiter.place: waiter for waiter in waiters}
         watches = [one for turn in live.values() for one in turn.sends if one.kind is RecordKind.WATCH]
+        created = {child.id for turn in live.values() for child in turn.children}
         for target in dict.fromkeys(one.run_id for one in watches):
             draft = effects.drafts.get(target)
+            if draft is None and target in created:
+                # Another transaction has created the event since the rows were locked.
+                raise StoreUnavailable(f"another client created {target!r} at the same moment; try again")
             if draft is not None and draft.status in FINISHED:
                 ended = await outcome_of(self._tx, target)
                 effects.outcomes[target] = None if ended is None else ended[1]

@@ -33,6 +33,7 @@ from perdure.core.model.dead_letter import (
     DeleteOutcome,
 )
 from perdure.core.model.documents import Document, DocumentKind
+from perdure.core.model.events import EmitOutcome, NewStickyEvent
 from perdure.core.model.lock import LockGrant, LockInfo
 from perdure.core.model.outputs import BroadcastResult, Output, OutputKind
 from perdure.core.model.record import Message, NewMessage, Record, SendOutcome
@@ -76,6 +77,7 @@ from perdure.store.sql.runs.attempt_reports import report_attempt
 from perdure.store.sql.runs.attributes import read_attributes
 from perdure.store.sql.runs.claim import claim_by_id, ready_run_ids
 from perdure.store.sql.runs.create import create
+from perdure.store.sql.runs.events import emit_event
 from perdure.store.sql.runs.inbox import broadcast, cancel, send
 from perdure.store.sql.runs.outputs import latest_outputs, outputs
 from perdure.store.sql.runs.pause_and_evict import order_run, set_priority
@@ -321,6 +323,10 @@ class SqlStore(ABC):
         return await self._write(
             "decide_message", actor, lambda tx: decide_message(tx, run_id, number, key, payload, deliver=deliver)
         )
+
+    async def emit_event(self, event: NewStickyEvent, actor: str) -> EmitOutcome:
+        """Give a sticky event its value, unless it has another one, and tell the runs that wait for it."""
+        return await self._write("emit_event", actor, partial(emit_event, event=event))
 
     async def report_attempt(self, report: AttemptReport, actor: str) -> ReportOutcome:
         """Write a report from outside about an attempt at an activity."""

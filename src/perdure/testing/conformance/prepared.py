@@ -6,6 +6,7 @@ import sys
 from collections.abc import Awaitable, Callable
 
 from perdure.core.limits.limit import LimitBounds
+from perdure.core.model.events import NewStickyEvent, event_run
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Reason, RetryRequest, Status
 from perdure.core.model.run_orders import Pause, PauseKind, RunOrder
@@ -39,6 +40,7 @@ from perdure.testing.conformance.runs.attempt_reports import a_pending_attempt, 
 from perdure.testing.conformance.runs.claim_by_id import prepare_claim_by_id
 from perdure.testing.conformance.runs.outputs import a_set_aside
 from perdure.testing.conformance.runs.reopen import a_fork
+from perdure.testing.conformance.runs.waiters import a_wait
 from perdure.testing.conformance.schedules import a_schedule
 
 Verb = Callable[[Store], Awaitable[object]]
@@ -80,6 +82,15 @@ async def _prepare_terminate(store: Store) -> Verb:
 async def _prepare_decide_message(store: Store) -> Verb:
     await commit(store, await held(store), a_record(0), outputs=(a_set_aside(),), next=a_park())
     return lambda store: store.decide_message("r1", 0, "d1", "7", ACTOR, deliver=True)
+
+
+async def _prepare_emit_event(store: Store) -> Verb:
+    await commit(
+        store, await held(store, "waiter"), children=(event_run("event:rates", "w"),), sends=(a_wait("event:rates"),),
+        next=a_park(),
+    )  # fmt: skip
+    event = NewStickyEvent(name="rates", payload="1", write_id="e1")
+    return lambda store: store.emit_event(event, ACTOR)
 
 
 async def _prepare_report_attempt(store: Store) -> Verb:
@@ -280,6 +291,7 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "terminate": _prepare_terminate,
     "decide_message": _prepare_decide_message,
     "report_attempt": _prepare_report_attempt,
+    "emit_event": _prepare_emit_event,
     "order_run": _prepare_order_run,
     "set_priority": _prepare_set_priority,
     "pin": _prepare_pin,

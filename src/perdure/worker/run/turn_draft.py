@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from perdure.core.codec.codec import Codec
 from perdure.core.ids import short_key
+from perdure.core.model.events import event_run
 from perdure.core.model.headers import inherit_headers
 from perdure.core.model.outputs import NewOutput, source_of
 from perdure.core.model.record import NewMessage, Record, RecordKind
@@ -127,6 +128,8 @@ class TurnDraft(Struct):
 
     def watch(self, operation: WatchOperation, run: Run) -> None:
         """Wait for the end of a run, from the next turn on."""
+        if operation.event:
+            self.children[operation.target] = event_run(operation.target, short_key(f"{run.id}:{operation.key}"))
         self.sends.append(_watch(RecordKind.WATCH, operation, run))
         self.filled = True
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from itertools import permutations
 
 import pytest
 
 from perdure.core.codec.failure import Failure
+from perdure.core.model.events import EVENT_TYPE, EmitOutcome, NewStickyEvent, event_id, event_run
 from perdure.core.model.record import Message, NewMessage, RecordKind
 from perdure.core.model.run import Reason, Status
 from perdure.core.model.turn import Finish, Lease, Release, Turn, TurnOutcome
+from perdure.errors import StoreUnavailable
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,
@@ -39,6 +42,11 @@ async def waiting(store: Store, target: str, waiter: str = "waiter") -> Lease:
     lease = await held(store, waiter)
     assert await commit(store, lease, sends=(a_wait(target, waiter),), next=a_park(reason=Reason.CHILD))
     return lease
+
+
+def an_event(payload: str, *, name: str = "rates", replace: bool = False) -> NewStickyEvent:
+    """An event to emit."""
+    return NewStickyEvent(name=name, payload=payload, replace=replace, write_id=f"emit {payload}")
 
 
 def _told(entry: Message) -> tuple[RecordKind, str, str | None, bool]:
@@ -194,6 +202,63 @@ class Waiting:
         assert await store.inbox("waiter", 0) == []
         assert await harness.query("SELECT run_id FROM perdure_waiters") == []
 
+    async def test_an_event_is_created_by_the_first_wait_and_ended_by_its_emission(
+        self, store: Store, harness: Harness
+    ) -> None:
+        id = event_id("rates")
+        for name in ("a", "b"):
+            wait = a_wait(id, name)
+            turn = Turn(lease=await held(store, name), children=(event_run(id, name),), sends=(wait,), next=a_park())
+            assert await store.commit([turn], ACTOR) == [TurnOutcome.APPLIED]
+        run = await store.get(id)
+        assert run is not None
+        assert (run.type, run.status, await claim_ids(store, nonce="none")) == (EVENT_TYPE, Status.WAITING, [])
+        assert await store.emit_event(an_event("1"), ACTOR) is EmitOutcome.EMITTED
+        for name in ("a", "b"):
+            assert [_told(entry) for entry in await store.inbox(name, 0)] == [
+                (RecordKind.CHILD, "run.result", "1", False)
+            ]
+        assert sorted(await claim_ids(store, nonce="woken")) == ["a", "b"]
+        assert await harness.query("SELECT run_id FROM perdure_waiters") == []
+
+    async def test_an_event_that_was_emitted_answers_at_once(self, store: Store) -> None:
+        id = event_id("rates")
+        assert await store.emit_event(an_event("1"), ACTOR) is EmitOutcome.EMITTED
+        turn = Turn(
+            lease=await held(store, "waiter"), children=(event_run(id, "w"),), sends=(a_wait(id),), next=a_park()
+        )
+        assert await store.commit([turn], ACTOR) == [TurnOutcome.AWAKE]
+        [entry] = await store.inbox("waiter", 0)
+        assert (entry.payload, entry.failed) == ("1", False)
+
+    async def test_the_first_value_of_an_event_stays_unless_it_is_replaced(self, store: Store) -> None:
+        outcomes = [await store.emit_event(an_event(value), ACTOR) for value in ("1", "1", "2")]
+        assert outcomes == [EmitOutcome.EMITTED, EmitOutcome.EMITTED, EmitOutcome.KEPT]
+        assert await store.emit_event(an_event("2", replace=True), ACTOR) is EmitOutcome.EMITTED
+        run = await store.get(event_id("rates"))
+        assert run is not None
+        assert (run.status, run.output, run.generation) == (Status.COMPLETED, "2", 2)
+        await store.create([a_run(event_id("other"))], ACTOR)
+        assert await store.emit_event(an_event("1", name="other"), ACTOR) is EmitOutcome.TAKEN
+
+    async def test_runs_that_begin_to_wait_for_an_event_at_once_are_all_told(self, store: Store) -> None:
+        for number in range(5):
+            id, names = event_id(f"e{number}"), [f"{number}-{letter}" for letter in "abc"]
+            turns = [
+                Turn(
+                    lease=await held(store, name),
+                    records=(a_record(0),),
+                    children=(event_run(id, name),),
+                    sends=(a_wait(id, name),),
+                    next=a_park(reason=Reason.CHILD),
+                )
+                for name in names
+            ]
+            emission = store.emit_event(an_event("1", name=f"e{number}"), ACTOR)
+            await asyncio.gather(emission, *(_until_decided(store, turn) for turn in turns))
+            for run in await store.get_many(names):
+                assert (run.inbox_seq, run.status in (Status.RUNNING, Status.PENDING)) == (1, True)
+
     async def test_no_wake_up_is_lost_between_the_wait_and_the_end(self, store: Store) -> None:
         for number in range(20):
             target, lease = await held(store, f"target-{number}"), await held(store, f"waiter-{number}")
@@ -207,5 +272,8 @@ class Waiting:
 
 
 async def _until_decided(store: Store, turn: Turn) -> None:
-    while (await store.commit([turn], ACTOR))[0] is TurnOutcome.BUSY:
-        pass
+    """Commit as a journal does: a turn whose row is busy, or whose database is unavailable, goes again."""
+    verdict = TurnOutcome.BUSY
+    while verdict is TurnOutcome.BUSY:
+        with suppress(StoreUnavailable):
+            [verdict] = await store.commit([turn], ACTOR)
