@@ -19,11 +19,11 @@ WHERE id = :id
 {for_update}
 """
 
-#: Another value is another generation of the run, with an outcome of its own.
+#: Another value is another generation of the run, with an outcome of its own. MySQL assigns from left to right.
 _EMIT = """
 UPDATE perdure_runs
-SET status = 'completed', reason = NULL, output = :output, error = NULL, finished_at = :now, deleted_at = 0,
-    generation = CASE WHEN finished_at = 0 THEN generation ELSE generation + 1 END
+SET generation = CASE WHEN finished_at = 0 THEN generation ELSE generation + 1 END,
+    status = 'completed', reason = NULL, output = :output, error = NULL, finished_at = :now, deleted_at = 0
 WHERE id = :id
 """
 
