@@ -2,6 +2,7 @@
 
 from perdure.client.audit import AuditTrail
 from perdure.client.dead_letters import BulkResult, DeadLetters
+from perdure.client.events import Events
 from perdure.client.limits import Breakers, Limits
 from perdure.client.locks import LockContext, Locks
 from perdure.client.runs.namespace import PruneReport, Runs
@@ -17,6 +18,7 @@ from perdure.core.limits.breaker import BreakerInfo, BreakerRule, Circuit
 from perdure.core.limits.limit import LimitBounds, LimitInfo, PermitScope
 from perdure.core.model.dead_letter import DeadLetter, DeadLetterAttempt, DeadLetterPage, DeadLetterReason
 from perdure.core.model.documents import StoredDeployReport, TypeFindings, WorkflowSource
+from perdure.core.model.events import StickyEvent
 from perdure.core.model.histories import DamagedLine, ExportReport, HistoriesReport
 from perdure.core.model.lock import LockInfo
 from perdure.core.model.outputs import Interruption
@@ -74,6 +76,7 @@ __all__ = [
     "ErrorNotice",
     "Event",
     "EventPage",
+    "Events",
     "ExportReport",
     "FailedAttempt",
     "Failure",
@@ -109,6 +112,7 @@ __all__ = [
     "Schedules",
     "SetAsideMessage",
     "StepReport",
+    "StickyEvent",
     "StoredDeployReport",
     "TokenInfo",
     "Tokens",

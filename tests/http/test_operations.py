@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 from typing import Any
 
@@ -89,6 +90,22 @@ async def test_watermarks_bound_what_waits(site: Served) -> None:
     assert (await site.operator.call("DELETE", "/types/http.desk.v1/watermark")).json() == {"done": True}
     assert (await site.operator.call("DELETE", "/queues/slow/watermark")).json() == {"done": True}
     await start(site, "http.approval.v1", queue="slow")
+
+
+async def test_sticky_events_are_emitted_read_listed_and_deleted(site: Served) -> None:
+    missing = await site.viewer.call("GET", "/sticky-events/rates")
+    assert (missing.status_code, missing.json()["emitted"]) == (202, False)
+    assert (await site.viewer.call("PUT", "/sticky-events/rates", {"value": 1})).status_code == 403
+    waiting = asyncio.ensure_future(site.viewer.get("/sticky-events/rates", wait=30))
+    for value, replace, emitted in ((1, False, True), (2, False, False), (2, True, True)):
+        answer = await site.operator.call("PUT", "/sticky-events/rates", {"value": value, "replace": replace})
+        assert answer.json() == {"emitted": emitted}
+    assert (await waiting)["value"] in (1, 2)
+    assert (await site.viewer.get("/sticky-events/rates"))["value"] == 2
+    assert [one["name"] for one in (await site.viewer.get("/sticky-events", prefix="ra"))["items"]] == ["rates"]
+    assert (await site.operator.call("PUT", "/sticky-events/a%20%2F", {"value": 1})).status_code == 422
+    assert (await site.operator.call("DELETE", "/sticky-events/rates")).json() == {"deleted": True}
+    assert (await site.operator.call("DELETE", "/sticky-events/rates")).json() == {"deleted": False}
 
 
 async def test_limits_breakers_and_locks_are_set_and_listed(site: Served) -> None:

@@ -625,3 +625,18 @@ async def test_the_text_of_a_new_token_does_not_leave_the_client(local: Served) 
     # Another token has the name by now.
     query = {"created_at": "2020-01-01T00:00:00Z"}
     assert (await local.admin.call("DELETE", "/tokens/ci", params=query)).json()["revoked_at"] is None
+
+
+async def test_events_are_emitted_awaited_and_deleted_over_http(client: Engine) -> None:
+    waiting = asyncio.ensure_future(client.events.wait("rates", int, "60s"))
+    assert await client.events.get("rates") is None
+    assert await client.events.emit("rates", 7)
+    assert not await client.events.emit("rates", 8)
+    assert await waiting == 7
+    assert [(event.name, event.value) for event in await client.events.list(prefix="ra")] == [("rates", 7)]
+    assert await client.events.emit("rates", 8, replace=True)
+    found = await client.events.get("rates", int)
+    assert found is not None
+    assert found.value == 8
+    assert await client.events.delete("rates")
+    assert not await client.events.delete("rates")

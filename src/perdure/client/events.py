@@ -14,13 +14,12 @@ from perdure.core.codec.snapshot import snapshot
 from perdure.core.ids import check_name
 from perdure.core.model.events import (
     EVENT_PREFIX,
-    EVENT_TYPE,
     EmitOutcome,
     NewStickyEvent,
     StickyEvent,
     event_id,
 )
-from perdure.core.model.run import Run, RunFilter, Status
+from perdure.core.model.run import EVENT_TYPE, Run, RunFilter, Status
 from perdure.core.option_checks import check_flag, check_page
 from perdure.core.time.duration import Duration
 from perdure.errors import RunExists

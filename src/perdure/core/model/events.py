@@ -12,10 +12,9 @@ from typing import Any
 from msgspec import Struct
 
 from perdure.core.ids import check_name
-from perdure.core.model.run import NewRun
+from perdure.core.model.run import EVENT_TYPE, NewRun
 from perdure.core.time.duration import NEVER
 
-EVENT_TYPE = "perdure.event"
 #: Beginning of the ids of events.
 EVENT_PREFIX = "event:"
 

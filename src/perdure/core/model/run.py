@@ -24,6 +24,8 @@ from perdure.core.time.duration import NEVER
 #: Queue and priority of a run that names none. Lower priorities go first.
 DEFAULT_QUEUE = "default"
 DEFAULT_PRIORITY = 100
+#: Type of the runs that are sticky events.
+EVENT_TYPE = "perdure.event"
 #: Options of a run that has none, as most runs: there is nothing to decode.
 NO_OPTIONS = "{}"
 
@@ -105,7 +107,9 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
         if self.held_back:
             return Status.WAITING.value, Reason.LIMIT.value, NEVER
         if self.wake_at > now:
-            return Status.WAITING.value, Reason.TIMER.value, self.wake_at
+            # A sticky event is a run that never begins, and that ends from outside.
+            reason = Reason.COMPLETION if self.type == EVENT_TYPE else Reason.TIMER
+            return Status.WAITING.value, reason.value, self.wake_at
         return Status.PENDING.value, None, now
 
 

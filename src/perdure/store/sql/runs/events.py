@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from perdure.core.model.events import EVENT_TYPE, EmitOutcome, NewStickyEvent, event_id, event_run
-from perdure.core.model.run import Status
+from perdure.core.model.events import EmitOutcome, NewStickyEvent, event_id, event_run
+from perdure.core.model.run import EVENT_TYPE, Status
 from perdure.store.contract import Change
 from perdure.store.sql.audit import created_event
 from perdure.store.sql.dialect import Transaction

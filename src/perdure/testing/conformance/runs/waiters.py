@@ -9,9 +9,9 @@ from itertools import permutations
 import pytest
 
 from perdure.core.codec.failure import Failure
-from perdure.core.model.events import EVENT_TYPE, EmitOutcome, NewStickyEvent, event_id, event_run
+from perdure.core.model.events import EmitOutcome, NewStickyEvent, event_id, event_run
 from perdure.core.model.record import Message, NewMessage, RecordKind
-from perdure.core.model.run import Reason, Status
+from perdure.core.model.run import EVENT_TYPE, Reason, Status
 from perdure.core.model.turn import Finish, Lease, Release, Turn, TurnOutcome
 from perdure.errors import StoreUnavailable
 from perdure.store import Store
