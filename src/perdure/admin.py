@@ -43,6 +43,7 @@ from perdure.core.policy.classify import Classification, ErrorCategory
 from perdure.core.routing import TypeInfo
 from perdure.core.time.schedule import BackfillPreview, Fire, Misfire, Schedule
 from perdure.workflow.definition import Definition
+from perdure.workflow.other_run import OtherRun
 
 __all__ = [
     "Audit",
@@ -91,6 +92,7 @@ __all__ = [
     "Locks",
     "Message",
     "Misfire",
+    "OtherRun",
     "Pause",
     "PauseKind",
     "PermitScope",

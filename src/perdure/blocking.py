@@ -6,6 +6,7 @@ from perdure.client.blocking import (
     DeadLetters,
     Engine,
     EngineWorker,
+    Events,
     Handle,
     Limits,
     Lock,
@@ -20,7 +21,7 @@ from perdure.client.blocking import (
     Watermarks,
     Workers,
 )
-from perdure.workflow.blocking import Child, Context, Saga
+from perdure.workflow.blocking import Child, Context, OtherRun, Saga
 
 __all__ = [
     "AuditTrail",
@@ -30,12 +31,14 @@ __all__ = [
     "DeadLetters",
     "Engine",
     "EngineWorker",
+    "Events",
     "Handle",
     "Limits",
     "Lock",
     "LockContext",
     "Locks",
     "Outbox",
+    "OtherRun",
     "Pusher",
     "Queues",
     "Runs",

@@ -104,6 +104,9 @@ DAMAGE = {
     """INSERT INTO perdure_history (run_id, seq, token, kind, location, at) VALUES ('done', 5, 2, 'scope', 'loop', 3),
        ('done', 7, 2, 'step', 'c', 3)""": "no holes but below",
     "INSERT INTO perdure_topics (topic, run_id) VALUES ('news@1', 'ghost')": "belong to a run",
+    "INSERT INTO perdure_waiters (target, run_id, message_key, location) VALUES ('done', 'loop', 'k', 'l')": (
+        "no run waits for the end of a run that is finished"
+    ),
     "DELETE FROM perdure_messages": "all that its counter says",
     "DELETE FROM perdure_outputs WHERE position = 0 AND kind = 'stream'": "positions of a stream",
     "UPDATE perdure_outputs SET position = 1 WHERE kind = 'state'": "is there once",
