@@ -22,6 +22,7 @@ def main() -> int:
     parser.add_argument("--clocks", action="store_true", help="worlds in which clocks differ from the database's")
     parser.add_argument("--ends", action="store_true", help="worlds with terminations, malformed messages and bugs")
     parser.add_argument("--once", action="store_true", help="worlds with steps that must not run twice")
+    parser.add_argument("--others", action="store_true", help="worlds with runs that wait for other runs")
     parser.add_argument("--trace", action="store_true", help="show what happened")
     options = parser.parse_args()
     first, _, last = options.seeds.partition(":")
@@ -39,6 +40,7 @@ def main() -> int:
             clocks=options.clocks,
             ends=options.ends,
             once=options.once,
+            others=options.others,
         )
         sometimes += report.sometimes
         failed += bool(report.findings)

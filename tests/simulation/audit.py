@@ -37,6 +37,7 @@ WHERE kind IN ('started', 'claimed', 'released', 'reclaimed')
 ORDER BY run_id, id
 """
 _ENDS = "SELECT parent_id, COALESCE(output, error) FROM temp.ends WHERE finished_at > 0 AND parent_id IS NOT NULL"
+_ALL_ENDS = "SELECT COALESCE(output, error) FROM temp.ends WHERE finished_at > 0"
 _REQUEUED = "SELECT run_id FROM perdure_outputs WHERE kind = 'requeue' AND output_key LIKE 'requeue:%'"
 _OVERWRITTEN = "SELECT what FROM temp.overwritten"
 
@@ -116,6 +117,10 @@ class Audit:
 
     def _unasked(self) -> Iterator[str]:
         for run in self._runs.values():
+            # A run that another one has started has the id of that one before the slash.
+            starter, slash, _ = run.id.partition("/")
+            if slash and starter.partition("~")[0] in self._runs:
+                continue
             if run.parent_id is None and (run.idempotency_key or run.id) not in self._ledger.asked:
                 yield f"run {run.id} was not asked for"
         for run_id, key, kind, name in self._query("SELECT run_id, message_key, kind, name FROM perdure_messages"):
@@ -195,8 +200,13 @@ class Audit:
         ended: dict[str, set[str | None]] = defaultdict(set)
         for parent_id, payload in self._query(_ENDS):
             ended[parent_id].add(payload)
+        others = {payload for (payload,) in self._query(_ALL_ENDS)}
         for parent_id, history in self._histories.items():
             for record in history:
+                if record.kind is RecordKind.CHILD and "run.result" in record.location:
+                    if record.payload not in others:
+                        yield f"{record.location} of run {parent_id} has an outcome that no run had: {record.payload}"
+                    continue
                 # One that is requeued lets go of children that have not ended yet, and notes them as failed.
                 let_go = record.failed and parent_id in self._requeued
                 if record.kind is RecordKind.CHILD and not let_go and record.payload not in ended[parent_id]:

@@ -35,6 +35,7 @@ from tests.simulation.programs import (
     Map,
     Once,
     Op,
+    Other,
     Outcome,
     Program,
     Race,
@@ -64,6 +65,7 @@ class Author:
         guards: Guards | None = None,
         ends: bool = False,
         once: bool = False,
+        others: bool = False,
     ) -> None:
         self._rng = rng
         #: Whether there are bugs, and more that can be undone.
@@ -86,6 +88,8 @@ class Author:
         self._once = once
         if once:
             leaves.append((lambda: Once(rng.choice((0.0, 0.1, 1.0, 5.0))), 20))
+        if others:
+            nests.append((self._other, 40))
         self._leaves = leaves
         self._nests = [each for each in nests if rng.random() < 0.7] or nests
 
@@ -232,6 +236,9 @@ class Author:
 
     def _cleanup(self, depth: int) -> Op:
         return Cleanup(self.program(depth), self._rng.choice(STEPS))
+
+    def _other(self, depth: int) -> Op:
+        return Other(self.whole(depth), self._rng.choice((0.0, 0.0, 0.5, 5.0)))
 
     def _child(self, depth: int) -> Op:
         return Child(self.whole(depth), stubborn=self._rng.random() < 0.2)

@@ -47,6 +47,7 @@ from tests.simulation.programs import (
     Map,
     Once,
     Op,
+    Other,
     Outcome,
     Program,
     Race,
@@ -144,6 +145,8 @@ class Interpreter:
                 log.append(await self._step(ctx, op, log))
             case Once(seconds=seconds):
                 await self._once(ctx, seconds, log)
+            case Other(body=body, seconds=seconds):
+                await self._other(ctx, body, seconds, log)
             case Stand(body=body, back=back):
                 await self._stand(ctx, body, back, log)
             case Act():
@@ -210,6 +213,19 @@ class Interpreter:
         except StepInterrupted:
             log.append("interrupted")
             self._sometimes["a step that must not run twice was interrupted"] += 1
+
+    async def _other(self, ctx: Context, body: Program, seconds: float, log: Log) -> None:
+        other = ctx.run(ctx.start(self._child_of(body)))
+        try:
+            async with asyncio.timeout(seconds or None):
+                log.append("other " + " ".join(await other.result(list[str])))
+            self._sometimes["a run that is no child was waited for"] += 1
+        except TimeoutError:
+            log.append("too late")
+            self._sometimes["a wait for another run was given up"] += 1
+        except Exception:
+            self._sometimes["a run that is no child failed those that waited"] += 1
+            raise
 
     async def _stand(self, ctx: Context, body: Program, back: bool, log: Log) -> None:
         try:

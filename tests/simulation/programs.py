@@ -158,6 +158,13 @@ class Child(Struct, frozen=True, tag="child"):
     stubborn: bool = False
 
 
+class Other(Struct, frozen=True, tag="other"):
+    """A run that is no child, whose end is waited for, for a while."""
+
+    body: Program
+    seconds: float = 0.0
+
+
 class Show(Struct, frozen=True, tag="show"):
     """A state and items of a stream."""
 
@@ -263,7 +270,8 @@ class Bug(Struct, frozen=True, tag="bug"):
 
 
 Op = (
-    Step | Once | Act | Guarded | Lined | Deed | Sleep | Receive | Gather | Group | Race | Limit | Try | Stand | Cleanup
+    Step | Once | Other | Act | Guarded | Lined | Deed | Sleep | Receive | Gather | Group | Race | Limit | Try | Stand
+    | Cleanup
     | Child | Show | Tell | ReceiveAny | Answer
     | Listen | Version | Bug
     | Join | Contest | Map | Loop | Saga | Outcome | Shield | Spawn | Anew

@@ -42,19 +42,21 @@ def simulate(
     clocks: bool = False,
     ends: bool = False,
     once: bool = False,
+    others: bool = False,
 ) -> Report:
     """Live through the world of a seed.
 
     With activities, and with clients who see to what is over, it is another one; and another with all that and limits
     and breakers, or with steps that emit and end in one turn of the loop. Another one has code that is broken in some
     processes, and clients who terminate runs and send what cannot be decoded. Another one has steps that must not run
-    twice, and code that swallows its cancellation or takes it back. Each of them is another one where the
+    twice, and code that swallows its cancellation or takes it back. Another one has runs that wait for runs that are
+    not their children. Each of them is another one where the
     clocks of processes differ from the database's.
     """
     with _undisturbed():
         world = World(
             seed, keep_trace=keep_trace, activities=activities, limits=limits, streams=streams, clocks=clocks,
-            ends=ends, once=once,
+            ends=ends, once=once, others=others,
         )  # fmt: skip
         try:
             findings = world.run()

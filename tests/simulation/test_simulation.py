@@ -15,6 +15,7 @@ from tests.simulation.planted_at_ends import PLANTED_AT_ENDS
 from tests.simulation.planted_at_gates import PLANTED_AT_GATES
 from tests.simulation.planted_once import PLANTED_ONCE
 from tests.simulation.planted_with_clocks import PLANTED_WITH_CLOCKS
+from tests.simulation.planted_with_others import PLANTED_WITH_OTHERS
 from tests.simulation.simulate import Report, simulate
 
 PROVE = bool(os.environ.get("PERDURE_PROVE"))
@@ -84,6 +85,8 @@ CLOCKED_SEEDS = 10_000 if PROVE else 25
 ENDING_SEEDS = 10_000 if PROVE else 25
 #: Of the worlds with steps that must not run twice.
 ONCE_SEEDS = 10_000 if PROVE else 25
+#: Of the worlds with runs that wait for runs that are not their children.
+OTHERS_SEEDS = 10_000 if PROVE else 25
 
 #: Each must have happened, or the simulation does not look where it should.
 RARE = frozenset(
@@ -219,6 +222,16 @@ RARE_ONCE = frozenset(
     }
 )
 
+#: The same, with runs that wait for runs that are not their children.
+RARE_WITH_OTHERS = frozenset(
+    {
+        "a run that is no child failed those that waited",
+        "a run that is no child was waited for",
+        "a run was taken over from another worker",
+        "a wait for another run was given up",
+    }
+)
+
 ALL_PLANTED = {
     **PLANTED,
     **PLANTED_AT_GATES,
@@ -227,6 +240,7 @@ ALL_PLANTED = {
     **PLANTED_WITH_CLOCKS,
     **PLANTED_AT_ENDS,
     **PLANTED_ONCE,
+    **PLANTED_WITH_OTHERS,
 }
 
 
@@ -239,8 +253,11 @@ def live(
     clocks: bool = False,
     ends: bool = False,
     once: bool = False,
+    others: bool = False,
 ) -> Report:
-    report = simulate(seed, activities=activities, limits=limits, streams=streams, clocks=clocks, ends=ends, once=once)
+    report = simulate(
+        seed, activities=activities, limits=limits, streams=streams, clocks=clocks, ends=ends, once=once, others=others
+    )
     gc.collect(0)
     return report
 
@@ -287,6 +304,12 @@ def test_every_promise_holds_for_steps_that_must_not_run_twice_and_for_swallowed
     assert not findings, "see them with: python -m tests.simulation --once --trace --seed N"
 
 
+@pytest.mark.parametrize("first", range(0, OTHERS_SEEDS, BATCH))
+def test_every_promise_holds_for_runs_that_wait_for_other_runs(first: int) -> None:
+    findings = {s: found for s in range(first, first + BATCH) if (found := live(s, others=True).findings)}
+    assert not findings, "see them with: python -m tests.simulation --others --trace --seed N"
+
+
 @pytest.mark.parametrize(
     ("options", "before", "first", "rare"),
     [
@@ -296,8 +319,9 @@ def test_every_promise_holds_for_steps_that_must_not_run_twice_and_for_swallowed
         ({"clocks": True}, (), RARE_FROM, RARE_WITH_CLOCKS),
         ({"ends": True}, SEEN_AT_ENDS_BEFORE, RARE_FROM, RARE_AT_ENDS),
         ({"once": True}, (), RARE_FROM, RARE_ONCE),
+        ({"others": True}, (), RARE_FROM, RARE_WITH_OTHERS),
     ],
-    ids=["workflows", "activities", "gates", "clocks", "ends", "once"],
+    ids=["workflows", "activities", "gates", "clocks", "ends", "once", "others"],
 )
 def test_what_is_rare_does_happen(
     options: dict[str, bool], before: tuple[int, ...], first: int, rare: frozenset[str]
@@ -325,6 +349,7 @@ def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
         "clocks": name in PLANTED_WITH_CLOCKS,
         "ends": name in PLANTED_AT_ENDS,
         "once": name in PLANTED_ONCE,
+        "others": name in PLANTED_WITH_OTHERS,
     }
     for seed in (FOUND_BEFORE.get(name, 0), *range(ENOUGH)):
         report = live(seed, **world)

@@ -98,9 +98,11 @@ class World:
         clocks: bool = False,
         ends: bool = False,
         once: bool = False,
+        others: bool = False,
     ) -> None:
         self.seed = seed
         self._once = once
+        self._others = others
         self._ends = ends
         self._activities = activities or limits or streams
         self._streams = streams
@@ -156,7 +158,12 @@ class World:
         for _ in range(self.rng.randint(1, 3)):
             self.begin_life()
         author = Author(
-            self._fork("author"), activities=self._activities, guards=self._guards, ends=self._ends, once=self._once
+            self._fork("author"),
+            activities=self._activities,
+            guards=self._guards,
+            ends=self._ends,
+            once=self._once,
+            others=self._others,
         )
         clients = self._clients = [self._client(number, author) for number in range(2)]
         nemesis = Nemesis(self, self._fork("nemesis"))
