@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from perdure.core.ids import WATCH_KEY
 from perdure.core.model.run import Reason
 from perdure.core.time.duration import NEVER
 
@@ -248,6 +249,7 @@ INBOXES = (
         WHERE m.consumed <> CASE WHEN m.seq <= r.inbox_read THEN 1 ELSE 0 END
         """,
     ),
+    # The end of another run leaves nothing if it comes after the wait for it was given up.
     Invariant(
         "what was consumed is in the history once, as what it was, unless that was trimmed or it is an activity's (I5)",
         f"""
@@ -257,7 +259,7 @@ INBOXES = (
         WHERE m.consumed = 1 AND m.kind NOT IN ('pause', 'resume', 'evict', 'wake', 'call')
         GROUP BY m.run_id, m.seq, m.kind, r.id, r.type, r.generation
         HAVING COUNT(h.seq) > 1 OR MIN(h.kind) <> m.kind OR (COUNT(h.seq) = 0 AND NOT {TRIMMED}
-          AND r.type NOT IN {_ACTIVITIES})
+          AND r.type NOT IN {_ACTIVITIES} AND MIN(m.message_key) NOT LIKE '{WATCH_KEY}%')
         """,
     ),
     # A later attempt takes in again what an earlier one did, a call that cannot be written fails where it was made, and
