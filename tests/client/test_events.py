@@ -32,7 +32,7 @@ async def test_a_run_that_waits_gets_the_value_when_it_is_emitted(stage: Stage) 
         runs = [await engine.start(trade("rates")) for _ in range(5)]
         for run in runs:
             await until(run, Status.WAITING)
-        assert "'event:rates'" in await runs[0].why()
+        assert "'sticky:rates'" in await runs[0].why()
         assert await engine.events.emit("rates", Rates(1.25))
         assert [await run.result("20s") for run in runs] == [1.25] * 5
     assert [record.location for record in await runs[0].history()] == ["event"]
@@ -122,7 +122,7 @@ async def test_an_event_that_is_only_waited_for_is_neither_listed_nor_deleted(st
 async def test_old_events_are_pruned_as_runs_are(stage: Stage) -> None:
     engine = stage.engine(trade)
     await engine.events.emit("rates", 1)
-    assert (await engine.runs.prune("0s", types="perdure.event")).runs == 1
+    assert (await engine.runs.prune("0s", types="perdure.sticky")).runs == 1
     assert await engine.events.get("rates") is None
 
 
@@ -139,7 +139,7 @@ async def test_an_event_that_is_cancelled_raises_in_those_that_wait(stage: Stage
     async with engine.worker():
         run = await engine.start(trade("rates"))
         await until(run, Status.WAITING)
-        await engine.cancel("event:rates", "no rates today")
+        await engine.cancel("sticky:rates", "no rates today")
         with pytest.raises(RunFailed, match="no rates today"):
             await run.result("20s")
         assert await engine.events.emit("rates", Rates(1.0))
@@ -156,8 +156,8 @@ async def test_bad_names_and_ids_of_other_runs_are_refused(stage: Stage) -> None
             await engine.events.wait(name, timeout="1s")
     with pytest.raises(UsageError):
         await engine.events.emit("rates", 1, replace=bad)
-    await engine.start(trade("other"), id="event:rates")
-    with pytest.raises(RunExists, match="'event:rates' belongs to a run that is no event"):
+    await engine.start(trade("other"), id="sticky:rates")
+    with pytest.raises(RunExists, match="'sticky:rates' belongs to a run that is no event"):
         await engine.events.emit("rates", 1)
     assert await engine.events.get("rates") is None
 

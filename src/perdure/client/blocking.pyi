@@ -915,6 +915,7 @@ class Outbox:
         Receivers get the same event with the same id. Events of a key wait for those that are to be delivered already.
         A delivery that is a dead letter is retried with `engine.dead_letters.retry`. Raises `RunNotFound`.
         """
+
 class Events:
     """`Events` whose methods block."""
     def emit(self, name: str, value: object = None, *, replace: bool = False) -> bool:

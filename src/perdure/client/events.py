@@ -19,7 +19,7 @@ from perdure.core.model.events import (
     StickyEvent,
     event_id,
 )
-from perdure.core.model.run import EVENT_TYPE, Run, RunFilter, Status
+from perdure.core.model.run import STICKY_TYPE, Run, RunFilter, Status
 from perdure.core.option_checks import check_flag, check_page
 from perdure.core.time.duration import Duration
 from perdure.errors import RunExists
@@ -81,7 +81,7 @@ class Events:
 
     async def list(self, *, prefix: str = "", limit: int = 100) -> builtins.list[StickyEvent]:
         """List events that were emitted, the latest first, with names that begin with `prefix`."""
-        wanted = RunFilter(type=EVENT_TYPE, status=(Status.COMPLETED,), id_prefix=f"{EVENT_PREFIX}{prefix}")
+        wanted = RunFilter(type=STICKY_TYPE, status=(Status.COMPLETED,), id_prefix=f"{EVENT_PREFIX}{prefix}")
         page = await (await self._session.connect()).list(wanted, check_page(limit), None)
         return [self._event(run, Any) for run in page.runs]
 
@@ -100,4 +100,4 @@ class Events:
 
 
 def _is_emitted(run: Run) -> bool:
-    return run.type == EVENT_TYPE and run.status is Status.COMPLETED
+    return run.type == STICKY_TYPE and run.status is Status.COMPLETED

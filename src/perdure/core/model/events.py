@@ -12,11 +12,11 @@ from typing import Any
 from msgspec import Struct
 
 from perdure.core.ids import check_name
-from perdure.core.model.run import EVENT_TYPE, NewRun
+from perdure.core.model.run import STICKY_TYPE, NewRun
 from perdure.core.time.duration import NEVER
 
 #: Beginning of the ids of events.
-EVENT_PREFIX = "event:"
+EVENT_PREFIX = "sticky:"
 
 
 class StickyEvent(Struct, frozen=True, kw_only=True):
@@ -57,4 +57,4 @@ def event_id(name: str) -> str:
 
 def event_run(id: str, write_id: str) -> NewRun:
     """Make the run that is an event which was not emitted yet."""
-    return NewRun(id=id, type=EVENT_TYPE, wake_at=NEVER, write_id=write_id)
+    return NewRun(id=id, type=STICKY_TYPE, wake_at=NEVER, write_id=write_id)

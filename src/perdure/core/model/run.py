@@ -25,7 +25,7 @@ from perdure.core.time.duration import NEVER
 DEFAULT_QUEUE = "default"
 DEFAULT_PRIORITY = 100
 #: Type of the runs that are sticky events.
-EVENT_TYPE = "perdure.event"
+STICKY_TYPE = "perdure.sticky"
 #: Options of a run that has none, as most runs: there is nothing to decode.
 NO_OPTIONS = "{}"
 
@@ -108,7 +108,7 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
             return Status.WAITING.value, Reason.LIMIT.value, NEVER
         if self.wake_at > now:
             # A sticky event is a run that never begins, and that ends from outside.
-            reason = Reason.COMPLETION if self.type == EVENT_TYPE else Reason.TIMER
+            reason = Reason.COMPLETION if self.type == STICKY_TYPE else Reason.TIMER
             return Status.WAITING.value, reason.value, self.wake_at
         return Status.PENDING.value, None, now
 

@@ -86,7 +86,7 @@ async def _prepare_decide_message(store: Store) -> Verb:
 
 async def _prepare_emit_event(store: Store) -> Verb:
     await commit(
-        store, await held(store, "waiter"), children=(event_run("event:rates", "w"),), sends=(a_wait("event:rates"),),
+        store, await held(store, "waiter"), children=(event_run("sticky:rates", "w"),), sends=(a_wait("sticky:rates"),),
         next=a_park(),
     )  # fmt: skip
     event = NewStickyEvent(name="rates", payload="1", write_id="e1")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.core.model.events import EmitOutcome, NewStickyEvent, event_id, event_run
-from perdure.core.model.run import EVENT_TYPE, Status
+from perdure.core.model.run import STICKY_TYPE, Status
 from perdure.store.contract import Change
 from perdure.store.sql.audit import created_event
 from perdure.store.sql.dialect import Transaction
@@ -38,7 +38,7 @@ async def emit_event(tx: Transaction, event: NewStickyEvent) -> EmitOutcome:
             tx.note(id, *created_event(new))
         rows = await tx.fetch(_EVENT, {"id": id})
     type, status, output = rows[0]
-    if type != EVENT_TYPE:
+    if type != STICKY_TYPE:
         return EmitOutcome.TAKEN
     if status == Status.COMPLETED and output == event.payload:
         return EmitOutcome.EMITTED

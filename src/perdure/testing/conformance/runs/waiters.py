@@ -11,7 +11,7 @@ import pytest
 from perdure.core.codec.failure import Failure
 from perdure.core.model.events import EmitOutcome, NewStickyEvent, event_id, event_run
 from perdure.core.model.record import Message, NewMessage, RecordKind
-from perdure.core.model.run import EVENT_TYPE, Reason, Status
+from perdure.core.model.run import STICKY_TYPE, Reason, Status
 from perdure.core.model.turn import Finish, Lease, Release, Turn, TurnOutcome
 from perdure.errors import StoreUnavailable
 from perdure.store import Store
@@ -212,7 +212,7 @@ class Waiting:
             assert await store.commit([turn], ACTOR) == [TurnOutcome.APPLIED]
         run = await store.get(id)
         assert run is not None
-        assert (run.type, run.status, await claim_ids(store, nonce="none")) == (EVENT_TYPE, Status.WAITING, [])
+        assert (run.type, run.status, await claim_ids(store, nonce="none")) == (STICKY_TYPE, Status.WAITING, [])
         assert await store.emit_event(an_event("1"), ACTOR) is EmitOutcome.EMITTED
         for name in ("a", "b"):
             assert [_told(entry) for entry in await store.inbox(name, 0)] == [
