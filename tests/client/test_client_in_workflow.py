@@ -83,7 +83,7 @@ MAKERS = {"worker", "bulk_worker", "lock", "blocking"}
 #: Namespaces of an engine.
 NAMESPACES = (
     "runs", "schedules", "limits", "breakers", "locks", "dead_letters", "audit", "workers", "queues",
-    "queues.watermarks", "tokens", "outbox",
+    "queues.watermarks", "tokens", "outbox", "events",
 )  # fmt: skip
 #: Plain values.
 VALUES = {"message"}

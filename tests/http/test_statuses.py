@@ -102,6 +102,9 @@ CONTRADICTIONS: tuple[tuple[str, dict[str, str], Any], ...] = (
     ("fork", {"run_id": "done"}, {"id": "asleep"}),
     ("create_schedule", {"schedule_id": "nightly"}, {"type": "http.sleeper.v1", "timing": {"every": "2h"}}),
     ("create_token", {}, {"name": "admin"}),
+    # The run has the id of an event.
+    ("start", {}, {"type": "http.sleeper.v1", "id": "sticky:taken"}),
+    ("emit_sticky_event", {"name": "taken"}, {"value": 1}),
     ("start_bulk", {}, {"action": "cancel", "ids": ["done"], "id": "done"}),
     *((name, {"run_id": run_id}, ...) for name in STEERING for run_id in ("done", "asleep", "failed", "deleted")),
     *((name, {"run_id": "odd", "number": "0"}, ...) for name in ("deliver", "drop")),
