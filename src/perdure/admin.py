@@ -41,7 +41,8 @@ from perdure.core.model.waits import RunWaits, Wait, WaitKind
 from perdure.core.model.worker_info import BuildInfo, DrainOrder, RunningStep, RunningSteps, WorkerInfo
 from perdure.core.policy.classify import Classification, ErrorCategory
 from perdure.core.routing import TypeInfo
-from perdure.core.time.schedule import BackfillPreview, Fire, Misfire, Schedule
+from perdure.core.time.cron import Window
+from perdure.core.time.schedule import BackfillPreview, Fire, Misfire, Schedule, ScheduledRun
 from perdure.workflow.definition import Definition
 from perdure.workflow.other_run import OtherRun
 
@@ -111,6 +112,7 @@ __all__ = [
     "RunningSteps",
     "Runs",
     "Schedule",
+    "ScheduledRun",
     "Schedules",
     "SetAsideMessage",
     "StepReport",
@@ -123,6 +125,7 @@ __all__ = [
     "Wait",
     "WaitKind",
     "Watermarks",
+    "Window",
     "WorkerInfo",
     "Workers",
     "WorkflowSource",

@@ -60,6 +60,37 @@ def test_a_backfill_reads_a_date_in_the_time_zone_of_the_schedule(perdure: Perdu
     assert filled["runs"] == ["nightly@2026-01-01T05:00:00Z", "nightly@2026-01-01T06:00:00Z"]
 
 
+def test_a_schedule_has_a_beginning_an_end_and_skipped_dates(perdure: Perdure) -> None:
+    made = perdure(
+        *CREATE, "--cron", "0 * * * *", "--zone", "Asia/Tokyo", "--starts", "2099-01-02T06:00",
+        "--ends", "2099-01-04T02:00+09:00", "--skip", "2099-01-03, 2099-01-05", "--json",
+    ).json  # fmt: skip
+    assert made["when"] == {"cron": "0 * * * *", "zone": "Asia/Tokyo"}
+    assert (made["starts"], made["ends"]) == ("2099-01-01T21:00:00+00:00", "2099-01-03T17:00:00+00:00")
+    assert made["skip"] == ["2099-01-03", "2099-01-05"]
+    times = perdure("schedules", "next", URL, "nightly", "--count", "30", "--json").json
+    assert (times[0], times[-1], len(times)) == ("2099-01-02T06:00:00+09:00", "2099-01-04T01:00:00+09:00", 20)
+    shown = perdure("schedules", "show", URL, "nightly").out
+    assert "2099-01-02 06:00:00+09:00" in shown
+    assert "2099-01-03, 2099-01-05" in shown
+    changed = perdure("schedules", "change", URL, "nightly", "--skip", "none", "--json").json
+    assert (changed["skip"], changed["starts"]) == ([], made["starts"])
+    assert "is not a date" in perdure("schedules", "change", URL, "nightly", "--skip", "someday").err
+
+
+def test_runs_of_a_schedule_are_printed_in_its_zone(perdure: Perdure) -> None:
+    perdure(*CREATE, "--cron", "0 * * * *", "--zone", "America/New_York")
+    assert perdure("schedules", "runs", URL, "nightly").err == "nightly has started no run yet.\n"
+    perdure("schedules", "backfill", URL, "nightly", "--from", "2026-01-01", "--to", "2026-01-01T02:00")
+    perdure("schedules", "trigger", URL, "nightly")
+    printed = perdure("schedules", "runs", URL, "nightly").out
+    assert "2026-01-01 00:00:00-05:00" in printed
+    assert "by hand" in printed
+    [by_hand, *others] = perdure("schedules", "runs", URL, "nightly", "--json").json
+    assert by_hand["fire_time"] is None
+    assert {one["fire_time"] for one in others} == {"2026-01-01T00:00:00-05:00", "2026-01-01T01:00:00-05:00"}
+
+
 def test_a_schedule_may_run_once(perdure: Perdure) -> None:
     perdure(*CREATE, "--at", "1h")
     assert len(perdure("schedules", "next", URL, "nightly").out.splitlines()) == 1

@@ -9,6 +9,8 @@ from itertools import pairwise
 import pytest
 
 from perdure import Context, Cron, Every, Status, fire_time_of, workflow
+from perdure.core.time.cron import fire_times
+from perdure.core.time.duration import moment_of
 from perdure.errors import ScheduleExists, ScheduleNotFound
 from tests.helpers import eventually
 from tests.stage import Stage
@@ -33,6 +35,26 @@ async def test_a_schedule_runs_until_it_is_paused_and_each_slot_once(stage: Stag
         assert len(fired) == len(set(fired)) == len((await engine.runs.list()).runs)
         slots = sorted(slot for run in (await engine.runs.list()).runs if (slot := fire_time_of(run.id)) is not None)
         assert {after - before for before, after in pairwise(slots)} == {timedelta(milliseconds=100)}
+
+
+async def test_two_workers_start_each_fire_time_before_the_end_of_a_schedule_once(stage: Stage) -> None:
+    engine, start = stage.engine(tick), datetime.now(UTC) + timedelta(seconds=2)
+    ends, tomorrow = start + timedelta(milliseconds=950), start.date() + timedelta(days=1)
+    async with engine.worker(), engine.worker():
+        made = await engine.schedules.create(
+            "short", tick(7), Every("100ms"), starts=start, ends=ends, skip=[tomorrow],
+            jitter="50ms", overlap="allow", misfire="all",
+        )  # fmt: skip
+        times = [moment_of(time) for time in fire_times(made.window, made.next_fire_time - 1)]
+        assert made.timing == Every("100ms", start)
+
+        async def has_ended() -> bool:
+            completed = (await engine.runs.list(status=Status.COMPLETED)).runs
+            return len(completed) >= len(times) and await engine.schedules.next("short") == []
+
+        await eventually(has_ended)
+        assert sorted(run.fire_time or ends for run in await engine.schedules.runs("short")) == times
+        assert (await engine.schedules.get("short")).window.skip == (tomorrow,)
 
 
 async def test_two_who_create_and_change_one_at_once_are_one_after_the_other(stage: Stage) -> None:

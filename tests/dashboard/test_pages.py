@@ -699,6 +699,24 @@ async def test_the_page_of_deploys_shows_the_last_check_by_type(shop: Shop) -> N
     assert "shown above" in (await read(shop.client, f"/deploy?report={report.id}")).text
 
 
+async def test_the_form_of_a_schedule_has_its_beginning_its_end_and_its_skipped_dates(shop: Shop) -> None:
+    engine, path = shop.engine, "/schedules/bounded/change"
+    await engine.schedules.create("bounded", reminder(1), Cron("@daily", "Asia/Tokyo"), skip=["2099-01-01"])
+    page = (await shop.client.get(path)).text
+    given = dict(re.findall(r'<input[^>]* name="([^"]*)"[^>]* value="([^"]*)"', page))
+    given |= dict(re.findall(r'type="hidden" name="([^"]*)" value="([^"]*)"', page))
+    assert (given["starts"], given["ends"], given["skip"]) == ("", "", "2099-01-01")
+    given |= {"overlap": given["before-overlap"], "ends": "2099-02-01T00:00", "skip": "2099-01-01, 2099-01-06"}
+    assert (await shop.client.post(path, data=given)).status_code == 303
+    window = (await engine.schedules.get("bounded")).window
+    assert window.ends == datetime.datetime(2099, 1, 31, 15, tzinfo=datetime.UTC)
+    assert [str(day) for day in window.skip] == ["2099-01-01", "2099-01-06"]
+    assert "until Sun 2099-02-01 00:00:00 JST, skips 2 dates" in (await shop.client.get("/schedules")).text
+    for wrong in ({"ends": "later"}, {"skip": "someday"}):
+        answer = await shop.client.post(path, data={**given, **wrong})
+        assert answer.status_code == 422, answer.text
+
+
 async def test_a_schedule_is_changed_by_what_differs_in_its_form(shop: Shop) -> None:
     engine, path = shop.engine, "/schedules/changed/change"
     await engine.schedules.create("changed", reminder(1), Every("90m", LATER), jitter="5m", priority=7)

@@ -20,12 +20,14 @@ from perdure.client.handle import Handle
 from perdure.client.remote.engine import RemoteEngine
 from perdure.client.runs.namespace import RunFilters
 from perdure.core.model.run import Reason, Status
+from perdure.core.time.cron import Window
 from perdure.errors import (
     AccessRefused,
     BadArguments,
     EngineClosed,
     InvalidDuration,
     InvalidId,
+    InvalidSchedule,
     Overloaded,
     PerdureError,
     RunCancelled,
@@ -303,6 +305,22 @@ async def test_a_call_has_the_settings_of_its_code_and_its_own_on_a_server_witho
     many = await client.start_many([checkout(Order("m", 1)), mail("eve")], ids=["m1", "m2"], attributes={"batch": 7})
     assert await many[0].result(timeout=60) == "paid 1"
     assert [one.id for one in (await client.runs.list(attributes={"batch": 7})).runs] == ["m2", "m1"]
+
+
+async def test_a_schedule_keeps_its_window_over_http_and_lists_its_runs_in_its_zone(client: Engine) -> None:
+    schedules, timing = client.schedules, Cron("0 * * * *", "Asia/Tokyo")
+    start = datetime.datetime(2099, 1, 1, 9)
+    made = await schedules.create("w", checkout(Order("h", 1)), timing, starts=start, skip=[datetime.date(2099, 1, 2)])
+    assert made.window == Window(timing, start.replace(tzinfo=datetime.UTC, hour=0), None, (datetime.date(2099, 1, 2),))
+    assert await schedules.get("w") == made
+    assert (await schedules.change("w", skip=[], starts=None)).window == Window(timing)
+    run = await schedules.trigger("w")
+    [listed] = await schedules.runs("w")
+    assert (listed.run_id, listed.fire_time, listed.created_at.utcoffset()) == (
+        run.id, None, datetime.timedelta(hours=9)
+    )  # fmt: skip
+    with pytest.raises(InvalidSchedule, match="not a date"):
+        await schedules.change("w", skip=["someday"])
 
 
 async def test_schedules_are_created_changed_triggered_and_deleted(client: Engine) -> None:

@@ -1,8 +1,8 @@
 """A simulation of schedules: workers, clients and faults in one process, from a seed.
 
-No worker serves the scheduled type; runs end by being cancelled now and then. One schedule is never changed, one lets
-its fire times wait, and one is changed in every way. Through crashes, stalls and lost answers, each fire time is
-handled once.
+No worker serves the scheduled type; runs end by being cancelled now and then. One schedule is never changed, one ends
+soon, one lets its fire times wait, and one is changed in every way. Through crashes, stalls and lost answers, each
+fire time is handled once.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import msgspec
 from perdure import Call, Engine, Every, PerdureError
 from perdure.admin import Schedule
 from perdure.core.audit import Event
+from perdure.core.time.duration import instant, moment_of
 from perdure.core.time.schedule import run_id_of
 from perdure.store import open_store
 from tests.invariants import scan_store
 from tests.simulation.loop import Violation
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.simulate import _undisturbed
-from tests.simulation.system import SimSystem
+from tests.simulation.system import EPOCH, SimSystem
 from tests.simulation.world import World
 
 CALL: Call[Any] = Call.named("simulated.tick.v1")
@@ -31,6 +32,8 @@ SECOND = 1_000_000
 #: Steps of each client, and for how long the world has to catch up when it has healed, in virtual seconds.
 STEPS = 25
 CATCH_UP = 60.0
+#: Microseconds after which the schedule `bounded` ends.
+BOUND = 20 * SECOND
 
 STEADY = {"overlap": "allow", "misfire": "all"}
 LINE = {"overlap": "queue", "misfire": "all"}
@@ -79,6 +82,8 @@ class Keeper:
         options["jitter"] = self._rng.choice((0, 0.5, 3))
         if self._rng.random() < 0.3:
             options["timing"] = Every(self._rng.choice((1, 2, 0.7)))
+        if self._rng.random() < 0.2:
+            options["skip"] = self._rng.choice(([], [moment_of(EPOCH).date()]))
         await self._engine.schedules.change("busy", grace=self._rng.choice((0, 2, 60)), **options)
 
     async def _start(self) -> None:
@@ -106,7 +111,9 @@ class TimedWorld(World):
         await self.store.open()
         self.store.subscribe(self.database.on_change)
         keepers = [self._keeper(number) for number in range(2)]
-        for id, options in {"steady": STEADY, "line": LINE, "busy": {}}.items():
+        bounded: dict[str, Any] = {**STEADY, "ends": moment_of(self.store.clock() + BOUND)}
+        made: dict[str, dict[str, Any]] = {"steady": STEADY, "bounded": bounded, "line": LINE, "busy": {}}
+        for id, options in made.items():
             await self._do(keepers[0][0].create(id, **options), keepers[0][1])
         for _ in range(self.rng.randint(1, 3)):
             self.begin_life()
@@ -164,7 +171,9 @@ def _unaccounted(schedule: Schedule, fired: list[int], events: list[Event]) -> l
     assert isinstance(timing, Every)
     assert timing.start is not None
     first = int(timing.start.timestamp() * SECOND)
-    slots = set(range(first, schedule.next_fire_time, SECOND))
+    ends = schedule.window.ends
+    end = schedule.next_fire_time if ends is None else min(schedule.next_fire_time, instant(ends, 0))
+    slots = set(range(first, end, SECOND))
     return [] if known == slots else [f"{schedule.id}: unaccounted for are {sorted(known ^ slots)[:5]}"]
 
 

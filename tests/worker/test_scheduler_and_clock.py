@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -363,3 +363,104 @@ async def test_what_cannot_be_is_refused_before_anything_is_written(
     with pytest.raises(error, match=named):
         await schedules(env).create(*arguments, **options)
     assert await schedules(env).list() == []
+
+
+async def test_a_schedule_fires_from_its_start_until_before_its_end(env: Environment) -> None:
+    made = await schedules(env).create(
+        "s", report(), Every("1h"), starts=START + timedelta(hours=3), ends=START + timedelta(hours=6), overlap="allow"
+    )
+    assert made.next_fire_time == int((START + timedelta(hours=3)).timestamp() * 1e6)
+    await env.advance("12h")
+    assert await slots(env) == ["01 03:00", "01 04:00", "01 05:00"]
+    assert await schedules(env).next("s") == []
+    await schedules(env).change("s", ends=None)
+    await env.advance("2h")
+    assert (await slots(env))[3:] == ["01 13:00", "01 14:00"]
+
+
+async def test_no_run_is_started_on_a_skipped_date_of_the_schedule_s_zone(env: Environment) -> None:
+    holidays: list[date | str] = [date(2026, 1, 3), "2026-01-05"]
+    timing = Cron("30 0 * * *", zone="Asia/Tokyo")
+    made = await schedules(env).create("s", report(), timing, skip=holidays)
+    assert await schedules(env).create("s", report(), timing, skip=holidays[::-1]) == made
+    assert (made.window.skip, made.timing) == ((date(2026, 1, 3), date(2026, 1, 5)), timing)
+    await env.advance("6d")
+    # Half past midnight in Tokyo is 15:30 of the day before in UTC.
+    assert await slots(env) == ["01 15:30", "03 15:30", "05 15:30", "06 15:30"]
+    missing = await schedules(env).preview_backfill("s", START, env.now)
+    assert (missing.fire_times, missing.missing) == (4, 0)
+
+
+async def test_a_date_that_is_no_longer_skipped_fires_and_a_missed_one_stays_missed(env: Environment) -> None:
+    await schedules(env).create("s", report(), Cron("0 12 * * *"), skip=["2026-01-01"], misfire="all")
+    assert [time.day for time in await schedules(env).next("s", 1)] == [2]
+    await schedules(env).change("s", skip=[])
+    await env.advance("13h")
+    assert await slots(env) == ["01 12:00"]
+    await schedules(env).change("s", skip=["2026-01-02"])
+    await env.advance("2d")
+    assert await slots(env) == ["01 12:00", "03 12:00"]
+
+
+async def test_another_timing_keeps_the_window(env: Environment) -> None:
+    await schedules(env).create("s", report(), Cron("@daily"), skip=["2026-01-02"], ends=START + timedelta(days=9))
+    changed = await schedules(env).change("s", timing=Every("12h"))
+    assert (changed.window.skip, changed.window.ends) == ((date(2026, 1, 2),), START + timedelta(days=9))
+    assert [f"{time:%d %H}" for time in await schedules(env).next("s", 3)] == ["01 12", "03 00", "03 12"]
+
+
+async def test_an_interval_created_again_with_its_window_is_the_same(env: Environment) -> None:
+    made = await schedules(env).create("s", report(), Every("1h"), skip=["2026-01-02"])
+    await env.advance("90m")
+    again = await schedules(env).create("s", report(), Every("1h"), skip=["2026-01-02"])
+    assert again.spec == made.spec
+    with pytest.raises(ScheduleExists):
+        await schedules(env).create("s", report(), Every("1h"))
+    with pytest.raises(ScheduleExists):
+        await schedules(env).create("s", report(), Every("1h"), skip=["2026-01-02"], starts=START)
+
+
+async def test_a_time_without_a_zone_is_in_that_of_the_schedule(env: Environment) -> None:
+    made = await schedules(env).create(
+        "s",
+        report(),
+        Cron("@hourly", zone="Asia/Tokyo"),
+        starts=datetime(2026, 1, 2, 9),
+    )
+    assert made.window.starts == datetime(2026, 1, 2, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"starts": START, "ends": START},
+        {"starts": "tomorrow"},
+        {"ends": START - timedelta(days=1)},
+        {"skip": "2026-01-01"},
+        {"skip": ["someday"]},
+        {"skip": [START]},
+        {"skip": [date(1, 1, 1)]},
+        {"skip": [START.date() + timedelta(days=number) for number in range(4001)]},
+        {"skip": 3},
+    ],
+)
+async def test_a_window_that_makes_no_sense_is_refused(env: Environment, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        await schedules(env).create("s", report(), Cron("@daily"), **options)
+    assert await schedules(env).list() == []
+
+
+async def test_runs_of_a_schedule_are_listed_in_its_own_zone(env: Environment) -> None:
+    await schedules(env).create("s", report(), Cron("30 2 * * *", zone="Europe/Prague"), overlap="allow")
+    await schedules(env).create("s2", report(), Every("1d"))
+    await env.advance("1d")
+    by_hand = await schedules(env).trigger("s")
+    await by_hand.result()
+    newest, first = await schedules(env).runs("s")
+    assert (newest.run_id, newest.fire_time, newest.status) == (by_hand.id, None, Status.COMPLETED)
+    assert str(first.fire_time) == "2026-01-01 02:30:00+01:00"
+    assert first.run_id == "s@2026-01-01T01:30:00Z"
+    assert {str(time)[-6:] for time in (first.created_at, first.started_at, first.finished_at)} == {"+01:00"}
+    assert [one.run_id for one in await schedules(env).runs("s", limit=1)] == [by_hand.id]
+    with pytest.raises(ScheduleNotFound):
+        await schedules(env).runs("none")

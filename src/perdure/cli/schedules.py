@@ -6,6 +6,7 @@ import datetime
 from typing import Any
 
 import click
+import msgspec
 
 from perdure.cli.console.command_groups import Command, CommandGroup
 from perdure.cli.console.describe import short, span, when
@@ -26,7 +27,7 @@ from perdure.cli.console.params import (
 from perdure.cli.console.target import with_engine
 from perdure.cli.runs.start import make_call, named_values
 from perdure.client.engine import Engine
-from perdure.core.time.cron import At, Cron, Every, Timing
+from perdure.core.time.cron import At, Cron, Every, Timing, zone_of
 from perdure.core.time.schedule import BackfillPreview, Fire, Overlap, Schedule
 from perdure.errors import InvalidSchedule
 
@@ -42,6 +43,7 @@ group = CommandGroup(
             "show": "perdure.cli.schedules:show",
             "next": "perdure.cli.schedules:next_times",
             "fires": "perdure.cli.schedules:fires",
+            "runs": "perdure.cli.schedules:runs",
             "pause": "perdure.cli.schedules:pause",
             "resume": "perdure.cli.schedules:resume",
             "trigger": "perdure.cli.schedules:trigger",
@@ -52,6 +54,16 @@ group = CommandGroup(
     help="Create, inspect, change, pause and delete schedules.",
     example=_CREATE,
 )
+
+
+class DatesParam(ParamType):
+    """Dates: `2026-12-24,2026-12-25`; `none` for no date."""
+
+    name = "dates"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Split at the commas; the engine checks the dates."""
+        return [] if value == "none" else [one.strip() for one in str(value).split(",")]
 
 
 class MisfireParam(ParamType):
@@ -67,6 +79,11 @@ class MisfireParam(ParamType):
 def _with_timing(function: F) -> F:
     """Give a command the options of a timing; `_timing` reads them."""
     for option in (
+        click.option(
+            "--skip", type=DatesParam(), help="Do not fire on these dates, such as 2026-12-24,2026-12-25; or none."
+        ),
+        click.option("--ends", type=TimeParam(local=True), help="Fire before this time, or this duration from now."),
+        click.option("--starts", type=TimeParam(local=True), help="Fire from this time on, or this duration from now."),
         click.option("--start", type=TimeParam(), help="With --every: the first time.  [default: in one interval]"),
         click.option("--at", type=TimeParam(), help="Once, at this time or this duration from now."),
         click.option("--every", help="At an interval, such as 15m."),
@@ -314,6 +331,36 @@ def fires(target: str, id: str, limit: int, output: Printer) -> None:
         output.hint(f"{id} has not fired yet.")
 
 
+@click.command("runs", cls=Command, example="perdure schedules runs sqlite:///shop.db nightly")
+@with_target
+@click.argument("id")
+@click.option("--limit", type=click.IntRange(1, 1000), default=30, show_default=True, help="Maximum number.")
+@with_output
+def runs(target: str, id: str, limit: int, output: Printer) -> None:
+    """List the latest runs of a schedule, with times in its time zone."""
+    found = with_engine(target, lambda engine: engine.schedules.runs(id, limit))
+    if output.json:
+        output.document([msgspec.to_builtins(one) for one in found])
+    elif found:
+        rows = [
+            (
+                _local(one.fire_time) or "by hand",
+                one.run_id,
+                one.status,
+                _local(one.started_at),
+                _local(one.finished_at),
+            )
+            for one in found
+        ]
+        output.table(("fire time", "run", "status", "started", "finished"), rows)
+    else:
+        output.hint(f"{id} has started no run yet.")
+
+
+def _local(time: datetime.datetime | None) -> str:
+    return "" if time is None else time.isoformat(sep=" ", timespec="seconds")
+
+
 def _fire_document(one: Fire) -> dict[str, object]:
     return {
         "at": moment(one.at),
@@ -337,6 +384,7 @@ def delete(target: str, id: str, output: Printer) -> None:
 
 def _timing(options: dict[str, Any]) -> Timing | None:
     """Take the options of `_with_timing` out and return their timing; None if none was given."""
+    options |= {name: in_the_future(options[name]) for name in ("starts", "ends")}
     cron, zone, every, at, start = (options.pop(name) for name in ("cron", "zone", "every", "at", "start"))
     if sum(one is not None for one in (cron, every, at)) > 1:
         raise click.UsageError("give only one of --cron, --every and --at")
@@ -362,6 +410,7 @@ def _print_schedule(output: Printer, one: Schedule) -> None:
             ("type", one.type),
             ("input", short(one.input)),
             ("when", _when(one)),
+            *_window_fields(one),
             ("next", when(one.next_fire_time)),
             ("queue", one.queue),
             ("priority", str(one.priority)),
@@ -374,6 +423,16 @@ def _print_schedule(output: Printer, one: Schedule) -> None:
             ("error", one.error),
         ]
     )
+
+
+def _window_fields(one: Schedule) -> list[tuple[str, str]]:
+    try:
+        window, zone = one.window, zone_of(one.timing)
+    except InvalidSchedule:
+        return []
+    bounds = (("starts", window.starts), ("ends", window.ends))
+    skipped = f"{', '.join(str(day) for day in window.skip[:5])}{', …' if len(window.skip) > 5 else ''}"
+    return [*((name, _local(at and at.astimezone(zone))) for name, at in bounds), ("skips", skipped)]
 
 
 def _status(one: Schedule) -> str:

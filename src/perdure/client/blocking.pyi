@@ -58,6 +58,7 @@ from perdure.core.time.schedule import (
     BackfillPreview,
     Fire,
     Schedule,
+    ScheduledRun,
 )
 from perdure.store.contract import Store
 from perdure.worker import WorkerOptions
@@ -753,6 +754,11 @@ class Schedules:
         """Read the latest fire times, latest first: the run of each and its status, or why it was skipped.
 
         Runs that were started by hand are left out.
+        """
+    def runs(self, id: str, limit: int = 100) -> builtins.list[ScheduledRun]:
+        """List the latest runs of a schedule, newest first, with all times in its time zone.
+
+        Runs that were started by hand are among them. `engine.runs.list(schedule=id)` has more, and pages.
         """
     def get(self, id: str) -> Schedule:
         """Read one schedule. Raises `ScheduleNotFound`."""

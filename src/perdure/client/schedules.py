@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 import datetime
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import islice, takewhile
 from typing import Any, TypedDict, Unpack
@@ -16,15 +16,18 @@ from typing import Any, TypedDict, Unpack
 from msgspec import structs
 
 from perdure.client.handle import Handle, get_handle
+from perdure.client.runs.namespace import Runs
 from perdure.client.runs.start import StartOptions, new_run
 from perdure.client.session import Session
 from perdure.core.audit import Event, EventFilter
 from perdure.core.ids import check_name
 from perdure.core.model.attributes import AttributeValue, attributes_to_json, make_attributes
 from perdure.core.model.headers import NO_HEADERS, check_headers, inherit_headers, with_headers
+from perdure.core.model.run import Run
 from perdure.core.option_checks import (
     check_datetime,
     check_flag,
+    check_list,
     check_page,
     check_text,
     check_time,
@@ -32,7 +35,7 @@ from perdure.core.option_checks import (
     no_option,
 )
 from perdure.core.printed_text import brief
-from perdure.core.time.cron import At, Cron, Every, Timing, fire_times, next_fire_time, to_stored, zone_of
+from perdure.core.time.cron import At, Cron, Every, Timing, Window, fire_times, next_fire_time, to_stored, zone_of
 from perdure.core.time.duration import NEVER, Duration, instant, microseconds, moment_of
 from perdure.core.time.firing import when_due
 from perdure.core.time.schedule import (
@@ -42,6 +45,7 @@ from perdure.core.time.schedule import (
     Overlap,
     SaveOutcome,
     Schedule,
+    ScheduledRun,
     fire_time_of,
     run_id_of,
     skipped_fire,
@@ -57,6 +61,9 @@ _LATELY = 1000
 #: Runs that a preview reads at once, and fire times that it names.
 _PAGE = 500
 _SHOWN = 10
+#: Dates that a schedule may skip, and the years that they lie in.
+MOST_SKIPPED = 4000
+_YEARS = range(1970, 9991)
 #: A version that no schedule has.
 _NO_VERSION = -1
 
@@ -64,6 +71,13 @@ _NO_VERSION = -1
 class ScheduleOptions(TypedDict, total=False):
     """Policies of a schedule; those left out stay as they were, or have their defaults."""
 
+    #: It fires from this time on, and before this time; None: at any time. Without a time zone, a time is in that of
+    #: the schedule.
+    starts: datetime.datetime | None
+    ends: datetime.datetime | None
+    #: Dates on which it does not fire, in the time zone of the schedule, such as `["2026-12-24"]`; a calendar of the
+    #: code is a list of them. An empty list: none.
+    skip: Iterable[datetime.date | str]
     #: Each fire time is late by up to this, always by the same for the same fire time.
     jitter: Duration
     #: Fire times that were missed and are made up for: `skip`, `once` (the default), `all`, or a number.
@@ -167,7 +181,7 @@ class Schedules:
         def resumed(one: Schedule) -> Schedule | None:
             if not one.paused:
                 return None
-            following = one.next_fire_time if catch_up or one.next_fire_time > now else next_fire_time(one.timing, now)
+            following = one.next_fire_time if catch_up or one.next_fire_time > now else next_fire_time(one.window, now)
             return _due(structs.replace(one, paused=False, reason="", next_fire_time=following), now)
 
         return await self._change(id, "schedule_resumed", resumed)
@@ -229,6 +243,17 @@ class Schedules:
             found += skipped_fire(event.data)
         return sorted(found, key=lambda one: one.at, reverse=True)[:limit]
 
+    async def runs(self, id: str, limit: int = 100) -> builtins.list[ScheduledRun]:
+        """List the latest runs of a schedule, newest first, with all times in its time zone.
+
+        Runs that were started by hand are among them. `engine.runs.list(schedule=id)` has more, and pages.
+        """
+        check_page(limit)
+        schedule = await self.get(id)
+        page = await Runs(self._session).list(schedule=schedule.id, limit=limit)
+        zone = zone_of(schedule.timing)
+        return [_scheduled_run(run, zone) for run in page.runs]
+
     async def _backfilled(self, id: str, start: datetime.datetime, end: datetime.datetime) -> builtins.list[int]:
         start, end = check_datetime("start", start), check_datetime("end", end)
         schedule, now = await self.get(id), await self._now()
@@ -237,7 +262,7 @@ class Schedules:
             raise UsageError(
                 f"a backfill goes from an earlier time to a later one, and not beyond now: {start} to {end}"
             )
-        found = takewhile(lambda time: time < last, fire_times(schedule.timing, first - 1))
+        found = takewhile(lambda time: time < last, fire_times(schedule.window, first - 1))
         wanted = [*islice(found, BACKFILL + 1)]
         if len(wanted) > BACKFILL:
             raise UsageError(
@@ -264,7 +289,7 @@ class Schedules:
         if check_whole("count", count, 1) > _LATELY:
             raise UsageError(f"count must be between 1 and {_LATELY}, not {brief(count)}")
         after = max(now, schedule.next_fire_time - 1)
-        return [] if after >= NEVER - 1 else schedule.timing.upcoming(count, after=moment_of(after))
+        return [] if after >= NEVER - 1 else schedule.window.upcoming(count, after=moment_of(after))
 
     async def events(self, id: str) -> builtins.list[Event]:
         """Read the audit trail of a schedule: created, fired, skipped and why, changed, deleted."""
@@ -333,12 +358,72 @@ class Schedules:
             }
             new = new_run(Call(one.type, ()), "", place, self._session.system, now)
             changed = structs.replace(changed, queue=new.queue, priority=new.priority)
-        if timing is not None:
-            anchored = _anchored(timing, now)
-            changed = structs.replace(
-                changed, spec=to_stored(anchored), next_fire_time=next_fire_time(anchored, now), error=""
-            )
-        return _due(changed, now)
+        return _due(_with_window(changed, timing, options, now), now)
+
+
+def _with_window(one: Schedule, timing: Timing | None, options: ScheduleOptions, now: int) -> Schedule:
+    """Apply a timing, its bounds and the skipped dates to a schedule."""
+    if timing is None and not {"starts", "ends", "skip"} & options.keys():
+        return one
+    # A new schedule has no window yet, and a timing that cannot be read may be replaced.
+    before = Window(_checked(timing)) if timing is not None and not one.spec else None
+    try:
+        before = before or one.window
+    except InvalidSchedule:
+        if timing is None:
+            raise
+        before = Window(_checked(timing))
+    plain = before.timing if timing is None else _checked(timing)
+    window = Window(
+        plain,
+        _bound("starts", options.get("starts", before.starts), plain),
+        _bound("ends", options.get("ends", before.ends), plain),
+        skipped_dates(options["skip"]) if "skip" in options else before.skip,
+    )
+    if window.starts is not None and window.ends is not None and window.starts >= window.ends:
+        raise InvalidSchedule(f"the schedule ends at {window.ends}, before it starts at {window.starts}")
+    if timing is None:
+        # Fire times that were missed stay so; a date that is no longer skipped counts from now on.
+        return _with_spec(one, window, min(now, one.next_fire_time - 1))
+    return _with_spec(one, structs.replace(window, timing=_anchored(plain, window.starts, now)), now)
+
+
+def _with_spec(one: Schedule, window: Window, after: int) -> Schedule:
+    return structs.replace(one, spec=to_stored(window), next_fire_time=next_fire_time(window, after), error="")
+
+
+def _bound(name: str, moment: object, timing: Timing) -> datetime.datetime | None:
+    return None if moment is None else moment_of(_wall_instant(check_datetime(name, moment), timing))
+
+
+def skipped_dates(dates: object) -> tuple[datetime.date, ...]:
+    """Check the dates that a schedule skips, and put them in order."""
+    found = {_date(one) for one in check_list("skip", dates, "['2026-12-24', '2026-12-25']")}
+    if len(found) > MOST_SKIPPED:
+        raise InvalidSchedule(f"skip has {len(found)} dates; give at most {MOST_SKIPPED}")
+    return tuple(sorted(found))
+
+
+def _date(one: object) -> datetime.date:
+    try:
+        day = datetime.date.fromisoformat(one) if isinstance(one, str) else one
+    except ValueError:
+        day = None
+    if isinstance(day, datetime.date) and not isinstance(day, datetime.datetime) and day.year in _YEARS:
+        return day
+    raise InvalidSchedule(f"skip has {brief(one)}, which is not a date; write one such as '2026-12-24'")
+
+
+def _scheduled_run(run: Run, zone: datetime.tzinfo) -> ScheduledRun:
+    fired = fire_time_of(run.id)
+    return ScheduledRun(
+        run_id=run.id,
+        status=run.status,
+        fire_time=None if fired is None else fired.astimezone(zone),
+        created_at=moment_of(run.created_at).astimezone(zone),
+        started_at=moment_of(run.started_at).astimezone(zone) if run.started_at else None,
+        finished_at=moment_of(run.finished_at).astimezone(zone) if run.finished_at else None,
+    )
 
 
 def _wall_instant(when: datetime.datetime, timing: Timing) -> int:
@@ -377,12 +462,16 @@ def _with_policies(one: Schedule, options: ScheduleOptions) -> Schedule:
     )
 
 
-def _anchored(timing: Timing, now: int) -> Timing:
-    """Give an interval without a beginning one."""
+def _checked(timing: object) -> Timing:
     if not isinstance(timing, Cron | Every | At):
         raise InvalidSchedule(f"{brief(timing)} does not say when; give Cron('0 3 * * *'), Every('1h') or At(moment)")
+    return timing
+
+
+def _anchored(timing: Timing, starts: datetime.datetime | None, now: int) -> Timing:
+    """Give an interval without a beginning one: that of the schedule, or one interval from now."""
     if isinstance(timing, Every) and timing.start is None:
-        return Every(timing.interval, start=moment_of(now + microseconds(timing.interval)))
+        return Every(timing.interval, start=starts or moment_of(now + microseconds(timing.interval)))
     return timing
 
 
@@ -393,9 +482,9 @@ def _due(schedule: Schedule, now: int) -> Schedule:
 def _anchored_like(wanted: Schedule, timing: Timing, there: Schedule) -> Schedule:
     """Take the beginning of an interval without one from the existing schedule."""
     if isinstance(timing, Every) and timing.start is None:
-        known = there.timing
-        if isinstance(known, Every) and known.interval == timing.interval:
-            return structs.replace(wanted, spec=there.spec)
+        known, window = there.timing, wanted.window
+        if isinstance(known, Every) and known.interval == timing.interval and window.starts is None:
+            return structs.replace(wanted, spec=to_stored(structs.replace(window, timing=known)))
     return wanted
 
 

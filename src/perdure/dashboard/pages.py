@@ -21,8 +21,8 @@ from perdure.core.model.run import DEFAULT_QUEUE, Reason, Run, RunPage, RunTimes
 from perdure.core.model.run_orders import Pause, PauseKind
 from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
 from perdure.core.policy.watermark import REFUSE, Watermark
-from perdure.core.time.cron import At, Cron, Every
-from perdure.core.time.duration import NEVER, length, microseconds
+from perdure.core.time.cron import At, Cron, Every, Window, zone_of
+from perdure.core.time.duration import NEVER, length, microseconds, moment_of
 from perdure.core.time.schedule import Fire, Schedule
 from perdure.dashboard.actions import BULK, OrderForm, order_form
 from perdure.dashboard.charts import RANGES
@@ -504,9 +504,11 @@ class ScheduleLine(Struct, frozen=True, kw_only=True):
     schedule: Schedule
     timing: str
     zone: str
+    #: Its bounds and the number of skipped dates, in words; empty if it has none.
+    window: str
     next: tuple[tuple[int, str], ...]
-    #: Latest fires, oldest first.
-    fires: tuple[Fire, ...]
+    #: Latest fires, oldest first, each with its time in the schedule's zone.
+    fires: tuple[tuple[Fire, str], ...]
     reason: str
     error: str
 
@@ -529,10 +531,24 @@ async def schedules(request: PageRequest) -> Response:
     )  # fmt: skip
 
 
+def _local_time(time: datetime.datetime) -> str:
+    return f"{time:%a %Y-%m-%d %H:%M:%S %Z}"
+
+
+def _window_text(window: Window) -> str:
+    zone = zone_of(window.timing)
+    parts = [f"{word} {_local_time(at.astimezone(zone))}" for word, at in (("from", window.starts),
+             ("until", window.ends)) if at is not None]  # fmt: skip
+    return ", ".join([*parts, *([f"skips {count(len(window.skip), 'date')}"] if window.skip else [])])
+
+
 async def _schedule_line(request: PageRequest, one: Schedule) -> ScheduleLine:
     zone, timing, error = "UTC", one.spec, one.error
     upcoming: list[datetime.datetime] = []
+    window = ""
+    clock_zone: datetime.tzinfo = datetime.UTC
     try:
+        window, clock_zone = _window_text(one.window), zone_of(one.timing)
         match one.timing:
             case Cron(expression, name):
                 timing, zone = expression, name
@@ -547,9 +563,11 @@ async def _schedule_line(request: PageRequest, one: Schedule) -> ScheduleLine:
         schedule=one,
         timing=timing,
         zone=zone,
-        next=tuple(((time - _EPOCH) // datetime.timedelta(microseconds=1), f"{time:%a %Y-%m-%d %H:%M:%S %Z}")
+        window=window,
+        next=tuple(((time - _EPOCH) // datetime.timedelta(microseconds=1), _local_time(time))
                    for time in upcoming),
-        fires=tuple(reversed(await request.engine.schedules.fires(one.id, FIRES))),
+        fires=tuple((fire, _local_time(moment_of(fire.at).astimezone(clock_zone)))
+                    for fire in reversed(await request.engine.schedules.fires(one.id, FIRES))),
         reason=request.shown.text(one.reason),
         error=request.shown.text(error),
     )  # fmt: skip

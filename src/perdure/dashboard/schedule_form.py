@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
-from perdure.core.time.cron import At, Cron, Every, Timing
+from perdure.core.time.cron import At, Cron, Every, Timing, Window, zone_of
 from perdure.core.time.duration import microseconds
 from perdure.core.time.schedule import Overlap, Schedule
 from perdure.dashboard.actions import Field
@@ -78,6 +78,11 @@ def _fields(given: Mapping[str, str]) -> list[Field]:
             value=given["overlap"],
             choices=overlap,
         ),
+        Field(name="starts", label="It fires from this time on; empty: at once", value=given["starts"]),
+        Field(name="ends", label="It fires before this time; empty: for ever", value=given["ends"]),
+        Field(
+            name="skip", label="Dates on which it does not fire, such as 2026-12-24, 2026-12-25", value=given["skip"]
+        ),
         Field(name="jitter", label="Largest random delay, such as 5m", value=given["jitter"]),
         Field(name="queue", label="Queue of its runs", value=given["queue"], required=True),
         Field(name="priority", label="Priority of its runs; lower numbers go first", value=given["priority"]),
@@ -87,7 +92,9 @@ def _fields(given: Mapping[str, str]) -> list[Field]:
 
 def _present(schedule: Schedule) -> dict[str, str]:
     timing, zone = "", "UTC"
+    bounds = {"starts": "", "ends": "", "skip": ""}
     try:
+        bounds = _bounds(schedule.window)
         match schedule.timing:
             case Cron(expression, name):
                 timing, zone = expression, name
@@ -101,11 +108,21 @@ def _present(schedule: Schedule) -> dict[str, str]:
     return {
         "timing": timing,
         "zone": zone,
+        **bounds,
         "overlap": schedule.overlap.value,
         "jitter": exact_duration(schedule.jitter),
         "queue": schedule.queue,
         "priority": str(schedule.priority),
         "deadline": exact_duration(schedule.deadline) if schedule.deadline else "",
+    }
+
+
+def _bounds(window: Window) -> dict[str, str]:
+    zone = zone_of(window.timing)
+    return {
+        "starts": "" if window.starts is None else window.starts.astimezone(zone).isoformat(),
+        "ends": "" if window.ends is None else window.ends.astimezone(zone).isoformat(),
+        "skip": ", ".join(day.isoformat() for day in window.skip),
     }
 
 
@@ -130,6 +147,14 @@ def _timing(text: str, zone: str) -> Timing:
         raise UsageError(f"at takes a time such as 2026-12-24T18:00+01:00, not {rest[:40]!r}") from None
 
 
+def _moment(text: str) -> datetime.datetime | None:
+    """A time, in the zone of the schedule if it names none; None for an empty text."""
+    try:
+        return datetime.datetime.fromisoformat(text) if text else None
+    except ValueError:
+        raise UsageError(f"write a time such as 2026-12-24T18:00, not {text[:40]!r}") from None
+
+
 def _priority(text: str) -> int:
     try:
         return int(text)
@@ -141,6 +166,9 @@ def _priority(text: str) -> int:
 _READ: Mapping[str, Callable[[str], Any]] = {
     "timing": str,
     "zone": str,
+    "starts": _moment,
+    "ends": _moment,
+    "skip": lambda text: [one.strip() for one in text.split(",")] if text else [],
     "overlap": str,
     "jitter": lambda text: text or 0,
     "queue": str,

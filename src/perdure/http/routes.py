@@ -157,6 +157,7 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/schedules/{schedule_id}/backfill", OPERATOR, schedules.backfill_schedule, (201,), _RUN),
     Route("POST", "/schedules/{schedule_id}/backfill/preview", VIEWER, schedules.preview_backfill, (200,), _RUN),
     Route("GET", "/schedules/{schedule_id}/fires", VIEWER, schedules.list_fires, (200,), _RUN),
+    Route("GET", "/schedules/{schedule_id}/runs", VIEWER, schedules.list_schedule_runs, (200,), _RUN),
     Route("GET", "/schedules/{schedule_id}/next", VIEWER, schedules.next_fire_times, (200,), _RUN),
     Route("GET", "/schedules/{schedule_id}/events", VIEWER, schedules.schedule_events, (200,), (422,)),
     # queues and types

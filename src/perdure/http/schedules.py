@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import Annotated, Any
 
-from msgspec import UNSET, Meta, MsgspecError, Struct, UnsetType
+from msgspec import UNSET, Meta, MsgspecError, Struct, UnsetType, structs
 
 from perdure.client.schedules import ScheduleOptions
 from perdure.client.session import session_of
@@ -13,7 +13,7 @@ from perdure.core.audit import EventFilter
 from perdure.core.ids import check_name
 from perdure.core.model.attributes import AttributeValue, attributes_from_json
 from perdure.core.model.run import Status
-from perdure.core.time.cron import At, Cron, Every, Timing
+from perdure.core.time.cron import At, Cron, Every, Timing, Window
 from perdure.core.time.duration import microseconds
 from perdure.core.time.schedule import Misfire, Overlap, Schedule, trail_of
 from perdure.errors import InvalidSchedule
@@ -65,6 +65,13 @@ class TimingView(Struct, frozen=True, kw_only=True):
                 return cls(at=moment)
 
 
+def _window(schedule: Schedule) -> Window | None:
+    try:
+        return schedule.window
+    except InvalidSchedule:
+        return None
+
+
 def _stored_attributes(text: str) -> dict[str, AttributeValue]:
     """Decode attributes; none if they cannot be read, which the schedule's error says."""
     try:
@@ -79,6 +86,10 @@ class ScheduleView(Struct, frozen=True, kw_only=True):
     id: str
     #: Null if it cannot be read; `error` says why.
     timing: TimingView | None
+    #: It fires from `starts` on, before `ends`, and not on the dates in `skip`.
+    starts: Time
+    ends: Time
+    skip: tuple[datetime.date, ...]
     type: str
     input: Payload
     queue: str
@@ -103,11 +114,15 @@ class ScheduleView(Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, one: Schedule, shown: Redactor) -> ScheduleView:
         """Convert a schedule."""
+        window = _window(one)
         return view_of(
             cls,
             one,
             shown,
             timing=TimingView.of(one),
+            starts=None if window is None else window.starts,
+            ends=None if window is None else window.ends,
+            skip=() if window is None else window.skip,
             deadline_seconds=one.deadline / 1e6 if one.deadline else None,
             jitter_seconds=one.jitter / 1e6,
             last_run=one.last_run or None,
@@ -142,6 +157,9 @@ class ScheduleBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     input: Arguments = {}
     timing: TimingBody
     replace: bool = False
+    starts: datetime.datetime | UnsetType | None = UNSET
+    ends: datetime.datetime | UnsetType | None = UNSET
+    skip: tuple[datetime.date, ...] | UnsetType = UNSET
     jitter: DurationText | UnsetType = UNSET
     misfire: MisfireBody | UnsetType = UNSET
     overlap: Overlap | UnsetType = UNSET
@@ -159,6 +177,9 @@ class ScheduleChanges(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     type: str | UnsetType = UNSET
     input: Arguments | UnsetType = UNSET
     timing: TimingBody | UnsetType = UNSET
+    starts: datetime.datetime | UnsetType | None = UNSET
+    ends: datetime.datetime | UnsetType | None = UNSET
+    skip: tuple[datetime.date, ...] | UnsetType = UNSET
     jitter: DurationText | UnsetType = UNSET
     misfire: MisfireBody | UnsetType = UNSET
     overlap: Overlap | UnsetType = UNSET
@@ -185,7 +206,7 @@ def _timing(body: TimingBody) -> Timing:
 def _options(body: ScheduleBody | ScheduleChanges) -> ScheduleOptions:
     options: Any = {
         name: getattr(body, name)
-        for name in ("jitter", "overlap", "queue", "priority", "deadline", "headers")
+        for name in ("starts", "ends", "skip", "jitter", "overlap", "queue", "priority", "deadline", "headers")
         if getattr(body, name) is not UNSET
     }
     if not isinstance(body.misfire, UnsetType):
@@ -313,6 +334,30 @@ class FireView(Struct, frozen=True, kw_only=True):
 async def list_fires(api: ApiRequest, schedule_id: str, query: FiresQuery) -> Page[FireView]:
     """List the latest fire times of a schedule, latest first, with the status of their runs."""
     return Page(views_of(FireView, await api.engine.schedules.fires(schedule_id, query.limit), api.shown))
+
+
+class ScheduleRunsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Number of runs."""
+
+    limit: Limit = 100
+
+
+class ScheduledRunView(Struct, frozen=True, kw_only=True):
+    """A run of a schedule; its times are in the zone of the schedule."""
+
+    run_id: str
+    status: Status
+    #: Null if it was started by hand.
+    fire_time: datetime.datetime | None
+    created_at: datetime.datetime
+    started_at: datetime.datetime | None
+    finished_at: datetime.datetime | None
+
+
+async def list_schedule_runs(api: ApiRequest, schedule_id: str, query: ScheduleRunsQuery) -> Page[ScheduledRunView]:
+    """List the latest runs of a schedule, newest first, with times in its zone."""
+    found = await api.engine.schedules.runs(schedule_id, query.limit)
+    return Page(tuple(ScheduledRunView(**structs.asdict(one)) for one in found))
 
 
 class NextQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -20,8 +20,10 @@ from perdure.core.model.record import Message, Record
 from perdure.core.model.run import Run
 from perdure.core.model.waits import RunWaits
 from perdure.core.model.worker_info import RunningStep
+from perdure.core.time.cron import Window, to_stored
 from perdure.core.time.duration import NEVER
 from perdure.core.time.schedule import Schedule
+from perdure.errors import InvalidSchedule
 
 Document = dict[str, Any]
 
@@ -186,9 +188,16 @@ def message_document(message: Message) -> Document:
 
 def schedule_document(one: Schedule) -> Document:
     """Convert a schedule."""
+    try:
+        window: Window | None = one.window
+    except InvalidSchedule:
+        window = None
     return {
         "id": one.id,
-        "when": payload(one.spec),
+        "when": payload(one.spec if window is None else to_stored(window.timing)),
+        "starts": window.starts.isoformat() if window and window.starts else None,
+        "ends": window.ends.isoformat() if window and window.ends else None,
+        "skip": [day.isoformat() for day in window.skip] if window else [],
         "type": one.type,
         "input": payload(one.input),
         "queue": one.queue,

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 
 from perdure.client.runs.reopen import ForkOptions, RetryOptions
-from perdure.client.schedules import ScheduleOptions
+from perdure.client.schedules import ScheduleOptions, skipped_dates
 from perdure.client.session import Session
 from perdure.core.model.attributes import AttributeValue, make_attributes
 from perdure.core.model.headers import check_headers
 from perdure.core.model.run import NewRun
-from perdure.core.option_checks import check_known, check_retry
+from perdure.core.option_checks import check_datetime, check_known, check_retry
 from perdure.core.printed_text import brief
 from perdure.core.time.cron import At, Cron, Every, Timing
 from perdure.core.time.duration import Duration, Moment, instant, microseconds
@@ -128,6 +128,13 @@ def schedule_body(session: Session, call: Call[Any] | None, timing: Timing | Non
     """Call, timing and policies of a schedule; what is left out stays as it is. Raises `InvalidSchedule`."""
     given: Any = {**options}
     body: Body = {name: given.pop(name) for name in ("overlap", "queue", "priority") if name in given}
+    for name in ("starts", "ends"):
+        if name in given:
+            moment = given.pop(name)
+            # A wall clock is that of the schedule, whose zone the server knows.
+            body[name] = None if moment is None else check_datetime(name, moment).isoformat()
+    if "skip" in given:
+        body["skip"] = [day.isoformat() for day in skipped_dates(given.pop("skip"))]
     if "jitter" in given:
         body["jitter"] = duration_text(given.pop("jitter"))
     if "deadline" in given:

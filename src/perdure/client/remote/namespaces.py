@@ -46,7 +46,7 @@ from perdure.core.model.run import Run, RunFilter, RunGroup
 from perdure.core.option_checks import check_datetime, check_flag, check_list, check_page, check_text
 from perdure.core.time.cron import Timing
 from perdure.core.time.duration import Duration, moment_of
-from perdure.core.time.schedule import BackfillPreview, Fire, Schedule
+from perdure.core.time.schedule import BackfillPreview, Fire, Schedule, ScheduledRun
 from perdure.errors import RunNotFound, UsageError
 from perdure.workflow.definition import Call
 
@@ -216,6 +216,10 @@ class RemoteSchedules(Schedules):
     async def fires(self, id: str, limit: int = 30) -> builtins.list[Fire]:
         answer = await self._call("GET", "/schedules/{id}/fires", id, query={"limit": check_page(limit)})
         return restore_all(Fire, members(answer)["items"])
+
+    async def runs(self, id: str, limit: int = 100) -> builtins.list[ScheduledRun]:
+        answer = await self._call("GET", "/schedules/{id}/runs", id, query={"limit": check_page(limit)})
+        return [*decoded(answer, "items", list[ScheduledRun])]
 
     async def next(self, id: str, count: int = 5) -> builtins.list[datetime.datetime]:
         answer = await self._call("GET", "/schedules/{id}/next", id, query={"count": count})

@@ -25,7 +25,7 @@ from perdure.core.model.reports import RunReport
 from perdure.core.model.run import NO_OPTIONS, Run, Status
 from perdure.core.model.waits import RunWaits, Wait
 from perdure.core.model.worker_info import DrainOrder, RunningStep, RunningSteps, WorkerInfo
-from perdure.core.time.cron import At, Cron, Every, Timing, to_stored
+from perdure.core.time.cron import At, Cron, Every, Timing, Window, to_stored
 from perdure.core.time.duration import NEVER, instant
 from perdure.core.time.schedule import Schedule
 
@@ -212,7 +212,7 @@ def _schedule(kind: type[Schedule], answer: Raw | bytes) -> Schedule:
     return restore(
         kind,
         answer,
-        spec=_spec(found["timing"]),
+        spec=_spec(found),
         deadline=round((decoded(answer, "deadline_seconds", float | None) or 0) * 1e6),
         jitter=round(decoded(answer, "jitter_seconds", float) * 1e6),
         waiting=tuple(time_of(one) for one in elements(found["waiting"])),
@@ -233,11 +233,13 @@ class _Timing(Struct, frozen=True):
     at: datetime.datetime | None = None
 
 
+_dates_decoder: msgspec.json.Decoder[tuple[datetime.date, ...]] = decoder_for(tuple[datetime.date, ...])
+_moment_decoder: msgspec.json.Decoder[datetime.datetime | None] = decoder_for(cast("Any", datetime.datetime | None))
 _timing_decoder: msgspec.json.Decoder[_Timing | None] = decoder_for(cast("Any", _Timing | None))
 
 
-def _spec(answer: Raw) -> str:
-    found = _timing_decoder.decode(answer)
+def _spec(answer: dict[str, Raw]) -> str:
+    found = _timing_decoder.decode(answer["timing"])
     timing: Timing
     match found:
         case _Timing(cron=str(cron)):
@@ -249,7 +251,8 @@ def _spec(answer: Raw) -> str:
         case _:
             # The server cannot read it either; the schedule's error says why.
             return ""
-    return to_stored(timing)
+    starts, ends = (_moment_decoder.decode(answer.get(name, _NULL)) for name in ("starts", "ends"))
+    return to_stored(Window(timing, starts, ends, _dates_decoder.decode(answer.get("skip", b"[]"))))
 
 
 def _bounds(kind: type[LimitBounds], answer: Raw | bytes) -> LimitBounds:

@@ -12,7 +12,7 @@ it comes twice, the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from itertools import takewhile
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -112,12 +112,41 @@ class At(Struct, frozen=True):
 
 Timing = Cron | Every | At
 
+
+class Window(Struct, frozen=True):
+    """A timing with its first and last moment and the dates on which it does not fire."""
+
+    timing: Timing
+    #: It fires from `starts` on and before `ends`.
+    starts: datetime | None = None
+    ends: datetime | None = None
+    #: Dates in the time zone of the timing, in order.
+    skip: tuple[date, ...] = ()
+
+    def upcoming(self, count: int, *, after: datetime) -> list[datetime]:
+        """The next fire times after a moment, in the time zone of the timing."""
+        zone = zone_of(self.timing) if not isinstance(self.timing, At) else self.timing.moment.tzinfo or UTC
+        return _upcoming(self, count, after, zone)
+
+
 _EXAMPLE = "write one such as '30 2 * * MON-FRI' (minute, hour, day, month, weekday) or '@daily'"
 
 
-def to_stored(timing: Timing) -> str:
+def to_stored(timing: Timing | Window) -> str:
     """Encode a timing for the database."""
-    return plain_json(_stored(timing))
+    if not isinstance(timing, Window):
+        return plain_json(_stored(timing))
+    if (timing.starts, timing.ends, timing.skip) == (None, None, ()):
+        return plain_json(_stored(timing.timing))
+    # Nested, so that a worker of a version without windows reports an error instead of firing on a skipped date.
+    return plain_json(
+        {
+            "window": _stored(timing.timing),
+            "starts": None if timing.starts is None else instant(timing.starts, 0),
+            "ends": None if timing.ends is None else instant(timing.ends, 0),
+            "skip": [day.isoformat() for day in timing.skip],
+        }
+    )
 
 
 def _stored(timing: Timing) -> dict[str, Any]:
@@ -132,19 +161,38 @@ def _stored(timing: Timing) -> dict[str, Any]:
 
 def from_stored(text: str) -> Timing:
     """Decode a stored timing. Raises `InvalidSchedule`, also if this machine does not know its time zone."""
+    return window_from_stored(text).timing
+
+
+def window_from_stored(text: str) -> Window:
+    """Decode a stored timing with its bounds and skipped dates. Raises `InvalidSchedule`."""
     try:
         stored = msgspec.json.decode(text, type=dict[str, Any])
-        if "cron" in stored:
-            return Cron(stored["cron"], stored.get("zone", "UTC"))
-        if "every" in stored:
-            start = stored.get("start")
-            return Every(timedelta(microseconds=stored["every"]), None if start is None else moment_of(start))
-        return At(moment_of(stored["at"]))
-    except (msgspec.MsgspecError, KeyError, TypeError, OverflowError) as error:
+        if "window" not in stored:
+            return Window(_timing_of(stored))
+        starts, ends = (stored.get(name) for name in ("starts", "ends"))
+        return Window(
+            _timing_of(stored["window"]),
+            None if starts is None else moment_of(starts),
+            None if ends is None else moment_of(ends),
+            tuple(sorted(date.fromisoformat(day) for day in stored.get("skip", ()))),
+        )
+    except InvalidSchedule:
+        raise
+    except (msgspec.MsgspecError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise InvalidSchedule(f"{text[:200]!r} is not the timing of a schedule: {error!r}") from None
 
 
-def fire_times(timing: Timing, after: int) -> Iterator[int]:
+def _timing_of(stored: dict[str, Any]) -> Timing:
+    if "cron" in stored:
+        return Cron(stored["cron"], stored.get("zone", "UTC"))
+    if "every" in stored:
+        start = stored.get("start")
+        return Every(timedelta(microseconds=stored["every"]), None if start is None else moment_of(start))
+    return At(moment_of(stored["at"]))
+
+
+def fire_times(timing: Timing | Window, after: int) -> Iterator[int]:
     """All fire times after a time, in order."""
     match timing:
         case At(moment):
@@ -154,16 +202,19 @@ def fire_times(timing: Timing, after: int) -> Iterator[int]:
             return _at_intervals(microseconds(interval), 0 if start is None else instant(start, 0), after)
         case Cron(expression, zone):
             return _by_calendar(expression, _zone(zone), after)
+        case Window():
+            return _in_window(timing, after)
 
 
-def next_fire_time(timing: Timing, after: int) -> int:
+def next_fire_time(timing: Timing | Window, after: int) -> int:
     """The first fire time after a time; `NEVER` if there is none."""
     return next(fire_times(timing, after), NEVER)
 
 
-def latest_fire_times(timing: Timing, low: int, high: int, count: int) -> list[int]:
+def latest_fire_times(timing: Timing | Window, low: int, high: int, count: int) -> list[int]:
     """The last `count` fire times from `low` on and before `high`, in order."""
-    span = microseconds(timing.interval) * count if isinstance(timing, Every) else 60_000_000
+    plain = timing.timing if isinstance(timing, Window) else timing
+    span = microseconds(plain.interval) * count if isinstance(plain, Every) else 60_000_000
     found: list[int] = []
     while count and low < high:
         begin = max(low, high - span)
@@ -174,7 +225,7 @@ def latest_fire_times(timing: Timing, low: int, high: int, count: int) -> list[i
     return found[-count:] if count else []
 
 
-def _upcoming(timing: Timing, count: int, after: datetime, zone: tzinfo) -> list[datetime]:
+def _upcoming(timing: Timing | Window, count: int, after: datetime, zone: tzinfo) -> list[datetime]:
     wanted, found = check_count(count), fire_times(timing, instant(after, 0))
     return [moment_of(fire_time).astimezone(zone) for _, fire_time in zip(range(wanted), found, strict=False)]
 
@@ -204,6 +255,29 @@ def check_count(count: object) -> int:
 def zone_of(timing: Timing) -> tzinfo:
     """Time zone of a timing: that of a `Cron`, otherwise UTC."""
     return _zone(timing.zone) if isinstance(timing, Cron) else UTC
+
+
+def _in_window(window: Window, after: int) -> Iterator[int]:
+    low = after if window.starts is None else max(after, instant(window.starts, 0) - 1)
+    end = NEVER if window.ends is None else instant(window.ends, 0)
+    zone, skip = zone_of(window.timing), frozenset(window.skip)
+    while True:
+        for fire_time in fire_times(window.timing, low):
+            if fire_time >= end:
+                return
+            day = moment_of(fire_time).astimezone(zone).date() if skip else None
+            if day in skip:
+                # On to the next date at once: an interval may have a million fire times on this one.
+                low = max(fire_time, _midnight_after(day, zone) - 1)
+                break
+            yield fire_time
+        else:
+            return
+
+
+def _midnight_after(day: date, zone: tzinfo) -> int:
+    midnight = datetime.combine(day + _DAY, datetime.min.time(), tzinfo=zone)
+    return (midnight - _EPOCH) // timedelta(microseconds=1)
 
 
 def _at_intervals(interval: int, start: int, after: int) -> Iterator[int]:

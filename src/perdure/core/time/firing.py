@@ -12,7 +12,7 @@ from itertools import takewhile
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perdure.core.time.cron import Timing, fire_times, latest_fire_times, next_fire_time
+from perdure.core.time.cron import Window, fire_times, latest_fire_times, next_fire_time
 from perdure.core.time.duration import NEVER
 from perdure.core.time.schedule import LONGEST_QUEUE, Overlap, Schedule
 
@@ -46,7 +46,7 @@ class FiringPlan(Struct, frozen=True, kw_only=True):
 
 def plan_firing(schedule: Schedule, now: int, *, busy: bool) -> FiringPlan:
     """Plan the fire times that are due at a time; `busy`: the schedule's last run has not ended."""
-    timing = schedule.timing
+    timing = schedule.window
     late, skipped = _late(schedule, timing, now)
     chosen = (late + _on_time(schedule, timing, now, BATCH + 1 - len(late)))[: BATCH + 1]  # equivalent: constant: rest
     rest = chosen[BATCH:]  # only the first is used, so another one makes no difference
@@ -85,7 +85,7 @@ def _missed_before(schedule: Schedule, now: int) -> int:
     return now - round(schedule.misfire.grace * 1e6) - schedule.jitter
 
 
-def _late(schedule: Schedule, timing: Timing, now: int) -> tuple[list[int], list[SkippedTimes]]:
+def _late(schedule: Schedule, timing: Window, now: int) -> tuple[list[int], list[SkippedTimes]]:
     """Missed fire times that are caught up on, and those that are not."""
     first, end = schedule.next_fire_time, _missed_before(schedule, now)
     if first >= end:
@@ -102,7 +102,7 @@ def _late(schedule: Schedule, timing: Timing, now: int) -> tuple[list[int], list
     return chosen, [SkippedTimes(first, last[0] if last else first, "missed")]
 
 
-def _on_time(schedule: Schedule, timing: Timing, now: int, count: int) -> list[int]:
+def _on_time(schedule: Schedule, timing: Window, now: int, count: int) -> list[int]:
     """Fire times that are due and not missed, in order."""
     low = max(schedule.next_fire_time, _missed_before(schedule, now))
     # In order: each waits for the one before it, whatever its jitter.
@@ -111,12 +111,12 @@ def _on_time(schedule: Schedule, timing: Timing, now: int, count: int) -> list[i
     )
 
 
-def _fire_times_between(timing: Timing, low: int, end: int, count: int) -> Iterator[int]:
+def _fire_times_between(timing: Window, low: int, end: int, count: int) -> Iterator[int]:
     found = takewhile(lambda time: time < end, fire_times(timing, low - 1))
     return (time for _, time in zip(range(count), found, strict=False))
 
 
-def _following(schedule: Schedule, timing: Timing, now: int, chosen: list[int]) -> int:
+def _following(schedule: Schedule, timing: Window, now: int, chosen: list[int]) -> int:
     """The first fire time that was not handled."""
     if schedule.next_fire_time > now:
         return schedule.next_fire_time

@@ -17,7 +17,7 @@ from perdure.core.ids import check_id
 from perdure.core.model.headers import Headers, readable_headers
 from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, Status
 from perdure.core.printed_text import brief
-from perdure.core.time.cron import Timing, from_stored
+from perdure.core.time.cron import Timing, Window, window_from_stored
 from perdure.core.time.duration import NEVER, Duration, microseconds, moment_of
 from perdure.errors import InvalidSchedule
 
@@ -81,7 +81,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
     """
 
     id: str
-    #: JSON of the timing; `timing` is the same as a value.
+    #: JSON of the timing with its bounds and skipped dates; `timing` and `window` are the same as values.
     spec: str
     #: Type and input of its runs, and their settings.
     type: str
@@ -121,7 +121,12 @@ class Schedule(Struct, frozen=True, kw_only=True):
     @property
     def timing(self) -> Timing:
         """The timing as a value. Raises `InvalidSchedule` if this machine does not know its time zone."""
-        return from_stored(self.spec)
+        return self.window.timing
+
+    @property
+    def window(self) -> Window:
+        """The timing with `starts`, `ends` and the skipped dates. Raises `InvalidSchedule`, as `timing`."""
+        return window_from_stored(self.spec)
 
     @property
     def headers(self) -> Headers:
@@ -172,6 +177,19 @@ class Fire(Struct, frozen=True, kw_only=True):
     finished_at: int = 0
     #: Reason why it was skipped, such as `overlap` or `missed`.
     skipped: str = ""
+
+
+class ScheduledRun(Struct, frozen=True, kw_only=True):
+    """A run of a schedule, with times in the time zone of the schedule."""
+
+    run_id: str
+    status: Status
+    #: None if it was started by hand.
+    fire_time: datetime | None
+    created_at: datetime
+    #: None before that.
+    started_at: datetime | None
+    finished_at: datetime | None
 
 
 class BackfillPreview(Struct, frozen=True, kw_only=True):
