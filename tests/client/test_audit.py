@@ -3,12 +3,14 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
+from typing import Any
 
 import pytest
 
 from perdure import Context, Engine, Retry, RunFailed, Status, UsageError, activity, activity_info, workflow
 from perdure.admin import Event
 from perdure.client import audit
+from perdure.client.handle import Handle
 from tests.helpers import eventually
 from tests.stage import Stage, until
 
@@ -57,6 +59,83 @@ async def test_an_activity_that_is_too_slow_leaves_a_trail_of_what_was_tried(sta
     assert (data[4]["attempt"], trail[4].actor) == (2, trail[1].actor)
     assert data[6]["message"].startswith("activity")
     assert kinds(await run.events()) == ["created", "started", "failed"]
+
+
+@workflow("audit.child.v1")
+async def child(ctx: Context, *, fails: bool) -> int:
+    if fails:
+        raise ValueError("no")
+    return 1
+
+
+@workflow("audit.timers.v1")
+async def timers(ctx: Context) -> str:
+    await ctx.sleep(0.02)
+    await ctx.call(child(fails=False))
+    try:
+        await ctx.call(child(fails=True))
+    except ValueError:
+        pass
+    ctx.log.info("waiting")
+    return await ctx.receive("word", str, timeout="1h")
+
+
+TRAIL_OF_TIMERS = [
+    "timer_started sleep",
+    "timer_fired sleep",
+    "child_started audit.child.v1",
+    "child_completed audit.child.v1",
+    "child_started audit.child.v1#2",
+    "child_failed audit.child.v1#2",
+    "timer_started receive.timeout",
+    "timer_cancelled receive.timeout",
+]
+
+
+def operations(events: list[Event]) -> list[str]:
+    found = [(event, json.loads(event.data)) for event in events if event.kind.startswith(("timer_", "child_"))]
+    return [f"{event.kind} {data.get('timer', data.get('child'))}" for event, data in found]
+
+
+async def test_in_full_the_trail_has_timers_and_children(stage: Stage) -> None:
+    engine = stage.engine(timers, child, audit="full")
+    async with engine.worker():
+        run = await engine.start(timers())
+        await eventually(lambda: has_waited(run))
+        await run.send("word", "done")
+        assert await run.result("60s") == "done"
+        trail = await run.events()
+        assert operations(trail) == TRAIL_OF_TIMERS
+        assert trail[-1].kind == "completed"
+        data = {event.kind: json.loads(event.data) for event in trail}
+        [_, failed] = sorted((await engine.runs.list(parent=run.id)).runs, key=lambda one: one.created_at)
+        assert (data["child_failed"]["run"], data["child_failed"]["error"]) == (failed.id, "ValueError")
+        assert data["child_started"]["type"] == "audit.child.v1"
+        assert data["timer_started"]["until"] > trail[0].at
+
+
+async def has_waited(run: Handle[Any]) -> bool:
+    return "timer_started receive.timeout" in operations(await run.events())
+
+
+async def test_a_run_that_goes_on_elsewhere_notes_each_timer_once(stage: Stage) -> None:
+    engine = stage.engine(timers, child, audit="full")
+    run = await engine.start(timers())
+    async with engine.worker():
+        await eventually(lambda: has_waited(run))
+    async with engine.worker():
+        await run.send("word", "done")
+        await run.result("60s")
+    assert operations(await run.events()) == TRAIL_OF_TIMERS
+
+
+async def test_timers_and_children_are_left_out_at_the_usual_level(stage: Stage) -> None:
+    engine = stage.engine(timers, child)
+    async with engine.worker():
+        run = await engine.start(timers())
+        await run.send("word", "done")
+        await run.result("60s")
+    assert operations(await run.events()) == []
 
 
 async def test_everything_that_happens_to_a_run_is_in_its_trail(stage: Stage) -> None:

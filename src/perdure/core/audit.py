@@ -7,14 +7,23 @@ depends on events: neither replay, nor leases, nor repeated requests.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from perdure.core.printed_text import brief
 from perdure.errors import UsageError
 
 #: Kinds of events that repeat for one run without changing its story.
-REPEATED = frozenset({"claimed", "parked", "heartbeat", "lock_extended"})
+REPEATED = frozenset(
+    {
+        "claimed", "parked", "heartbeat", "lock_extended",
+        "timer_started", "timer_fired", "timer_cancelled", "child_started", "child_completed", "child_failed",
+    }
+)  # fmt: skip
+#: Longest error message or heartbeat details that an event keeps, in characters.
+LONGEST_DETAIL = 500
 #: A run is next in line, and there is room for it. Sent to listeners, written at no level.
 NEXT = "next"
 
@@ -42,6 +51,18 @@ class Audit(StrEnum):
 
 # Members of an enum are slow to find by their class, and these are compared for every event.
 _FULL, _LIFECYCLE = Audit.FULL, Audit.LIFECYCLE
+
+
+def error_summary(failure: str | None) -> dict[str, str]:
+    """Type and message of an error, kept because a run stores only its latest one."""
+    try:
+        known = msgspec.json.decode(failure or "{}", type=dict[str, Any])
+    except msgspec.MsgspecError as broken:
+        # The trail is for people; what is wrong with an error must not keep its run from ending.
+        known = {"message": f"its error cannot be read: {broken}"}
+    text = str(known.get("message", ""))
+    shown = text if len(text) <= LONGEST_DETAIL else f"{text[:LONGEST_DETAIL]}…"
+    return {"error": str(known.get("type", "")), "message": shown}
 
 
 class Event(Struct, frozen=True, kw_only=True):

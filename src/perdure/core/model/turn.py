@@ -110,6 +110,8 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     unsubscribes: tuple[str, ...] = ()
     #: Data that the run no longer needs, deleted after the records are written.
     trim: Trim | None = None
+    #: Events of timers and children for the audit trail, as kind and data; only at the level `full`.
+    notes: tuple[tuple[str, str], ...] = ()
     #: Next state of the run; None: it continues to run.
     next: NextState | None = None
 

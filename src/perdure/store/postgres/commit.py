@@ -364,8 +364,8 @@ def is_simple(turns: Sequence[Turn]) -> bool:
     for turn in turns:
         if turn.children or turn.sends or turn.outputs or turn.trim or turn.subscribes or turn.unsubscribes:
             return False
-        # A timeout writes more than one audit event.
-        if type(turn.next) is Finish and turn.next.timeout:
+        # These write more than one audit event.
+        if turn.notes or (type(turn.next) is Finish and turn.next.timeout):
             return False
         kinds.add(type(turn.next))
     kinds.discard(type(None))

@@ -16,7 +16,7 @@ from perdure.core.model.turn import Block, ContinueAsNew, Finish, Park, Release,
 from perdure.errors import StoreUnavailable
 from perdure.store.contract import Change
 from perdure.store.server.batch_effects import BatchEffects, RunDraft
-from perdure.store.sql.audit import created_event, note_heartbeats
+from perdure.store.sql.audit import created_event, note_work
 from perdure.store.sql.dialect import Row, Transaction
 from perdure.store.sql.runs.attributes import set_first_attributes
 from perdure.store.sql.runs.children import adopt, within_limits
@@ -111,8 +111,8 @@ class CommitBatch(ABC, Generic[X]):
                 effects.read(draft.id, read)
             for message in turn.sends:
                 effects.send(message)
-            if self._tx.repeats and turn.outputs:
-                note_heartbeats(self._tx, turn)
+            if self._tx.repeats and (turn.notes or turn.outputs):
+                note_work(self._tx, turn)
             _leave(effects, draft, turn, stopped)
         renewed: dict[str, ContinueAsNew] = {}
         # Last of all, so that a run whose children finish in the same batch finds its inbox grown.

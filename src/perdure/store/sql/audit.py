@@ -8,19 +8,13 @@ with a higher. A reader that follows the trail has to look back a little.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any
 
-import msgspec
-
-from perdure.core.audit import Event, EventFilter
+from perdure.core.audit import LONGEST_DETAIL, Event, EventFilter, error_summary
 from perdure.core.model.outputs import OutputKind
 from perdure.core.model.run import NewRun, Run, Status
 from perdure.core.model.turn import Block, Finish, Park, RetryLater, Turn
 from perdure.store.sql.dialect import Params, Transaction, placeholders
 from perdure.store.sql.rows import EVENT, to_event, to_json, values
-
-#: Longest error message or heartbeat details that an event keeps, in characters.
-_SHORT = 500
 
 EventText = tuple[str, str]
 
@@ -64,18 +58,7 @@ def block_event(block: Block) -> EventText:
 
 def heartbeat_event(details: str) -> EventText:
     """Event of an activity's heartbeat."""
-    return "heartbeat", f'{{"details":{details}}}' if len(details) <= _SHORT else "{}"
-
-
-def error_summary(failure: str | None) -> dict[str, str]:
-    """Type and message of an error, kept because a run stores only its latest one."""
-    try:
-        known = msgspec.json.decode(failure or "{}", type=dict[str, Any])
-    except msgspec.MsgspecError as broken:
-        # The trail is for people; what is wrong with an error must not keep its run from ending.
-        known = {"message": f"its error cannot be read: {broken}"}
-    text = str(known.get("message", ""))
-    return {"error": str(known.get("type", "")), "message": text if len(text) <= _SHORT else f"{text[:_SHORT]}…"}
+    return "heartbeat", f'{{"details":{details}}}' if len(details) <= LONGEST_DETAIL else "{}"
 
 
 def note_timeout(tx: Transaction, run_id: str, limit: str) -> None:
@@ -109,8 +92,10 @@ def note_again(tx: Transaction, run_id: str, retry: RetryLater, attempt: int, wa
     tx.note(run_id, *retry_event(retry, attempt, wake_at))
 
 
-def note_heartbeats(tx: Transaction, turn: Turn) -> None:
-    """Note the heartbeats among a turn's outputs."""
+def note_work(tx: Transaction, turn: Turn) -> None:
+    """Note the timers and children of a turn, and the heartbeats among its outputs."""
+    for kind, data in turn.notes:
+        tx.note(turn.lease.run_id, kind, data)
     for output in turn.outputs:
         if output.kind is OutputKind.HEARTBEAT:
             tx.note(turn.lease.run_id, *heartbeat_event(output.payload or "null"))

@@ -260,8 +260,8 @@ def message_keys(turn: Turn) -> list[tuple[str, str]]:
 
 
 def has_extras(turn: Turn) -> bool:
-    """True if the turn carries outputs, subscriptions or trimming."""
-    return bool(turn.outputs or turn.trim or turn.subscribes or turn.unsubscribes)
+    """True if the turn carries outputs, subscriptions, trimming or notes."""
+    return bool(turn.outputs or turn.trim or turn.subscribes or turn.unsubscribes or turn.notes)
 
 
 async def write_extras(tx: Transaction, turns: Sequence[Turn]) -> None:

@@ -16,7 +16,7 @@ from perdure.core.model.record import Record
 from perdure.core.model.run import Status
 from perdure.core.model.turn import Block, ContinueAsNew, Finish, Lease, Park, Release, RetryLater, Turn, TurnOutcome
 from perdure.store.contract import Change
-from perdure.store.sql.audit import block_event, note_again, note_finish, note_heartbeats, park_event
+from perdure.store.sql.audit import block_event, note_again, note_finish, note_work, park_event
 from perdure.store.sql.dialect import Row
 from perdure.store.sql.rows import to_json
 from perdure.store.sql.runs.children import start_children
@@ -127,8 +127,8 @@ async def _commit_batch(
             continue
         if turn.read or turn.children or turn.sends:
             await _apply_reads_and_sends(tx, turn)
-        if tx.repeats and turn.outputs:
-            note_heartbeats(tx, turn)
+        if tx.repeats and (turn.notes or turn.outputs):
+            note_work(tx, turn)
         if turn.next is None:
             pass
         elif isinstance(turn.next, _LAST):

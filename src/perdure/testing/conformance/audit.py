@@ -8,7 +8,7 @@ import pytest
 
 from perdure.core.audit import Audit, Event, EventFilter
 from perdure.core.model.run import Reason, Status
-from perdure.core.model.turn import Block, Finish, Release, RetryLater, Turn
+from perdure.core.model.turn import Block, Finish, Lease, Release, RetryLater, Turn
 from perdure.store import Store
 from perdure.store.contract import NewEvent
 from perdure.testing.conformance.harness import (
@@ -76,6 +76,22 @@ class Levels:
             last = [[event.kind for event in await store.events(run_id)][1:] for run_id in ids]
             told = [["started", "completed"], ["started", "failed"], ["started"], ["started", "released"]]
             assert last == ([[]] * 4 if level is Audit.OFF else told)
+
+    async def test_notes_of_a_turn_are_written_in_full_once_and_under_its_lease(
+        self, store: Store, harness: Harness
+    ) -> None:
+        notes = (("timer_started", '{"timer":"sleep"}'), ("child_failed", '{"child":"c"}'))
+        for level in Audit:
+            store.audit = level
+            lease = await held(store, level.value)
+            turn = Turn(lease=lease, records=(a_record(0),), notes=notes)
+            parked = Turn(lease=lease, notes=notes, next=a_park(wake_at=harness.system.now() + SECOND))
+            for one in (turn, parked, parked):
+                await store.commit([one], ACTOR)
+            lost = Turn(lease=Lease(lease.run_id, lease.token, "another"), notes=notes, next=parked.next)
+            await store.commit([lost], ACTOR)
+            events = [(event.kind, event.data) for event in await store.events(level.value) if "_" in event.kind]
+            assert events == ([*notes, *notes] if level is Audit.FULL else [])
 
     async def test_the_trail_says_what_went_wrong_each_time(self, store: Store, harness: Harness) -> None:
         await commit(store, await held(store), next=RetryLater(harness.system.now(), _OOPS))

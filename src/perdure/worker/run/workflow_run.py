@@ -15,6 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from perdure.core.audit import Audit
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes, Failure
 from perdure.core.middleware import Invocation, Layer, surround
@@ -52,6 +53,7 @@ from perdure.worker.limits.step_limits import StepLimits, is_limited
 from perdure.worker.run.commit_lock import CommitLock
 from perdure.worker.run.held_run import HeldRun, Stage
 from perdure.worker.run.interrupted_steps import EARLIEST_TOKEN, count_interruptions
+from perdure.worker.run.operation_log import OperationLog
 from perdure.worker.run.pause_and_evict import UNRECORDED, RunOrders
 from perdure.worker.run.policy import (
     after_failed_attempt,
@@ -83,6 +85,7 @@ _REPLAYING, _ACTIVE, _OVER = Stage.REPLAYING, Stage.ACTIVE, Stage.OVER
 _LOST, _AWAKE = TurnOutcome.LOST, TurnOutcome.AWAKE
 _MESSAGE = RecordKind.MESSAGE
 _COMPLETED = Status.COMPLETED
+_FULL = Audit.FULL
 
 
 class WorkflowRun(HeldRun):
@@ -94,6 +97,8 @@ class WorkflowRun(HeldRun):
     #: Attempts whose beginning is recorded and has to be durable first: in no turn yet, and in the last one.
     _announced: tuple[Attempt, ...] = ()
     _beginning: tuple[Attempt, ...] = ()
+    #: Notes timers and children for the audit trail; None at the usual level.
+    _operation_log: OperationLog | None = None
 
     def __init__(
         self, claimed: ClaimedRun, workflow: Workflow[Any, Any], records: tuple[Record, ...], services: Services
@@ -143,6 +148,8 @@ class WorkflowRun(HeldRun):
                 self._failures = tuple(
                     one for one in records if one.kind is RecordKind.ATTEMPT and one.run_attempt == run.attempt
                 )
+        if self._services.store.audit is _FULL:
+            self._operation_log = OperationLog()
         execution = self._execution = make_execution(run, self._workflow, records, self._services)
         execution.begin(reading.drain_context)
         if records:
@@ -189,6 +196,9 @@ class WorkflowRun(HeldRun):
             return
         self.stage = _ACTIVE
         assert self._execution is not None
+        if self._operation_log is not None:
+            taken_up = self._execution.replayed or (self.run.token > 1 and _was_taken_up(self.run))
+            self._operation_log.remember(self._execution, timers=bool(taken_up))
         if self._execution.replayed and (interrupted := self._execution.record_interruptions(reading.now)):
             self._draft.urgent = True
             for _ in range(interrupted):
@@ -565,6 +575,9 @@ class WorkflowRun(HeldRun):
         if self._has_emitted or self._services.emit_buffer.pending:
             self._take_emitted()
         turn = self._draft.turn(self.lease, records, after)
+        if self._operation_log is not None and execution is not None and type(after) is not Block:
+            notes = self._operation_log.take(execution, records, turn.children, self.run.id)
+            turn = replace(turn, notes=notes)
         self._committing = True
         if self._wakeup.timer is not None:
             self._wakeup.disarm()

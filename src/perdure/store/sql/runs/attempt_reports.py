@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
+from perdure.core.audit import error_summary
 from perdure.core.model.attempt_reports import (
     AttemptReport,
     AttemptToken,
@@ -22,7 +23,7 @@ from perdure.core.model.outputs import OutputKind
 from perdure.core.model.record import NewMessage, RecordKind
 from perdure.core.model.run import FINISHED, Reason, Status
 from perdure.store.contract import Change
-from perdure.store.sql.audit import error_summary, heartbeat_event
+from perdure.store.sql.audit import heartbeat_event
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.rows import to_json
 from perdure.store.sql.runs.finish import message_to_parent, messages_of_end

@@ -6,11 +6,12 @@ so that no parent ever waits for a child that has ended. The same holds for othe
 
 from __future__ import annotations
 
+from perdure.core.audit import error_summary
 from perdure.core.model.record import NewMessage, RecordKind
 from perdure.core.model.run import Status
 from perdure.errors import StoreError
 from perdure.store.contract import Change
-from perdure.store.sql.audit import error_summary, note_timeout
+from perdure.store.sql.audit import note_timeout
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.rows import to_json
 from perdure.store.sql.runs.waiters import messages_to_waiters

@@ -7,12 +7,12 @@ it in ends the code of the run, undoes its steps, and fails it then. A worker of
 
 from __future__ import annotations
 
+from perdure.core.audit import error_summary
 from perdure.core.model.record import NewMessage, RecordKind
 from perdure.core.model.run import FINISHED, Status
 from perdure.core.model.run_orders import OrderOutcome, termination_message
 from perdure.errors import RunTerminated
 from perdure.store.contract import Change
-from perdure.store.sql.audit import error_summary
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.rows import failure, to_json
 from perdure.store.sql.runs.finish import message_to_parent, messages_of_end
