@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from perdure import Context, Engine, Retention, RunFailed, RunNotFound, Status, UsageError, workflow
+from perdure.admin import Reason
 from perdure.worker import sweeper
 from tests.helpers import eventually
 from tests.servers.databases import Databases
@@ -36,8 +37,8 @@ async def test_a_deleted_run_is_hidden_restored_and_its_result_stays_readable(st
         await run.result("20s")
         waiting = await engine.start(parent(), id="p")
         await until(waiting, Status.WAITING)
-        with pytest.raises(UsageError, match=r"cancel it, and delete it when it has ended"):
-            await waiting.delete()
+        with pytest.raises(UsageError, match=r"cancel it, and purge it when it has ended"):
+            await waiting.delete(purge=True)
         await waiting.cancel()
     assert await run.delete("seen")
     assert not await run.delete("seen")
@@ -53,6 +54,24 @@ async def test_a_deleted_run_is_hidden_restored_and_its_result_stays_readable(st
     with pytest.raises(RunNotFound):
         await engine.runs.undelete("missing")
     assert [event.kind for event in await run.events()][-2:] == ["deleted", "undeleted"]
+
+
+async def test_an_unfinished_run_is_deleted_does_nothing_and_goes_on_when_it_is_restored(stage: Stage) -> None:
+    engine = stage.engine(double, parent)
+    async with engine.worker():
+        begun = await engine.start(parent(), id="p")
+        await until(begun, Status.WAITING)
+        assert await begun.delete("by mistake")
+        assert "p" not in [one.id for one in (await engine.runs.list()).runs]
+        await begun.send("go")
+        ready = await engine.start(double(3), id="later", at="1h")
+        assert await ready.delete()
+        assert [(await run.info()).reason for run in (begun, ready)] == [Reason.PAUSED] * 2
+        assert await begun.undelete()
+        assert await begun.result("30s") == 2
+        assert await ready.undelete()
+        assert (await ready.info()).reason is Reason.TIMER
+        await ready.cancel()
 
 
 async def test_finished_runs_are_pruned_by_status_and_type_and_children_go_with_their_parents(stage: Stage) -> None:

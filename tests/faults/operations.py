@@ -159,6 +159,27 @@ async def discard_one_that_was_set_aside(store: Store, system: ManualSystem) -> 
 
 
 @operation
+async def delete_a_run_that_is_not_over(store: Store, system: ManualSystem) -> Ask:
+    await held(store)
+
+    async def ask(store: Store) -> None:
+        await store.delete("r1", "by mistake", ACTOR)
+
+    return ask
+
+
+@operation
+async def undelete_a_run_that_is_not_over(store: Store, system: ManualSystem) -> Ask:
+    await store.create([a_run("r1")], ACTOR)
+    await store.delete("r1", "", ACTOR)
+
+    async def ask(store: Store) -> None:
+        await store.undelete("r1", ACTOR)
+
+    return ask
+
+
+@operation
 async def undelete(store: Store, system: ManualSystem) -> Ask:
     await commit(store, await held(store), next=Finish(Status.COMPLETED, "1"))
     await store.delete("r1", "", ACTOR)

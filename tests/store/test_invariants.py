@@ -79,7 +79,7 @@ DAMAGE = {
     "UPDATE perdure_runs SET output = NULL WHERE id = 'done'": "exactly one outcome",
     "UPDATE perdure_runs SET output = '1' WHERE id = 'failed'": "exactly one outcome",
     "UPDATE perdure_runs SET output = '1' WHERE id = 'live'": "has no outcome",
-    "UPDATE perdure_runs SET deleted_at = 1 WHERE id = 'live'": "only a finished run is deleted",
+    "UPDATE perdure_runs SET deleted_at = 1 WHERE id = 'live'": "a deleted run is finished, paused or cancelled",
     "INSERT INTO perdure_events (run_id, at, kind) VALUES ('done', 6, 'failed')": "one final event",
     "DELETE FROM perdure_events WHERE kind = 'completed'": "its final event",
     "UPDATE perdure_runs SET worker = NULL WHERE id = 'live'": "has a known worker",

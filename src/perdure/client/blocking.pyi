@@ -352,7 +352,7 @@ class Handle(Generic[R_co]):
         `UsageError` if there is nothing to retry.
         """
     def delete(self, reason: str = "", *, purge: bool = False) -> bool:
-        """Hide it from listings once it has finished; False if it was hidden. With `purge`, delete it for good."""
+        """Hide it from listings, and pause it if it is not over; False if it was hidden. With `purge`, delete it for good."""
     def undelete(self) -> bool:
         """Bring it back; False if it was not deleted."""
     def fork(self, **options: Unpack[ForkOptions]) -> Handle[R_co]:
@@ -622,11 +622,11 @@ class Runs:
         Raises `RunFinished` if it completed, and `UsageError` if there is nothing to retry.
         """
     def delete(self, run_id: str, reason: str = "", *, purge: bool = False) -> bool:
-        """Hide a finished run from listings; `undelete` brings it back. False if it was hidden already.
+        """Hide a run from listings; `undelete` brings it back. False if it was hidden already.
 
-        A dead letter that is blocked is cancelled by that. With `purge`, the run is deleted for good, with its history
-        and its descendants, and its id is free again. Raises `RunNotFound`, and `UsageError` if it has not finished:
-        cancel it first.
+        A run that is not over is paused until then. A dead letter that is blocked is cancelled. With `purge`, the run
+        is deleted for good, with its history and its descendants, and its id is free again. Raises `RunNotFound`, and
+        with `purge` `UsageError` if it has not finished: cancel it first.
         """
     def export(
         self,

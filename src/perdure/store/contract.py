@@ -536,10 +536,14 @@ class Store(Protocol):
         """One dead letter; None if the run does not exist or is not dead."""
 
     async def delete(self, run_id: str, reason: str, actor: str, *, discard: bool = False) -> DeleteOutcome:
-        """Hide a finished run from listings. With `discard`, only a dead letter; a blocked one is cancelled first."""
+        """Hide a run from listings. One that is not over is paused until it is restored.
+
+        REFUSED for a blocked dead letter, which has to be discarded. With `discard`, only a dead letter is hidden; a
+        blocked one is cancelled first.
+        """
 
     async def undelete(self, run_id: str, actor: str) -> DeleteOutcome:
-        """Restore a deleted run."""
+        """Restore a deleted run; one that was not over goes on, unless it had been paused before."""
 
     async def prune(self, what: PruneRequest, limit: int, cursor: str | None, actor: str) -> PruneResult:
         """Permanently delete finished runs and all their data, one batch that examines `limit` runs.

@@ -192,9 +192,9 @@ def _parse_result(text: str) -> tuple[str, Any]:
 @click.option("--purge", is_flag=True, help="Delete the run for good, with its history and its children.")
 @with_output
 def delete(target: str, run: str, reason: str, purge: bool, output: Printer) -> None:
-    """Hide a finished run from lists; `perdure runs undelete` restores it.
+    """Hide a run from lists; `perdure runs undelete` restores it.
 
-    The result of a hidden run stays readable.
+    A run that is not over is paused until then. The result of a hidden run stays readable.
     """
     deleted = with_engine(target, lambda engine: engine.runs.delete(run, reason, purge=purge))
     text = f"{run} is deleted." if deleted else f"{run} was deleted before."

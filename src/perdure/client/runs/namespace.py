@@ -351,22 +351,23 @@ class Runs:
         return await reopen.retry(self._session, run_id, changes)
 
     async def delete(self, run_id: str, reason: str = "", *, purge: bool = False) -> bool:
-        """Hide a finished run from listings; `undelete` brings it back. False if it was hidden already.
+        """Hide a run from listings; `undelete` brings it back. False if it was hidden already.
 
-        A dead letter that is blocked is cancelled by that. With `purge`, the run is deleted for good, with its history
-        and its descendants, and its id is free again. Raises `RunNotFound`, and `UsageError` if it has not finished:
-        cancel it first.
+        A run that is not over is paused until then. A dead letter that is blocked is cancelled. With `purge`, the run
+        is deleted for good, with its history and its descendants, and its id is free again. Raises `RunNotFound`, and
+        with `purge` `UsageError` if it has not finished: cancel it first.
         """
         session = self._session
         reason = check_text("reason", reason)
         session.codec.encode(reason, "the reason of a deletion")
         check_flag("purge", purge)
         store = await session.connect()
+        if purge:
+            run = await session.find(check_id(run_id))
+            if not run.status.finished and dead_letter_reason(run.status, run.reason) is None:
+                raise UsageError(f"run {run_id!r} is {status_text(run)}; cancel it, and purge it when it has ended")
         answer = await store.delete(check_id(run_id), reason, session.actor)
         if answer is DeleteOutcome.REFUSED:
-            run = await session.find(run_id)
-            if dead_letter_reason(run.status, run.reason) is None:
-                raise UsageError(f"run {run_id!r} is {status_text(run)}; cancel it, and delete it when it has ended")
             answer = await store.delete(run_id, reason, session.actor, discard=True)
         if answer is DeleteOutcome.UNKNOWN:
             raise RunNotFound(f"there is no run {run_id!r} to delete")

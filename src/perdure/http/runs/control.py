@@ -72,7 +72,7 @@ async def wake(api: ApiRequest, run_id: str, body: WakeBody) -> Done:
 
 
 async def delete(api: ApiRequest, run_id: str, query: ReasonQuery) -> Done:
-    """Hide a finished run from listings."""
+    """Hide a run from listings. One that is not over is paused until it is restored."""
     return Done(await api.engine.runs.delete(run_id, query.reason))
 
 

@@ -161,8 +161,13 @@ STATES = (
         f"SELECT id, status, generation, ends, beginnings FROM {_ENDS} WHERE ends > generation - 1 + ended",
     ),
     Invariant(
-        "only a finished run is deleted",
-        f"SELECT id, status, deleted_at FROM perdure_runs WHERE deleted_at <> 0 AND status NOT IN {_FINISHED}",
+        "a deleted run is finished, paused or cancelled",
+        f"""
+        SELECT r.id, r.status, r.deleted_at FROM perdure_runs r
+        WHERE r.deleted_at <> 0 AND r.status NOT IN {_FINISHED} AND NOT EXISTS (
+          SELECT 1 FROM perdure_messages m WHERE m.run_id = r.id AND m.kind IN ('pause', 'cancel')
+        )
+        """,
     ),
     Invariant(
         "a running run has a known worker or a lease of its own, a nonce and a token (I8)",

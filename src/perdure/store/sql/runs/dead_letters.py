@@ -30,6 +30,7 @@ from perdure.errors import InvalidCursor
 from perdure.store.sql.dialect import Params, Transaction, placeholders
 from perdure.store.sql.rows import RUN, to_json, to_run, values
 from perdure.store.sql.runs.inbox import cancel
+from perdure.store.sql.runs.pause_and_evict import hide, restore
 from perdure.store.sql.runs.reopen import locked
 
 _NEWEST = "ORDER BY created_at DESC, id DESC LIMIT :limit"
@@ -62,8 +63,6 @@ WHERE run_id IN ({chosen}) AND kind = 'requeue'
 ORDER BY run_id, position
 """
 
-_DELETE = "UPDATE perdure_runs SET deleted_at = :at WHERE id = :run_id"
-
 #: How many rows are looked at in one statement.
 _LOOK = 200
 
@@ -93,31 +92,30 @@ async def get_dead_letter(tx: Transaction, run_id: str) -> DeadLetter | None:
 
 
 async def delete(tx: Transaction, run_id: str, reason: str, *, discard: bool) -> DeleteOutcome:
-    """Hide a finished run; with `discard`, only a dead letter, which is ended first if it is blocked."""
+    """Hide a run; one that is not over is paused. With `discard`, only a dead letter; a blocked one is ended first."""
     run = await locked(tx, run_id)
     if run is None:
         return DeleteOutcome.UNKNOWN
     if run.deleted_at:
         return DeleteOutcome.ALREADY
     dead = dead_letter_reason(run.status, run.reason) is not None
-    if not (dead if discard else run.status.finished):
+    if not dead if discard else dead and not run.status.finished:
         return DeleteOutcome.REFUSED
-    if run.status is Status.BLOCKED:
+    if discard and run.status is Status.BLOCKED:
         await cancel(tx, run_id, f"discarded: {reason}" if reason else "discarded", f"discard:{run.token}")
-    await tx.execute(_DELETE, {"run_id": run_id, "at": tx.now})
+    await hide(tx, run_id, reason)
     tx.note(run_id, "discarded" if discard else "deleted", to_json({"reason": reason}))
     return DeleteOutcome.DONE
 
 
 async def undelete(tx: Transaction, run_id: str) -> DeleteOutcome:
-    """Bring a deleted run back."""
+    """Bring a deleted run back; one that was not over goes on."""
     run = await locked(tx, run_id)
     if run is None:
         return DeleteOutcome.UNKNOWN
     if not run.deleted_at:
         return DeleteOutcome.ALREADY
-    await tx.execute(_DELETE, {"run_id": run_id, "at": 0})
-    tx.note(run_id, "undeleted")
+    await restore(tx, run_id)
     return DeleteOutcome.DONE
 
 

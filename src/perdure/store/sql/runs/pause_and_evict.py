@@ -19,7 +19,7 @@ from perdure.store.sql.rows import to_json
 from perdure.store.sql.runs.inbox import INSERT, KNOWN
 
 _TARGET = """
-SELECT status, reason, inbox_seq, inbox_read, started_at, wake_at, deadline, token
+SELECT status, reason, inbox_seq, inbox_read, started_at, wake_at, deadline, token, deleted_at
 FROM perdure_runs
 WHERE id = :run_id
 {for_update}
@@ -66,6 +66,12 @@ SET inbox_seq = :inbox_seq, status = :status, reason = :reason, wake_at = :wake_
 WHERE id = :run_id
 """
 
+_SET_DELETED = """
+UPDATE perdure_runs
+SET deleted_at = :at
+WHERE id = :run_id
+"""
+
 _FORGET_HOME = """
 UPDATE perdure_runs
 SET token = token + 1, home = NULL
@@ -80,6 +86,8 @@ class Pausing(Struct, frozen=True):
     #: For what and until when the run had been waiting, if that is not to be cut short by the pause.
     waits_for: str = ""
     until: int = 0
+    #: The run is deleted; the pause ends when it is restored.
+    hides: bool = False
 
 
 _decoder = decoder_for(Pausing)
@@ -88,9 +96,9 @@ _decoder = decoder_for(Pausing)
 class _Row:
     """A run's row as it is, and then as it will be."""
 
-    def __init__(self, row: tuple[str, str | None, int, int, int, int, int, int]) -> None:
+    def __init__(self, row: tuple[str, str | None, int, int, int, int, int, int, int]) -> None:
         self.status, self.reason, self.inbox_seq, self.inbox_read, self.started_at, self.wake_at = row[:6]
-        self.deadline, self.token = row[6:]
+        self.deadline, self.token, self.deleted_at = row[6:]
 
     @property
     def is_held(self) -> bool:
@@ -146,15 +154,19 @@ async def set_priority(tx: Transaction, run_id: str, priority: int, reason: str)
 async def _pause(tx: Transaction, run: _Row, order: RunOrder) -> OrderOutcome:
     if await _pausing(tx, run, order.run_id) is not None:
         return OrderOutcome.ALREADY
-    pausing = Pausing(order.reason)
+    await _hold_back(tx, run, order, hides=False)
+    tx.note(order.run_id, "paused", to_json({"reason": order.reason}))
+    return OrderOutcome.DONE
+
+
+async def _hold_back(tx: Transaction, run: _Row, order: RunOrder, *, hides: bool) -> None:
+    pausing = Pausing(order.reason, hides=hides)
     if run.waits:
         if run.started_at == 0 and run.status == Status.WAITING:
-            pausing = Pausing(order.reason, run.reason or "", run.wake_at)
+            pausing = Pausing(order.reason, run.reason or "", run.wake_at, hides)
         # Its deadline is all that ends the wait by itself.
         run.become(Status.WAITING, Reason.PAUSED.value, run.deadline)
     await _put(tx, run, order, to_json(pausing))
-    tx.note(order.run_id, "paused", to_json({"reason": order.reason}))
-    return OrderOutcome.DONE
 
 
 async def _resume(tx: Transaction, run: _Row, order: RunOrder) -> OrderOutcome:
@@ -169,7 +181,37 @@ async def _resume(tx: Transaction, run: _Row, order: RunOrder) -> OrderOutcome:
         tx.notify(Change.READY)
     await _put(tx, run, order, None)
     tx.note(order.run_id, "resumed")
+    if run.deleted_at:
+        # A hidden run must not go on unseen.
+        await tx.execute(_SET_DELETED, {"run_id": order.run_id, "at": 0})
+        tx.note(order.run_id, "undeleted")
     return OrderOutcome.DONE
+
+
+async def hide(tx: Transaction, run_id: str, reason: str) -> None:
+    """Hide a run, whose row is locked. One that is not over is paused until it is restored."""
+    [row] = await tx.fetch(_TARGET, {"run_id": run_id})
+    run = _Row(row)
+    if run.status not in FINISHED and await _pausing(tx, run, run_id) is None:
+        await _hold_back(tx, run, _own_order(run_id, RecordKind.PAUSE, run, reason), hides=True)
+    await tx.execute(_SET_DELETED, {"run_id": run_id, "at": tx.now})
+
+
+async def restore(tx: Transaction, run_id: str) -> None:
+    """Restore a hidden run, whose row is locked. The pause of its deletion ends; an earlier one does not."""
+    [row] = await tx.fetch(_TARGET, {"run_id": run_id})
+    run = _Row(row)
+    pausing = None if run.status in FINISHED else await _pausing(tx, run, run_id)
+    if pausing is not None and pausing.hides:
+        await _resume(tx, run, _own_order(run_id, RecordKind.RESUME, run))
+        return
+    await tx.execute(_SET_DELETED, {"run_id": run_id, "at": 0})
+    tx.note(run_id, "undeleted")
+
+
+def _own_order(run_id: str, kind: RecordKind, run: _Row, reason: str = "") -> RunOrder:
+    # No key of a client begins with a space, and each entry has another number.
+    return RunOrder(run_id=run_id, kind=kind, key=f" delete:{run.inbox_seq + 1}", reason=reason)
 
 
 async def _has_lost_its_place(tx: Transaction, pausing: Pausing, run_id: str) -> bool:

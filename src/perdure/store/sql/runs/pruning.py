@@ -21,6 +21,7 @@ from perdure.core.routing import matches
 from perdure.errors import InvalidCursor, StoreUnavailable
 from perdure.store.sql.dialect import Params, Row, Transaction, placeholders
 from perdure.store.sql.rows import to_json
+from perdure.store.sql.runs.terminate import terminate
 
 _MEMBER = "id, parent_id, status, type, finished_at, deadline, deleted_at"
 
@@ -76,6 +77,8 @@ class _Member(Struct, frozen=True):
 async def prune(tx: Transaction, prune: PruneRequest, limit: int, cursor: str | None) -> PruneResult:
     """Delete what is meant and not needed any more: of `limit` runs, and of those below them a few times as many."""
     seen = await _look(tx, prune, limit, cursor)
+    if prune.deleted and prune.ids is None:
+        await _end_hidden(tx, seen, prune)
     meant = [one for one in seen if _is_meant(one, prune)]
     family = await _family(tx, await _free(tx, meant), _BELOW * limit)
     gone = await _delete(tx, family)
@@ -95,13 +98,24 @@ async def _look(tx: Transaction, prune: PruneRequest, limit: int, cursor: str | 
     return _members(await tx.fetch(_DELETED if prune.deleted else _ENDED, params))
 
 
+async def _end_hidden(tx: Transaction, seen: Sequence[_Member], prune: PruneRequest) -> None:
+    """Terminate the deleted runs that are not over and have passed their retention; the next pruning takes them."""
+    for one in sorted(seen, key=lambda one: one.id):
+        if not one.is_finished and _is_of_type(one, prune):
+            await terminate(tx, one.id, "it was deleted", f" prune:{one.deleted_at}", undo=False)
+
+
+def _is_of_type(run: _Member, prune: PruneRequest) -> bool:
+    return prune.types is None or any(matches(pattern, run.type) for pattern in prune.types)
+
+
 def _is_meant(run: _Member, prune: PruneRequest) -> bool:
     since = run.deleted_at if prune.deleted else run.finished_at
     return (
         run.is_finished
         and 0 < since < prune.before
         and (prune.statuses is None or Status(run.status) in prune.statuses)
-        and (prune.types is None or any(matches(pattern, run.type) for pattern in prune.types))
+        and _is_of_type(run, prune)
     )
 
 

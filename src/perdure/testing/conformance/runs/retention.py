@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from perdure.core.model.dead_letter import DeadLetterFilter, DeleteOutcome
-from perdure.core.model.record import SendOutcome
+from perdure.core.model.record import RecordKind, SendOutcome
 from perdure.core.model.run import Reason, RetryOutcome, RunFilter, Status
+from perdure.core.model.run_orders import RunOrder
 from perdure.core.model.turn import Block, Finish, Park
 from perdure.core.policy.retention import PruneRequest, PruneResult
 from perdure.core.time.duration import NEVER
@@ -26,6 +27,7 @@ from perdure.testing.conformance.harness import (
     a_record,
     a_run,
     claim,
+    claim_ids,
     commit,
     held,
     lease_of,
@@ -101,11 +103,57 @@ class Deleting:
         kinds = [event.kind for event in await store.events("r2")]
         assert kinds[-2:] == ["deleted", "undeleted"]
 
-    async def test_what_is_not_over_is_not_deleted(self, store: Store) -> None:
-        await held(store, "r1")
+    async def test_what_is_not_over_is_paused_until_it_is_restored(self, store: Store, harness: Harness) -> None:
+        later = harness.system.now() + SECOND
+        await store.create([a_run("ready"), a_run("later", wake_at=later), a_run("paused")], ACTOR)
+        await store.order_run(RunOrder(run_id="paused", kind=RecordKind.PAUSE, key="p"), ACTOR)
+        for run_id in ("ready", "later", "paused"):
+            assert await store.delete(run_id, "wrong", ACTOR) is DeleteOutcome.DONE
+            assert await store.delete(run_id, "wrong", ACTOR) is DeleteOutcome.ALREADY
+        harness.system.advance(2 * SECOND)
+        assert await ids(store) == await claim_ids(store, nonce="n1") == []
+        for run_id in ("ready", "later", "paused"):
+            assert await store.undelete(run_id, ACTOR) is DeleteOutcome.DONE
+            assert await store.undelete(run_id, ACTOR) is DeleteOutcome.ALREADY
+        assert sorted(await claim_ids(store, nonce="n2")) == ["later", "ready"]
+        assert [event.kind for event in await store.events("ready")][:4] == [
+            "created", "deleted", "resumed", "undeleted",
+        ]  # fmt: skip
+
+    async def test_a_held_run_that_is_deleted_finds_a_pause_and_a_resumed_one_is_restored(self, store: Store) -> None:
+        lease = await held(store, "r1")
+        assert await store.delete("r1", "", ACTOR) is DeleteOutcome.DONE
+        assert [one.kind for one in await store.inbox("r1", 0)] == [RecordKind.PAUSE]
+        await commit(store, lease, next=a_park(reason=Reason.PAUSED, seen=1))
+        assert await claim_ids(store, nonce="n1") == []
+        await store.order_run(RunOrder(run_id="r1", kind=RecordKind.RESUME, key="go"), ACTOR)
+        run = await store.get("r1")
+        assert run is not None
+        assert (run.deleted_at, await claim_ids(store, nonce="n2")) == (0, ["r1"])
+
+    async def test_a_deleted_run_that_is_not_over_goes_when_its_time_has_come(
+        self, store: Store, harness: Harness
+    ) -> None:
+        parent = await held(store, "parent")
+        await commit(store, parent, children=(a_child("c"),), next=a_park(reason=Reason.CHILD))
+        await store.create([a_run("r1")], ACTOR)
+        for run_id in ("c", "r1"):
+            await store.delete(run_id, "", ACTOR)
+        early = PruneRequest(before=START, deleted=True)
+        assert (await store.prune(early, 10, None, ACTOR)).runs == 0
+        assert [one.failed for one in await store.inbox("parent", 0)] == []
+        harness.system.advance(SECOND)
+        # The first pruning ends it, the second deletes it.
+        gone = [await store.prune(PruneRequest(before=START + 1, deleted=True), 10, None, ACTOR) for _ in range(2)]
+        assert ([one.runs for one in gone], await store.get("r1")) == ([0, 1], None)
+        # The child is over, and stays as long as its parent may ask for it.
+        child = await store.get("c")
+        assert child is not None
+        assert (child.status, [one.failed for one in await store.inbox("parent", 0)]) == (Status.FAILED, [True])
+
+    async def test_a_blocked_dead_letter_is_discarded_and_not_paused(self, store: Store) -> None:
         await set_aside(store, "r2")
-        for run_id in ("r1", "r2"):
-            assert await store.delete(run_id, "", ACTOR) is DeleteOutcome.REFUSED
+        assert await store.delete("r2", "", ACTOR) is DeleteOutcome.REFUSED
         assert await store.delete("missing", "", ACTOR) is DeleteOutcome.UNKNOWN
         assert await store.undelete("missing", ACTOR) is DeleteOutcome.UNKNOWN
 
