@@ -70,7 +70,7 @@ async def child(ctx: Context, *, fails: bool) -> int:
 
 @workflow("audit.timers.v1")
 async def timers(ctx: Context) -> str:
-    await ctx.sleep(0.02)
+    await ctx.sleep(0.3)  # long enough to park
     await ctx.call(child(fails=False))
     try:
         await ctx.call(child(fails=True))

@@ -352,7 +352,7 @@ class Handle(Generic[R_co]):
         `UsageError` if there is nothing to retry.
         """
     def delete(self, reason: str = "", *, purge: bool = False) -> bool:
-        """Hide it from listings, and pause it if it is not over; False if it was hidden. With `purge`, delete it for good."""
+        """Hide it from listings; pause it if it is not over. False if it was hidden. `purge` deletes it for good."""
     def undelete(self) -> bool:
         """Bring it back; False if it was not deleted."""
     def fork(self, **options: Unpack[ForkOptions]) -> Handle[R_co]:

@@ -256,7 +256,7 @@ class Handle(Generic[R_co]):
         return await self._runs.retry(self.id, **changes)
 
     async def delete(self, reason: str = "", *, purge: bool = False) -> bool:
-        """Hide it from listings, and pause it if it is not over; False if it was hidden. With `purge`, delete it for good."""
+        """Hide it from listings; pause it if it is not over. False if it was hidden. `purge` deletes it for good."""
         return await self._runs.delete(self.id, reason, purge=purge)
 
     async def undelete(self) -> bool:
