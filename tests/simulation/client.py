@@ -261,6 +261,7 @@ class Operator:
             self._ledger.sometimes["a run was set aside" if reason == "poison" else f"a run stayed {reason}"] += 1
             # A worker that started since may have unblocked it.
             with suppress(UsageError):
+                await self._engine.runs.undelete(run_id)
                 await self._retry(run_id, reason)
         elif status == "waiting" and reason == "paused":
             await self._engine.runs.resume(run_id)
@@ -278,7 +279,7 @@ class Operator:
         try:
             await self._engine.runs.retry(run_id)
         except UsageError as error:
-            if reason != "broken" or "deadline" not in str(error):
+            if reason not in ("broken", "poison") or "deadline" not in str(error):
                 raise
             self._ledger.sometimes["a deadline passed while a run was blocked"] += 1
             await self._engine.runs.retry(run_id, deadline=60.0)

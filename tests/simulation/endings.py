@@ -15,24 +15,25 @@ from perdure.workflow.saga import UNDO
 from tests.simulation.ledger import Ledger
 from tests.simulation.programs import REVERSIBLE
 
-#: Runs that were ended without their code, when, and whether that raised their token.
+#: Runs that were ended without their code, when, and whether that raised their token. Pruning ends hidden runs, which
+#: may be brought back and retried before they are deleted.
 ENDED = """
 CREATE TEMP TRIGGER keep_terminated AFTER UPDATE ON perdure_runs
 WHEN OLD.finished_at = 0 AND NEW.status = 'failed' AND NEW.inbox_seq > OLD.inbox_seq
-BEGIN INSERT INTO terminated VALUES (NEW.id, NEW.generation, NEW.finished_at, NEW.token > OLD.token); END
+BEGIN INSERT INTO terminated VALUES (NEW.id, NEW.generation, NEW.finished_at, NEW.token > OLD.token, NEW.deleted_at); END
 """
 #: No code of such a run writes anything.
 NO_RECORD = """
 CREATE TEMP TRIGGER record_after_termination AFTER INSERT ON perdure_history
 WHEN EXISTS (SELECT 1 FROM perdure_runs r, terminated t
-  WHERE r.id = NEW.run_id AND t.id = r.id AND t.generation = r.generation)
+  WHERE r.id = NEW.run_id AND t.id = r.id AND t.generation = r.generation AND t.hidden = 0)
 BEGIN INSERT INTO overwritten VALUES ('history of the terminated run ' || NEW.run_id); END
 """
 #: Children that a run had when it was terminated, of those that do not outlive it, and what they were told.
 _CHILDREN = f"""
 SELECT t.id, c.id, c.created_at > t.at, m.seq FROM temp.terminated t JOIN perdure_runs c ON c.parent_id = t.id
 LEFT JOIN perdure_messages m ON m.run_id = c.id AND m.message_key = 'cancel:' || t.id
-WHERE (c.finished_at = 0 OR c.finished_at > t.at) AND c.write_id NOT LIKE '{ABANDONED}%'
+WHERE (c.finished_at = 0 OR c.finished_at > t.at) AND c.write_id NOT LIKE '{ABANDONED}%' AND t.hidden = 0
 """
 _SET_ASIDE = "SELECT run_id, position, payload FROM perdure_outputs WHERE kind = 'aside'"
 _AGAIN = "SELECT run_id, message_key FROM perdure_messages WHERE message_key LIKE ' again:%'"

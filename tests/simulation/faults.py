@@ -176,6 +176,7 @@ class FaultStore:
         self._told_of: set[Lease] = set()
         assert database.store is not None
         self.inbox_page = database.store.inbox_page
+        self.audit = database.store.audit
         #: The database's time as this process knows it; None: exactly.
         self.known: ServerClock | None = None
         if database.clocks_differ:

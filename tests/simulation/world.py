@@ -200,7 +200,9 @@ class World:
         raw = self.store._writer._open()
         raw.execute("CREATE TABLE deeds (run_id TEXT, location TEXT, result TEXT, generation INTEGER)")
         raw.execute("CREATE TEMP TABLE overwritten (what TEXT)")
-        raw.execute("CREATE TEMP TABLE terminated (id TEXT, generation INTEGER, at INTEGER, raised INTEGER)")
+        raw.execute(
+            "CREATE TEMP TABLE terminated (id TEXT, generation INTEGER, at INTEGER, raised INTEGER, hidden INTEGER)"
+        )
         raw.execute(ENDED)
         raw.execute(NO_RECORD)
         for kept, columns, event, table, which in (
