@@ -123,7 +123,7 @@ def test_what_a_row_names_exists(text: str) -> None:
     [
         *("Retry.quadratic()", "engine.prune", "Answer.ack", "Handle.fork(step=...)", "@step(exactly_once=True)"),
         *("perdure runs history", "perdure worker --type", "make coffee", "GET /metrics", "examples/none.py"),
-        *("colour=", "updated_at", "handle.report().colour", "Breaker(failure)", "class A(StateMachine, kind=...)"),
+        *("colour=", "changed_on", "handle.report().colour", "Breaker(failure)", "class A(StateMachine, kind=...)"),
     ],
 )
 def test_a_name_that_does_not_exist_is_noticed(text: str) -> None:

@@ -252,11 +252,13 @@ async def test_a_report_says_what_a_person_would_ask(stage: Stage) -> None:
     engine = stage.engine(flaking)
     async with engine.worker():
         run = await engine.start(flaking())
-        assert (await run.report()).duration == 0
+        begun = await run.report()
+        assert (begun.duration, begun.updated_at >= begun.run.created_at) == (0, True)
         assert await run.result("20s") == "yes"
     report = await run.report()
     assert (report.attempts, report.run.status) == (2, Status.COMPLETED)
     assert 0 < report.started_at < report.last_retry_at <= report.finished_at
+    assert report.updated_at == report.finished_at
     assert report.duration == pytest.approx((report.finished_at - report.started_at) / 1e6)
     step = report.steps[0]
     assert (step.location, step.status, step.attempts, step.duration >= 0) == ("flaky", "completed", 3, True)

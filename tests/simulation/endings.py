@@ -20,7 +20,8 @@ from tests.simulation.programs import REVERSIBLE
 ENDED = """
 CREATE TEMP TRIGGER keep_terminated AFTER UPDATE ON perdure_runs
 WHEN OLD.finished_at = 0 AND NEW.status = 'failed' AND NEW.inbox_seq > OLD.inbox_seq
-BEGIN INSERT INTO terminated VALUES (NEW.id, NEW.generation, NEW.finished_at, NEW.token > OLD.token, NEW.deleted_at); END
+BEGIN INSERT INTO terminated
+VALUES (NEW.id, NEW.generation, NEW.finished_at, NEW.token > OLD.token, NEW.deleted_at); END
 """
 #: No code of such a run writes anything.
 NO_RECORD = """

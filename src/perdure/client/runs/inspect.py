@@ -398,10 +398,20 @@ def report(
         last_retry_at=started[-1] if run.attempt > 1 and started else 0,
         started_at=min([*started, run.started_at or run.finished_at]),
         finished_at=run.finished_at,
+        updated_at=_updated_at(run, records, events),
         steps=tuple(steps),
         errors=tuple(sorted(errors, key=lambda error: error.at)),
         interruptions=tuple(interruptions),
     )
+
+
+def _updated_at(run: Run, records: Sequence[Record], events: Sequence[Event]) -> int:
+    """Time of the last change of a run; a column of its own would have to be written at every step."""
+    times = [run.created_at, run.started_at, run.finished_at, run.deleted_at]
+    if run.status in (Status.PENDING, Status.BLOCKED):
+        # Since when it has been so.
+        times.append(run.wake_at)
+    return max(*times, *(record.at for record in records[-1:]), *(event.at for event in events[-1:]))
 
 
 def _steps(records: Sequence[Record], interruptions: Sequence[Interruption]) -> list[StepReport]:

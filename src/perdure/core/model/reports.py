@@ -109,6 +109,8 @@ class RunReport(Struct, frozen=True, kw_only=True):
     #: First start, and end; 0 if there is none.
     started_at: int
     finished_at: int
+    #: Time of the last change that the run's row, history or audit trail tells of.
+    updated_at: int
     steps: tuple[StepReport, ...]
     #: All errors of the steps and of the run, in order.
     errors: tuple[FailedAttempt, ...]

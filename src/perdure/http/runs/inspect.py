@@ -197,6 +197,8 @@ class ReportView(Struct, frozen=True, kw_only=True):
     last_retry_at: Time
     started_at: Time
     finished_at: Time
+    #: Time of the last change that the run's row, history or audit trail tells of.
+    updated_at: Time
     duration: float
     steps: tuple[StepView, ...]
     errors: tuple[FailedAttemptView, ...]
