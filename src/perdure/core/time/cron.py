@@ -266,7 +266,7 @@ def _in_window(window: Window, after: int) -> Iterator[int]:
             if fire_time >= end:
                 return
             day = moment_of(fire_time).astimezone(zone).date() if skip else None
-            if day in skip:
+            if day is not None and day in skip:
                 # On to the next date at once: an interval may have a million fire times on this one.
                 low = max(fire_time, _midnight_after(day, zone) - 1)
                 break
