@@ -102,7 +102,8 @@ class Emitted:
             if not before.beats or before.run_id in spared:
                 continue
             for later, execution in self.executions.items():
-                if (execution.run_id, execution.attempt) != (before.run_id, record.attempts + 1):
+                # Attempts of a blocked run may be counted anew, so that an earlier one has that number.
+                if later < number or (execution.run_id, execution.attempt) != (before.run_id, record.attempts + 1):
                     continue
                 given = execution.given or (0, 0)
                 if given < (number, before.beats - 1):
