@@ -103,7 +103,8 @@ class Steps:
             self.ledger.sometimes["an activity failed and was tried again"] += 1
             raise RuntimeError(f"execution {number} failed")
         if pending:
-            self.ledger.permits.setdefault(info.token, (info.run_id, f"result {number}"))
+            # An execution that was interrupted had the same token, and what it emitted may be lost.
+            self.ledger.permits[info.token] = (info.run_id, f"result {number}")
             return Pending
         return f"result {number}"
 
