@@ -329,6 +329,14 @@ async def pinned(ctx: Context, ledger: str) -> str:
     return await ctx.receive("unpinned", str)
 
 
+@workflow("faults.watching.v1")
+async def watching(ctx: Context, ledger: str) -> list[str]:
+    """Waits for a run that is not its child, and for a sticky event, both at once; then for the event again."""
+    both = await asyncio.gather(ctx.run("pinned").result(str), ctx.event("opened", str))
+    await ctx.step(effect, ledger, "watched")
+    return [*both, await ctx.event("opened", str)]
+
+
 @workflow("faults.slow.v1")
 async def slow(ctx: Context, ledger: str) -> list[str]:
     return [await ctx.step(effect, ledger, "before"), await ctx.step(lingers, ledger)]
@@ -341,7 +349,7 @@ async def hopeless(ctx: Context) -> None:
 
 ACTIVITIES: list[Activity[Any, Any]] = [errand, never_begun, permit]
 WORKFLOWS: list[Definable] = [
-    everything, child, idle_child, again, broken, stuck, stopped, charged, stubborn, mailed, permitted, pinned, slow,
-    hopeless, Round,
+    everything, child, idle_child, again, broken, stuck, stopped, charged, stubborn, mailed, permitted, pinned,
+    watching, slow, hopeless, Round,
     *ACTIVITIES,
 ]  # fmt: skip

@@ -44,6 +44,7 @@ OUTCOMES = {
     "ended": ("failed",),
     "mailed": ("completed",),
     "pinned": ("completed",),
+    "watching": ("completed",),
     "slow": ("completed",),
     "odd": ("blocked", "pending"),
 }

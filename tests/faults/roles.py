@@ -130,6 +130,8 @@ class Client:
             "mailed": app.mailed(),
             "permitted": app.permitted(self._ledger),
             "pinned": app.pinned(self._ledger),
+            # After the run that it waits for, which has to exist.
+            "watching": app.watching(self._ledger),
         }
         runs = {id: await self.start(call, id) for id, call in calls.items()}
         await self.send(runs["main"], "go")
@@ -147,6 +149,7 @@ class Client:
             self.mend_mail(runs["mailed"]),
             self.permit(runs["permitted"]),
             self.unpin(runs["pinned"]),
+            self.open(runs["watching"]),
             self.nudge(runs["main"]),
             self.steer(runs["again"]),
             self.give_second_chances(runs["broken"], runs["stuck"]),
@@ -214,6 +217,11 @@ class Client:
         with suppress(RunFinished):
             await handle.send("unpinned", "done", key="unpinned")
         assert await handle.result() == "done"
+
+    async def open(self, handle: Handle[Any]) -> None:
+        """Emit the event that a run waits for. Another process may have done it."""
+        assert await self._engine.events.emit("opened", "wide")
+        assert await handle.result() == ["done", "wide", "wide"]
 
     async def steer(self, handle: Handle[Any]) -> None:
         await self._engine.queues.pause(queue="elsewhere")

@@ -53,7 +53,7 @@ def list_events(target: str, prefix: str, limit: int, output: Printer) -> None:
 @click.option("--replace", is_flag=True, help="Replace a value that was emitted before.")
 @with_output
 def emit(target: str, name: str, value: Any, replace: bool, output: Printer) -> None:
-    """Emit a sticky event. The first value stays, unless --replace is given."""
+    """Emit a sticky event; without --replace, its first value stays."""
     emitted = with_engine(target, lambda engine: engine.events.emit(name, value, replace=replace), create=True)
     kept = f"{name} was emitted before with another value, which stays; --replace replaces it."
     output.result({"name": name, "emitted": emitted}, f"Emitted {name}." if emitted else kept)
