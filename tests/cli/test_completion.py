@@ -154,10 +154,16 @@ def test_a_server_that_never_answers_costs_a_bounded_time(program: dict[str, str
             except OSError:
                 return
 
-        threading.Thread(target=accept, daemon=True).start()
+        accepting = threading.Thread(target=accept, daemon=True)
+        accepting.start()
         url = f"postgresql://u@127.0.0.1:{listener.getsockname()[1]}/x"
         # `press_tab` fails if the shell does not come back.
         assert press_tab(program, f"perdure show {url} ", **{PATIENCE: "2"}) == [set()]
+        # Closing it alone would not end the thread.
+        listener.shutdown(socket.SHUT_RDWR)
+        accepting.join(90)
+        for connection in kept:
+            connection.close()
 
 
 @needs_bash

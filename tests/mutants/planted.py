@@ -44,7 +44,7 @@ PLANTED = (
     Planted("the children of a terminated run go on", "perdure/store/sql/runs/terminate.py",
         'await stop_children(tx, run_id, "terminated")', "pass"),
     Planted("the parent of a terminated run is not told", "perdure/store/sql/runs/terminate.py",
-        "await deliver(tx, message_to_parent(run_id, parent_id, location, generation, error, failed=True))", "pass"),
+        "word = message_to_parent(run_id, parent_id, location, generation, error, failed=True)", "word = None"),
     Planted("a terminated run that is tried again is not undone", "perdure/store/sql/runs/terminate.py",
         "if undo and (started_at != 0 or attempt > 1):", "if undo and started_at != 0:"),
     Planted("a termination that undoes is a cancellation", "perdure/store/sql/runs/terminate.py",

@@ -100,7 +100,9 @@ HISTORY = (
         SELECT run_id, seq, at, earlier, run_attempt, attempt_before FROM (
           SELECT h.run_id, h.seq, h.at, h.run_attempt, LAG(h.at) OVER (PARTITION BY h.run_id ORDER BY h.seq) AS earlier,
             LAG(h.run_attempt) OVER (PARTITION BY h.run_id ORDER BY h.seq) AS attempt_before,
-            CASE WHEN r.generation > 1 AND h.kind = 'attempt' AND h.location = r.type THEN 1 ELSE 0 END AS anew
+            CASE WHEN h.kind = 'attempt' AND h.location = r.type AND (r.generation > 1 OR EXISTS (
+              SELECT 1 FROM perdure_outputs o WHERE o.run_id = r.id AND o.kind = 'requeue'
+            )) THEN 1 ELSE 0 END AS anew
           FROM perdure_history h JOIN perdure_runs r ON r.id = h.run_id
         ) AS steps WHERE (run_attempt < attempt_before AND anew = 0) OR at < earlier
         """,

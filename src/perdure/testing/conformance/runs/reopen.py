@@ -285,6 +285,17 @@ class Recovering:
         [claimed] = (await claim(store, "w2")).runs
         assert (claimed.run.attempt, claimed.run.generation) == (1, 1)
 
+    async def test_a_blocked_activity_counts_its_attempts_anew(self, store: Store) -> None:
+        await store.create([a_run("r1")], ACTOR)
+        for number in (1, 2):
+            failed = a_record(number - 1, TYPE, kind=RecordKind.ATTEMPT, failed=True, run_attempt=number)
+            await commit(store, await lease_of(store, "r1", "w1"), failed, next=RetryLater(START, "{}"))
+        await commit(store, await lease_of(store, "r1", "w1"), next=Block(Reason.POISON, "{}"))
+        assert await retry(store, is_activity=True) is RetryOutcome.OPEN
+        again = a_record(2, TYPE, kind=RecordKind.ATTEMPT, failed=True, run_attempt=1)
+        await commit(store, await lease_of(store, "r1", "w1"), again, next=RetryLater(START, "{}"))
+        assert [record.run_attempt for record in await store.history("r1")] == [1, 2, 1]
+
     async def test_a_blocked_run_is_claimed_again_and_keeps_its_error_among_its_outputs(self, store: Store) -> None:
         lease = await held(store)
         await commit(store, lease, a_record(0), next=Block(Reason.DIVERGED, '{"type":"Oops"}'))
