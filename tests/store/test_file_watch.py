@@ -92,6 +92,21 @@ async def test_a_poll_that_wants_no_watch_leaves_the_file_alone_until_the_next_p
     await theirs.close()
 
 
+async def test_a_poll_tells_of_a_commit_that_the_watch_has_seen_first(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'runs.db'}"
+    ours, theirs = open_store(url, Host()), open_store(url, Host())
+    await ours.open()
+    await theirs.open()
+    await ours.poll_changes()
+    told: list[Change] = []
+    ours.subscribe(told.append)
+    await theirs.create([a_run("r1")], ACTOR)
+    await eventually(lambda: Change.ALL in told, saying="the commit being heard of")
+    assert await ours.poll_changes()
+    await ours.close()
+    await theirs.close()
+
+
 async def test_our_own_commits_are_not_taken_for_those_of_others(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'runs.db'}"
     ours, theirs = open_store(url, Host()), open_store(url, Host())

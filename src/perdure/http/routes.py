@@ -14,10 +14,10 @@ from urllib.parse import unquote
 from msgspec import Raw, Struct
 
 from perdure.core.access import Role
-from perdure.http import audit, dead_letters, deploy, events, limits, schedules, tokens, watermarks, workers
+from perdure.http import audit, deploy, events, limits, schedules, tokens, watermarks, workers
 from perdure.http.api import ApiRequest, EventStream, Reply
 from perdure.http.problems import METHOD_NOT_ALLOWED, NOT_FOUND, Refused
-from perdure.http.runs import attempt_reports, bulk, control, inspect, messages, reopen, results, start
+from perdure.http.runs import attempt_reports, bulk, control, dead_letters, inspect, messages, reopen, results, start
 
 #: Path of the version of the API, which changes when an answer would break a client.
 PREFIX = "/api/v1"

@@ -67,6 +67,7 @@ class SqliteStore(SqlStore):
         #: Sees the commits of other processes, once something waits for them; None: not yet, or they are polled.
         self._watch: WriteWatch | None = None
         self._is_watchable: bool | None = None
+        self._seen_by_watch = False
         #: The connection threads that a forking thread holds, by the id of that thread.
         self._held_threads: dict[int, builtins.list[SerialThread]] = {}
         if url.path is not None and not inline:
@@ -95,7 +96,11 @@ class SqliteStore(SqlStore):
         if watch:
             self._watch_log()
         changed = self._check_at_once()
-        return await self._writer.thread.run(self._check_changed) if changed is None else changed
+        if changed is None:
+            changed = await self._writer.thread.run(self._check_changed)
+        # The watch may have seen the change first, and a change shows once only.
+        seen, self._seen_by_watch = self._seen_by_watch, False
+        return changed or seen
 
     @property
     def is_notified(self) -> bool:
@@ -217,9 +222,15 @@ class SqliteStore(SqlStore):
             if self._watch is not None:
                 self._watch.close()
             log = f"{os.path.realpath(self._file)}-wal"
-            self._watch = WriteWatch(log, self._system, lambda: bool(self._check_at_once()))
+            self._watch = WriteWatch(log, self._system, self._check_written)
         if self._watch is not None:
             self._watch.arm()
+
+    def _check_written(self) -> bool:
+        """Check because the log was written; the next poll tells of a change, too."""
+        changed = bool(self._check_at_once())
+        self._seen_by_watch |= changed
+        return changed
 
     def _check_at_once(self) -> bool | None:
         """Check on the calling thread, which takes microseconds; None if the connection is in use or not open."""
