@@ -77,7 +77,7 @@ class Play(Driver):
         fresh = execution.fresh[execution.known_fresh if known else self._looked :]
         # Wanting the same broadcasts twice is wanting them once.
         lines = [repr(effect) for effect in effects]
-        self.left += [line for line in lines if not line.startswith("Subscription") or line not in self.left]
+        self.left += [line for line in lines if not line.startswith("TopicSubscription") or line not in self.left]
         self.left += [f"start {each.child_id}" for each in fresh if isinstance(each, ChildOperation) and each.open]
         dropped = [each for each in execution.dropped if isinstance(each, ChildOperation)]
         self.lost += [each.location for each in dropped]
@@ -214,7 +214,7 @@ def _gone_on(play: Play, recording: Recording, cut: int) -> str:
         play.feed(each)
     if play.position != recording.positions[-1] or tuple(play.history) != recording.stages[-1]:
         return f"it ends at\n{play.position}\ninstead of\n{recording.positions[-1]}"
-    left += [line for line in play.left[already:] if not line.startswith("Subscription") or line not in left]
+    left += [line for line in play.left[already:] if not line.startswith("TopicSubscription") or line not in left]
     if left != recording.left:
         return f"these left it\n{left}\ninstead of\n{recording.left}"
     return ""

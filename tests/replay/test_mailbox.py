@@ -11,7 +11,7 @@ from perdure import Channel, Context, Question, workflow
 from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import NewMessage
 from perdure.errors import BadArguments, EncodeError, InvalidId
-from perdure.workflow.runtime import Subscription
+from perdure.workflow.runtime import TopicSubscription
 from tests.replay.driver import Driver, named
 
 numbers = Channel("number", int)
@@ -222,11 +222,11 @@ def test_a_run_listens_for_a_correlation_value_from_its_first_receive_on() -> No
         return [await ctx.receive("paid", int, correlation="o-1") for _ in range(2)]
 
     run = Driver(flow)
-    assert run.execution.effects == [Subscription("paid@o-1", True)]
+    assert run.execution.effects == [TopicSubscription("paid@o-1", True)]
     assert run.open == ["receive:paid@o-1"]
     run.message("paid@o-1", 1)
     run.message("paid@o-1", 2)
-    assert run.execution.effects == [Subscription("paid@o-1", True)]
+    assert run.execution.effects == [TopicSubscription("paid@o-1", True)]
     assert run.settled().result == [1, 2]
 
 

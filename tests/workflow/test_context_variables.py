@@ -16,7 +16,7 @@ from perdure.worker.run.commit_lock import CommitLock
 from perdure.worker.run.workflow_run import WorkflowRun
 from tests.stage import Stage, until
 
-tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
+tenant: ContextVar[str] = ContextVar("tenant", default="none")
 ambient: ContextVar[str] = ContextVar("ambient", default="none")
 
 
@@ -75,7 +75,7 @@ async def in_branches(ctx: Context) -> list[str]:
 
 async def test_each_task_of_a_workflow_has_its_own_values(stage: Stage) -> None:
     async with stage.engine(in_branches) as engine, engine.worker():
-        assert await (await engine.start(in_branches())).result() == ["a", "b", "nobody"]
+        assert await (await engine.start(in_branches())).result() == ["a", "b", "none"]
 
 
 @workflow
@@ -143,7 +143,7 @@ async def leaks(ctx: Context) -> list[str]:
 async def test_a_value_that_a_step_sets_reaches_no_other_step(stage: Stage) -> None:
     async with stage.engine(leaks, sets_as_activity, read_as_activity) as engine, engine.worker():
         found = await (await engine.start(leaks())).result()
-        assert found == ["nobody"] * len(found)
+        assert found == ["none"] * len(found)
 
 
 async def commits(connection: Any) -> None:
@@ -161,7 +161,7 @@ async def leaks_from_transactions(ctx: Context) -> list[str]:
 
 async def test_a_value_that_a_transaction_sets_reaches_no_other_step(stage: Stage) -> None:
     async with stage.engine(leaks_from_transactions) as engine, engine.worker():
-        assert await (await engine.start(leaks_from_transactions())).result() == ["nobody", "nobody"]
+        assert await (await engine.start(leaks_from_transactions())).result() == ["none", "none"]
 
 
 @workflow
@@ -192,7 +192,7 @@ async def test_code_of_the_worker_never_runs_in_the_context_of_a_step(
     watch(CommitLock, "_settle")
     async with stage.engine(calls_back, sets_as_activity) as engine, engine.worker():
         await (await engine.start(calls_back())).result()
-    assert {value for _, value in seen} == {"nobody"}
+    assert {value for _, value in seen} == {"none"}
     assert {name for name, _ in seen} >= {"_hand_over", "emitted", "heartbeat_received"}
 
 
@@ -218,7 +218,7 @@ async def other_kinds(ctx: Context) -> list[str]:
 
 async def test_transactions_and_other_kinds_of_steps_see_the_values_and_activities_do_not(stage: Stage) -> None:
     async with stage.engine(other_kinds, read_as_activity) as engine, engine.worker():
-        assert await (await engine.start(other_kinds())).result() == ["acme", "acme", "acme", "nobody"]
+        assert await (await engine.start(other_kinds())).result() == ["acme", "acme", "acme", "none"]
 
 
 async def read_both() -> tuple[str, str]:
@@ -241,4 +241,4 @@ async def test_steps_keep_the_values_of_the_program_that_started_the_worker(stag
         ambient.set("program")
         async with engine.worker():
             found = await (await engine.start(reads_both("acme"))).result()
-    assert found == [("nobody", "program")] * 3 + [("acme", "program")] * 2
+    assert found == [("none", "program")] * 3 + [("acme", "program")] * 2

@@ -31,7 +31,7 @@ from tests.stage import Stage, until
 from tests.workflow.crunching import add
 
 seen: list[Any] = []
-tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
+tenant: ContextVar[str] = ContextVar("tenant", default="none")
 
 
 @pytest.fixture(autouse=True)
@@ -287,7 +287,7 @@ async def tenants(ctx: Context) -> list[str]:
 
 
 async def test_context_variables_of_middleware_reach_what_it_surrounds_also_after_a_replay(on_disk: Stage) -> None:
-    for layer, expected in ((Scoping(), ["acme"] * 5), (ScopingWorkflows(), ["acme"] * 4 + ["nobody"])):
+    for layer, expected in ((Scoping(), ["acme"] * 5), (ScopingWorkflows(), ["acme"] * 4 + ["none"])):
         async with on_disk.engine(tenants, tenant_of_activity, middleware=[layer]) as engine:
             run = await engine.start(tenants(), headers={"tenant": "acme"})
             async with engine.worker():

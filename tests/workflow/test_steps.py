@@ -357,13 +357,15 @@ async def test_context_variables_of_the_caller_do_not_leak_into_workflows(stage:
 
     @workflow("step.context.v1")
     async def reading(ctx: Context) -> list[str]:
+        before = marker.get()
         marker.set("mine")
-        return [marker.get(), await ctx.step(read)]
+        return [before, marker.get(), await ctx.step(read)]
 
+    marker.set("theirs")
     engine = stage.engine(reading)
     async with engine.worker():
-        assert (await (await engine.start(reading())).result("20s"))[0] == "mine"
-        assert await (await engine.start(reading())).result("20s") == ["mine", "nothing"]
+        for _ in range(2):
+            assert await (await engine.start(reading())).result("20s") == ["nothing", "mine", "mine"]
 
 
 async def test_time_randomness_and_ids_are_the_same_after_a_restart(stage: Stage) -> None:

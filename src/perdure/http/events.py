@@ -67,7 +67,7 @@ class StickyEventBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class EmittedView(Struct, frozen=True):
-    """Whether the event has the given value; false: another value was emitted before, and stays."""
+    """Answer to an emission: true if the event has the given value, false if an earlier one stays."""
 
     emitted: bool
 
@@ -78,7 +78,7 @@ async def emit_sticky_event(api: ApiRequest, name: str, body: StickyEventBody) -
 
 
 class DeletedEventView(Struct, frozen=True):
-    """Whether there was an event to delete."""
+    """Answer to a deletion: true if there was an event."""
 
     deleted: bool
 

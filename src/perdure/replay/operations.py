@@ -48,7 +48,7 @@ from perdure.workflow.runtime import (
     ExpectedMessage,
     SpawnedChild,
     StepRequest,
-    Subscription,
+    TopicSubscription,
 )
 from perdure.workflow.saga import UndoLog
 from perdure.workflow.scopes import Scope, WorkflowRandom, current_scope
@@ -622,7 +622,7 @@ class OperationsApi(ABC):
         if not self.loop.closed:
             self.effects.append(effect)
 
-    def subscribe(self, subscription: Subscription) -> None:
+    def subscribe(self, subscription: TopicSubscription) -> None:
         """Subscribe to a topic of broadcasts."""
         self._check_inside()
         if subscription.topic not in self.topics:

@@ -51,7 +51,7 @@ from perdure.workflow.runtime import (
     ReceivedMessage,
     Runtime,
     StepRequest,
-    Subscription,
+    TopicSubscription,
 )
 from perdure.workflow.saga import Saga, current_undos
 from perdure.workflow.scopes import WorkflowRandom, shielded
@@ -251,7 +251,7 @@ class Context:
         wanted = expected_message(channel, type)
         if correlation is not None:
             wanted = ExpectedMessage(topic(wanted.name, correlation), wanted.type)
-            self._runtime.subscribe(Subscription(wanted.name, True))
+            self._runtime.subscribe(TopicSubscription(wanted.name, True))
         return cast("Operation[Any]", self._runtime.receive([wanted], self._due(timeout), named=False))
 
     @overload

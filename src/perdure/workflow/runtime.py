@@ -127,7 +127,7 @@ class Checkpoint(Struct, frozen=True):
     errors: dict[str, str] = {}
 
 
-class Subscription(Struct, frozen=True):
+class TopicSubscription(Struct, frozen=True):
     """A change of the run's subscription to broadcasts of a topic."""
 
     topic: str
@@ -135,7 +135,7 @@ class Subscription(Struct, frozen=True):
 
 
 #: Something that a workflow does without waiting. It commits with the record that led to it; replay does not repeat it.
-Effect = NewOutput | NewMessage | NewRun | Subscription
+Effect = NewOutput | NewMessage | NewRun | TopicSubscription
 
 
 class Runtime(Protocol):
@@ -201,7 +201,7 @@ class Runtime(Protocol):
     def effect(self, name: str, make: Callable[[str], Effect]) -> None:
         """Do something without waiting; `make` gets a key that is unique in the run and the same on replay."""
 
-    def subscribe(self, subscription: Subscription) -> None:
+    def subscribe(self, subscription: TopicSubscription) -> None:
         """Subscribe to broadcasts of a topic; does nothing if already subscribed."""
 
     def is_broken(self, error: BaseException) -> bool:

@@ -29,7 +29,7 @@ from perdure.replay.outcome import BrokenCode, RunOutcome, cancelled
 from perdure.worker.run.turn_draft import TurnDraft
 from perdure.worker.services import Services
 from perdure.worker.steps.attempt import is_misuse
-from perdure.workflow.runtime import Subscription
+from perdure.workflow.runtime import TopicSubscription
 
 #: Policy of a step that is not retried.
 _ONCE = Retry(attempts=1)
@@ -144,7 +144,7 @@ def state_after_outcome(
     if outcome.renewed is not None:
         outcome = cancelled(run.id, run.type, "", services.codec)
     if execution.topics:
-        draft.add(Subscription(topic, False) for topic in sorted(execution.topics))
+        draft.add(TopicSubscription(topic, False) for topic in sorted(execution.topics))
     return Finish(outcome.status, outcome.payload)
 
 
