@@ -5,11 +5,13 @@ import gc
 import re
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from perdure import Context, Engine, Retry, Status, UsageError, step, workflow
+from perdure.core.model.worker_info import WorkerStatus
 from tests.stage import Stage, until, until_recorded
 
 
@@ -224,6 +226,64 @@ async def test_the_longest_unused_run_leaves_memory_first_and_without_a_trace(
     logged = [one for one in caplog.records if one.name != "perdure.client"]
     assert not [one for one in logged if one.name == "asyncio" or vars(one).get("run_id") in ("one", "two")]
     assert not [one for one in logged if re.search(r"\brun '?(one|two)\b", one.getMessage())]
+
+
+async def test_a_stop_that_is_cancelled_gives_the_runs_back_at_once(on_disk: Stage) -> None:
+    entered = asyncio.Event()
+
+    async def hold() -> None:
+        entered.set()
+        await asyncio.Event().wait()
+
+    @workflow("work.held.v1")
+    async def holding(ctx: Context) -> None:
+        await ctx.step(hold)
+
+    engine = on_disk.engine(holding)
+    worker = engine.worker(grace="1h")
+    await worker.start()
+    run = await engine.start(holding())
+    await entered.wait()
+    stopping = asyncio.create_task(worker.stop())
+    await asyncio.sleep(0.01)
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    # Another call waits for the end.
+    await worker.stop()
+    assert await run.status() is Status.PENDING
+    assert [one.status for one in await engine.workers.list()] == [WorkerStatus.STOPPED]
+
+
+async def test_a_stop_that_is_cancelled_during_a_claim_gives_back_what_the_claim_brings(on_disk: Stage) -> None:
+    @workflow("work.late.v1")
+    async def late(ctx: Context) -> None:
+        await ctx.receive("never")
+
+    engine = on_disk.engine(late)
+    worker = engine.worker(grace="1h", lease="1h")
+    await worker.start()
+    store: Any = engine._session.store
+    claim, begun, go_on = store.claim, asyncio.Event(), asyncio.Event()
+
+    async def claim_late(request: Any) -> Any:
+        answer = await claim(request)
+        if answer.runs:
+            begun.set()
+            await go_on.wait()
+        return answer
+
+    store.claim = claim_late
+    run = await engine.start(late())
+    await begun.wait()
+    stopping = asyncio.create_task(worker.stop())
+    await asyncio.sleep(0.01)
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    go_on.set()
+    await worker.stop()
+    assert await run.status() in (Status.PENDING, Status.WAITING)
 
 
 async def test_a_run_returns_to_the_worker_that_had_it(on_disk: Stage) -> None:

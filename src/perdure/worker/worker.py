@@ -87,6 +87,8 @@ class Worker:
     _obeying: asyncio.Task[None] | None = None
     _rebirth: asyncio.Task[None] | None = None
     _emptied: asyncio.Future[None] | None = None
+    #: Ends the worker after the caller of `stop` was cancelled.
+    _giving_back: asyncio.Task[None] | None = None
     _heartbeat: Heartbeat | None = None
     _loop_watch: LoopWatch | None = None
     _unsubscribe: Callable[[], None] | None = None
@@ -405,14 +407,27 @@ class Worker:
             self._system.crash_point(name)
 
     async def stop(self, grace: float | None = None) -> None:
-        """Stop claiming, let steps finish for at most `grace` seconds, then give back what is left."""
+        """Stop claiming, let steps finish for at most `grace` seconds, then give back what is left.
+
+        If the caller is cancelled, what is left is given back at once, in a task.
+        """
         if self._stopped:
-            if self._obeying is not None and self._obeying is not asyncio.current_task():
-                # An order to drain has begun it.
-                await asyncio.wait([self._obeying])
+            # An order to drain, or a call that was cancelled, has begun it.
+            for begun in (self._obeying, self._giving_back):
+                if begun is not None and begun is not asyncio.current_task():
+                    await asyncio.wait([begun])
             return
         self._stopped = self.stopping = True
         logger.info("worker %s stops", self.id, extra={"worker": self.id})
+        try:
+            await self._end(self.settings.grace if grace is None else grace)
+        except asyncio.CancelledError:
+            # Otherwise its heartbeat would keep its runs from others for as long as the process lives.
+            self._giving_back = self._system.spawn(self._end(0), "perdure stop")
+            raise
+
+    async def _end(self, grace: float) -> None:
+        """End all that goes on. May be called again after it was cancelled."""
         self._pass_crash_point("shutdown.begin")
         for task in (self._rebirth, self._draining, self._obeying):
             if task is not None and task is not asyncio.current_task():
@@ -423,7 +438,7 @@ class Worker:
         await self._claimer.stop()
         await self.scheduler.stop()
         await self._sweeper.stop()
-        await self._let_finish(self.settings.grace if grace is None else grace)
+        await self._let_finish(grace)
         self._pass_crash_point("shutdown.released")
         for task in list(self._run_tasks):
             task.cancel()
@@ -456,6 +471,8 @@ class Worker:
 
     def abandon(self) -> None:
         """End without writing to the database."""
+        if self._giving_back is not None:
+            self._giving_back.cancel()
         self.drop_everything()
         self._threads.processes.close()
 

@@ -186,6 +186,8 @@ class Claimer:
         self._alarm = Alarm(system)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
+        #: The task of a claimer that was told to stop; `stop` may be called again if it was cancelled.
+        self._ended: asyncio.Task[None] | None = None
         self._unsubscribe: Callable[[], None] | None = None
         self._hint = Change.NONE
         self._waiting = False
@@ -224,9 +226,12 @@ class Claimer:
         if self._unsubscribe is not None:
             self._unsubscribe()
         if self._task is not None:
-            task, self._task = self._task, None
+            self._ended, self._task = self._task, None
+        task = self._ended
+        if task is not None:
             self._alarm.ring()
             await asyncio.wait([task])
+            self._ended = None
             if not task.cancelled() and task.exception() is not None:
                 logger.error("claiming ended early", exc_info=task.exception())
 
