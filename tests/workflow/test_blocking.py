@@ -165,7 +165,8 @@ async def test_no_thread_is_held_while_many_blocking_runs_wait() -> None:
         threads = threading.active_count()
         runs = [await env.start(crowd(number)) for number in range(200)]
         await env.advance("1d")
-        assert threading.active_count() == threads
+        # Threads of earlier tests may end meanwhile.
+        assert threading.active_count() <= threads
         await env.advance("30d")
         assert [await run.result() for run in runs] == list(range(200))
 
