@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from perdure import Context
@@ -41,6 +42,28 @@ def test_messages_that_are_taken_in_together_are_recorded_though_the_first_of_th
     # Another attempt finds both.
     again = Driver(flow, history=run.execution.unsaved, attempt=2)
     assert [name for name, _, _ in again.execution.unreceived()] == ["late"]
+
+
+def test_a_cancellation_that_was_taken_back_and_is_handed_over_again_does_not_count() -> None:
+    async def flow(ctx: Context) -> Any:
+        try:
+            await ctx.receive("never")
+        except asyncio.CancelledError:
+            ctx.uncancel()
+        await ctx.receive("go")
+        raise ValueError("this attempt failed, another may follow")
+
+    run, draft = Driver(flow), TurnDraft(Codec())
+    stop = entry(1, RecordKind.CANCEL)
+    assert take_in(run.execution, draft, [stop], 0, 0) == 1
+    assert take_in(run.execution, draft, [stop], 1, 0) == 1
+    assert not run.execution.cancel_requested
+    assert take_in(run.execution, draft, [stop, entry(2, RecordKind.MESSAGE, "go"), stop], 1, 0) == 2
+    assert run.execution.outcome is not None
+    assert not run.execution.cancel_requested
+    # Another one is too late for this attempt, and no other may follow.
+    take_in(run.execution, draft, [entry(3, RecordKind.CANCEL)], 2, 0)
+    assert run.execution.cancel_requested
 
 
 def test_an_order_leaves_no_record_and_is_read() -> None:

@@ -797,7 +797,7 @@ def take_in(execution: Execution, draft: TurnDraft, messages: Iterable[Message],
             seen = draft.read = message.seq
             draft.urgent = True
             _record(execution, message, now)
-        elif message.kind is RecordKind.CANCEL:
+        elif message.kind is RecordKind.CANCEL and message.seq > seen:
             # The cancellation is too late for this attempt, which has its outcome; but no other may follow.
             execution.cancel_requested = True
         elif message.kind is RecordKind.MESSAGE and message.seq > seen:
