@@ -154,6 +154,9 @@ async def test_bad_names_and_ids_of_other_runs_are_refused(stage: Stage) -> None
             await engine.events.emit(name)
         with pytest.raises(InvalidName):
             await engine.events.wait(name, timeout="1s")
+    for prefix in (bad, "\0"):
+        with pytest.raises(UsageError, match="prefix="):
+            await engine.events.list(prefix=prefix)
     with pytest.raises(UsageError):
         await engine.events.emit("rates", 1, replace=bad)
     await engine.start(trade("other"), id="sticky:rates")

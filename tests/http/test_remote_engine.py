@@ -382,6 +382,9 @@ UNENCODABLE: dict[str, Callable[[Engine], Any]] = {
     "bulk": lambda engine: engine.runs.bulk("cancel", ["r"], reason=LONE),
     "fork": lambda engine: engine.runs.retry("r", queue=LONE),
     "events": lambda engine: engine.audit.list(actor=LONE),
+    "a cursor": lambda engine: engine.runs.list(cursor=LONE),
+    "a cursor of published events": lambda engine: engine.outbox.list(cursor=LONE),
+    "sticky events": lambda engine: engine.events.list(prefix=LONE),
 }
 
 

@@ -23,6 +23,7 @@ from perdure.replay.operations import (
     ScopeOperation,
     StepOperation,
     TimerOperation,
+    WatchOperation,
 )
 from perdure.replay.outcome import RunOutcome
 from perdure.workflow.context import Context
@@ -280,6 +281,8 @@ def describe(operation: OpenOperation) -> str:
         return f"{text} due={operation.due - START}"
     if isinstance(operation, ScopeOperation):
         return text
+    if isinstance(operation, WatchOperation):
+        return f"{text} target={operation.target} key={operation.key}"
     assert isinstance(operation, ChildOperation)
     return f"{text} id={operation.child_id} {operation.call.encode(codec)}"
 

@@ -153,4 +153,4 @@ class LateCall:
         self._call = call
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        return self._function(self._call).__await__()  # type: ignore[no-any-return]
+        return self._function(self._call).__await__()  # type: ignore[no-any-return] # of the user's function

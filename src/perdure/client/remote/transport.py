@@ -19,7 +19,7 @@ from msgspec import Struct
 from perdure.core.codec.decoders import decoder_for
 from perdure.core.codec.failure import ErrorTypes, Failure
 from perdure.core.codec.plain_json import plain_bytes
-from perdure.core.option_checks import check_text
+from perdure.core.option_checks import check_text, is_encodable
 from perdure.core.printed_text import brief
 from perdure.core.process_fork import never_finalize
 from perdure.core.system import System
@@ -306,8 +306,16 @@ def _parameters(query: Query | None) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for name, value in (query or {}).items():
         values: Iterable[Any] = value if isinstance(value, list | tuple) else () if value is None else (value,)
-        found += [(name, one if isinstance(one, str) else _json_of(name, one).decode()) for one in values]
+        found += [
+            (name, _text_of(name, one) if isinstance(one, str) else _json_of(name, one).decode()) for one in values
+        ]
     return found
+
+
+def _text_of(name: str, value: str) -> str:
+    if not is_encodable(value):
+        raise EncodeError(f"{name}={brief(value)} cannot be sent to the server: it has a lone surrogate")
+    return value
 
 
 async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
