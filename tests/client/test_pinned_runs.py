@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from perdure import Call, Context, Engine, Handle, RunNotFound, Status, UsageErr
 from perdure.admin import Run
 from perdure.blocking import Engine as BlockingEngine
 from perdure.push import Pusher
+from perdure.workflow.discover import Definable
 from tests.helpers import eventually
 from tests.stage import Stage, until
 
@@ -19,7 +21,7 @@ LASTING = pytest.mark.parametrize("stage", ["file", "postgres", "mysql"], indire
 OLD, NEW = "1.4.2", "1.5.0"
 
 
-def flows(build: str, *, pinned: bool | None = True) -> list[object]:
+def flows(build: str, *, pinned: bool | None = True) -> list[Definable]:
     """The code of one build: its steps have the name of the build, so that no other build can replay them."""
 
     @step(name=f"begun-{build}")
@@ -51,8 +53,8 @@ def flows(build: str, *, pinned: bool | None = True) -> list[object]:
     return [order, act, child, free, parent]
 
 
-def engine_of(stage: Stage, build: str, **options: object) -> Engine:
-    return stage.engine(*flows(build), build=build, **options)  # type: ignore[arg-type]
+def engine_of(stage: Stage, build: str, **options: Any) -> Engine:
+    return stage.engine(*flows(build), build=build, **options)
 
 
 ORDER = Call.named("pin.order.v1")
@@ -144,7 +146,7 @@ async def test_children_of_a_pinned_run_stay_with_its_build_and_activities_do_no
 
 @LASTING
 async def test_an_engine_pins_all_workflows_that_do_not_say_otherwise(stage: Stage) -> None:
-    engine = stage.engine(*flows(OLD, pinned=None), build=OLD, pinned=True)  # type: ignore[arg-type]
+    engine = stage.engine(*flows(OLD, pinned=None), build=OLD, pinned=True)
     async with engine.worker():
         run, free = await engine.start(ORDER), await engine.start(Call.named("pin.free.v1"))
         assert await free.result("60s") == OLD
@@ -153,7 +155,7 @@ async def test_an_engine_pins_all_workflows_that_do_not_say_otherwise(stage: Sta
 
 
 async def test_nothing_is_pinned_by_default(stage: Stage) -> None:
-    engine = stage.engine(*flows(OLD, pinned=None), build=OLD)  # type: ignore[arg-type]
+    engine = stage.engine(*flows(OLD, pinned=None), build=OLD)
     async with engine.worker(types=["pin.order.v1"]) as worker:
         run = await engine.start(ORDER)
         await until(run, Status.WAITING)
@@ -200,15 +202,15 @@ async def test_a_run_without_history_is_pinned_to_the_build_that_continues_it(on
 
 
 async def test_a_pin_needs_a_build_whose_name_fits(on_disk: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    long = on_disk.engine(*flows(OLD), build="x" * 199)  # type: ignore[arg-type]
+    long = on_disk.engine(*flows(OLD), build="x" * 199)
     with pytest.raises(UsageError, match="shorter build"):
         await long.worker().start()
     monkeypatch.setattr("perdure.client.session.build_of", lambda _: "")
-    unnamed = on_disk.engine(*flows(OLD))  # type: ignore[arg-type]
+    unnamed = on_disk.engine(*flows(OLD))
     with pytest.raises(UsageError, match="the build of this application is unknown"):
         await unnamed.worker().start()
     with pytest.raises(UsageError, match="pinned"):
-        workflow("x", pinned="yes")  # type: ignore[call-overload]
+        workflow("x", pinned="yes")  # type: ignore[call-overload] # that is the point
     with pytest.raises(RunNotFound):
         await long.runs.unpin("unknown")
 
@@ -245,7 +247,7 @@ async def test_a_pusher_executes_the_pinned_runs_of_its_build_alone(on_disk: Sta
 
 
 def test_the_blocking_facade_unpins_and_lists_builds(on_disk: Stage) -> None:
-    with BlockingEngine(on_disk.url, flows(OLD), build=OLD) as engine:  # type: ignore[arg-type]
+    with BlockingEngine(on_disk.url, flows(OLD), build=OLD) as engine:
         with engine.worker():
             run = engine.start(ORDER)
             run.send("go", "on")

@@ -184,6 +184,6 @@ def test_wrong_webhooks_are_refused_and_show_no_secret() -> None:
         assert "secret" not in str(refused.value)
     for headers in ({"x": 1}, {1: "x"}, ["x"], {"x": "secret\xff"}):
         with pytest.raises(UsageError, match="headers of a webhook") as refused:
-            Webhook("hook", "https://example.com", keys=KEY, headers=headers)  # type: ignore[arg-type]
+            Webhook("hook", "https://example.com", keys=KEY, headers=headers)  # type: ignore[arg-type] # that is the point
         assert "secret" not in str(refused.value)
     assert repr(Webhook("hook", "https://user:secret@example.com", keys=KEY)) == "<webhook hook>"

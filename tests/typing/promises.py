@@ -374,7 +374,7 @@ async def branches(ctx: Context) -> None:
     checks = await ctx.join(Checks(stock=ctx.branch(count_stock()), fraud=ctx.branch(score)))
     assert_type(checks.stock.result, int)
     assert_type(checks.fraud.result, str)
-    Checks(stock=ctx.branch(score), fraud=ctx.branch(score))  # type: ignore[arg-type]
+    Checks(stock=ctx.branch(score), fraud=ctx.branch(score))  # type: ignore[arg-type] # the wrong kind
     quotes = await ctx.join(Quotes(near=ctx.branch(count_stock()), far=ctx.branch(lazy(1))))
     assert_type(quotes["far"].result, bool)
     assert_type(await ctx.join({"a": count_stock(), "b": count_stock()}), dict[str, int])
