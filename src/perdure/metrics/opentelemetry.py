@@ -1,0 +1,51 @@
+"""The same instruments through the metrics API of OpenTelemetry; the SDK is the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from opentelemetry.metrics import CallbackOptions, Histogram, Meter, Observation, get_meter
+
+from perdure.client.engine import Engine
+from perdure.metrics.cells import Labels
+from perdure.metrics.instruments import INSTRUMENTS, Instrument, Kind
+from perdure.metrics.prometheus import Metrics
+
+
+class OpenTelemetryMetrics:
+    """Shows the instruments of an engine to a meter of OpenTelemetry.
+
+    Counters and gauges are read when the SDK asks for them; values of histograms are recorded as they come.
+    """
+
+    def __init__(self, engine: Engine, meter: Meter | None = None, *, metrics: Metrics | None = None) -> None:
+        """`meter`: by default one of the global provider. `metrics`: what also a Prometheus registry shows."""
+        meter = get_meter("perdure") if meter is None else meter
+        self.metrics = Metrics(engine) if metrics is None else metrics
+        self._histograms: dict[str, Histogram] = {}
+        for one in INSTRUMENTS.values():
+            if one.kind is Kind.HISTOGRAM:
+                self._histograms[one.name] = meter.create_histogram(
+                    one.dotted, one.unit, one.help, explicit_bucket_boundaries_advisory=list(one.buckets)
+                )
+            elif one.kind is Kind.COUNTER:
+                meter.create_observable_counter(one.dotted, [self._reader(one)], one.unit, one.help)
+            else:
+                meter.create_observable_gauge(one.dotted, [self._reader(one)], one.unit, one.help)
+        self.metrics.recorder.sink = self._record
+
+    def close(self) -> None:
+        """Count no more."""
+        self.metrics.recorder.sink = None
+        self.metrics.close()
+
+    def _record(self, instrument: Instrument, labels: Labels, value: float) -> None:
+        self._histograms[instrument.name].record(value, dict(zip(instrument.labels, labels, strict=True)))
+
+    def _reader(self, instrument: Instrument) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def read(_: CallbackOptions) -> Iterable[Observation]:
+            for (name, labels), values in self.metrics.read_from_thread().items():
+                if name == instrument.name:
+                    yield Observation(values[0], dict(zip(instrument.labels, labels, strict=True)))
+
+        return read

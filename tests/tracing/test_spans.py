@@ -1,0 +1,305 @@
+"""Spans of one process: which there are, their parents and links, and the context that travels."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from typing import Any
+
+import pytest
+from opentelemetry import baggage, trace
+from opentelemetry.context import attach, detach
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler, TraceIdRatioBased
+
+from perdure import Context, Engine, Every, Retry, activity, blocking, workflow
+from perdure.errors import RunFailed, UsageError
+from perdure.middleware import Invocation, Middleware, Next
+from perdure.tracing import Tracing
+from tests.helpers import eventually
+from tests.stage import Stage
+from tests.tracing.collector import Spans, of_sdk
+from tests.tracing.shop import WORKFLOWS, mail, order, pack
+
+TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+PARENT = {"traceparent": f"00-{TRACE}-{CALLER}-01"}
+
+
+class Recorder:
+    """A tracer provider that keeps its spans."""
+
+    def __init__(self, sampler: Sampler = ALWAYS_ON) -> None:
+        self._kept = InMemorySpanExporter()
+        self.provider = TracerProvider(sampler)
+        self.provider.add_span_processor(SimpleSpanProcessor(self._kept))
+        self.tracer = self.provider.get_tracer("tests")
+
+    @property
+    def spans(self) -> Spans:
+        return Spans(of_sdk(self._kept.get_finished_spans()))
+
+    @asynccontextmanager
+    async def engine(self, *workflows: Any, link_after: str = "1h", **options: Any) -> AsyncIterator[Engine]:
+        tracing = Tracing(self.provider, link_after=link_after)
+        async with (
+            Engine("sqlite://", workflows or WORKFLOWS, tracing=tracing, **options) as engine,
+            # Each park forgets the run, so that what follows is a replay.
+            engine.worker(resident=0, retry=Retry(attempts=2, initial="10ms")),
+        ):
+            yield engine
+
+    async def until(self, name: str) -> Spans:
+        await eventually(lambda: bool(self.spans.named(name)))
+        return self.spans
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+async def test_a_run_that_is_replayed_again_and_again_has_each_span_once(recorder: Recorder) -> None:
+    async with recorder.engine() as engine:
+        with recorder.tracer.start_as_current_span("caller"):
+            run = await engine.start(order())
+        await run.send("go", "now")
+        assert await run.result() == "hello"
+        spans = await recorder.until("run shop.order.v1")
+    spans.check()
+    assert spans.told() == {
+        ("caller", 0, ""): 1,
+        ("step charge", 1, "failed"): 1,
+        ("step charge", 2, "succeeded"): 1,
+        ("timer sleep", 0, ""): 1,
+        ("message go", 0, ""): 1,
+        ("child shop.ship.v1", 0, ""): 1,
+        ("run shop.ship.v1", 0, "completed"): 1,
+        ("step pack", 1, "succeeded"): 1,
+        ("child shop.mail.v1", 0, ""): 1,
+        ("activity shop.mail.v1", 1, "failed"): 1,
+        ("activity shop.mail.v1", 2, "succeeded"): 1,
+        ("run shop.order.v1", 0, "completed"): 1,
+    }
+    assert len({one.trace_id for one in spans.all}) == 1
+    assert spans.parent(spans.one("run shop.order.v1")) == "caller"
+    assert {spans.parent(one) for one in spans.named("activity shop.mail.v1")} == {"child shop.mail.v1"}
+    assert spans.parent(spans.one("step pack")) == "run shop.ship.v1"
+    assert spans.one("timer sleep").end - spans.one("timer sleep").start >= 200_000_000
+    failed = next(one for one in spans.named("step charge") if one.failed)
+    assert (failed.attributes["error.type"], failed.attributes["perdure.location"]) == ("ConnectionError", "charge")
+
+
+def inner() -> str:
+    with trace.get_tracer("user").start_as_current_span("inner"):
+        return baggage.get_baggage("tenant") or "none"  # type: ignore[return-value]
+
+
+async def current() -> str:
+    return f"{trace.get_current_span().get_span_context().trace_id:032x}"
+
+
+class Passing(Middleware):
+    async def step(self, call: Invocation, next: Next, /) -> Any:
+        return await next(call)
+
+    activity = step
+
+
+def on_connection(connection: Any) -> str:
+    return f"{trace.get_current_span().get_span_context().trace_id:032x}"
+
+
+@activity("spans.look.v1")
+def look() -> str:
+    return f"{trace.get_current_span().get_span_context().trace_id:032x} {baggage.get_baggage('tenant')}"
+
+
+@workflow("spans.looks.v1")
+async def looks(ctx: Context) -> list[str]:
+    return [
+        await ctx.step(inner),
+        await ctx.step(current),
+        await ctx.transaction(on_connection),
+        await ctx.call(look()),
+    ]
+
+
+@pytest.mark.parametrize("middleware", [(), (Passing(),)])
+async def test_functions_see_the_span_of_their_attempt_and_the_baggage(
+    recorder: Recorder, middleware: tuple[Middleware, ...], on_disk: Stage
+) -> None:
+    engine = on_disk.engine(looks, look, tracing=Tracing(recorder.provider), middleware=middleware)
+    async with engine, engine.worker():
+        token = attach(baggage.set_baggage("tenant", "acme"))
+        try:
+            with recorder.tracer.start_as_current_span("caller") as caller:
+                run = await engine.start(looks())
+        finally:
+            detach(token)
+        trace_id = f"{caller.get_span_context().trace_id:032x}"
+        assert await run.result() == ["acme", trace_id, trace_id, f"{trace_id} acme"]
+        spans = await recorder.until("run spans.looks.v1")
+        assert (await run.info()).headers["baggage"] == "tenant=acme"
+    spans.check()
+    assert spans.told()[("step on_connection", 1, "succeeded")] == 1
+
+
+async def test_a_trace_that_is_not_sampled_has_no_spans_and_its_context_travels() -> None:
+    recorder = Recorder(ParentBased(ALWAYS_OFF))
+    async with recorder.engine(looks, look) as engine:
+        run = await engine.start(looks())
+        _, in_step, _, in_activity = await run.result()
+        assert in_step == in_activity.split()[0] != "0" * 32
+        [child] = (await engine.runs.list(type="spans.look.v1")).runs
+        assert child.headers["traceparent"].startswith(f"00-{in_step}-")
+        assert child.headers["traceparent"].endswith("-00")
+        sampled = await engine.start(looks(), headers=PARENT)
+        await sampled.result()
+        spans = await recorder.until("run spans.looks.v1")
+    assert {one.trace_id for one in spans.all} == {int(TRACE, 16)}
+
+
+async def test_runs_without_a_producer_are_sampled_as_a_whole() -> None:
+    recorder = Recorder(ParentBased(TraceIdRatioBased(0.5)))
+    async with recorder.engine(looks, look) as engine:
+        runs = [await engine.start(looks(), id=f"run-{number}") for number in range(20)]
+        await asyncio.gather(*(run.result() for run in runs))
+    spans = recorder.spans
+    complete = {one.attributes["perdure.run.id"] for one in spans.named("run spans.looks.v1")}
+    assert 0 < len(complete) < 20
+    assert len(spans.named("step inner")) == len(spans.named("activity spans.look.v1")) == len(complete)
+    spans.check()
+
+
+@workflow("spans.rounds.v1")
+async def rounds(ctx: Context, left: int) -> str:
+    await ctx.step(pack)
+    return "done" if not left else ctx.continue_as_new(rounds(left - 1))
+
+
+async def test_a_parent_that_may_be_days_old_is_a_link(recorder: Recorder) -> None:
+    async with recorder.engine(rounds, link_after="0s") as engine:
+        late = await engine.start(rounds(0), headers=PARENT)
+        await late.result()
+        spans = await recorder.until("run spans.rounds.v1")
+        root = spans.one("run spans.rounds.v1")
+        assert (root.parent_id, root.links) == (0, (int(CALLER, 16),))
+        assert root.trace_id != int(TRACE, 16)
+        assert spans.one("step pack").trace_id == root.trace_id
+    spans.check()
+
+
+async def test_each_generation_and_each_run_of_a_schedule_has_a_trace_of_its_own(recorder: Recorder) -> None:
+    async with recorder.engine(rounds) as engine:
+        await (await engine.start(rounds(1), headers=PARENT)).result()
+        await engine.schedules.create("often", rounds(0), Every("1s"), headers=PARENT)
+        await eventually(lambda: len(recorder.spans.named("run spans.rounds.v1")) >= 3)
+        await engine.schedules.delete("often")
+    spans = recorder.spans
+    first, second, scheduled, *_ = spans.named("run spans.rounds.v1")
+    assert (first.told[2], first.trace_id, first.parent_id) == ("continued", int(TRACE, 16), int(CALLER, 16))
+    assert (second.told[2], second.parent_id, second.links) == ("completed", 0, (int(CALLER, 16),))
+    assert (scheduled.parent_id, scheduled.links) == (0, (int(CALLER, 16),))
+    assert len({one.trace_id for one in (first, second, scheduled)}) == 3
+
+
+async def refuse() -> None:
+    raise ValueError("never")
+
+
+@workflow("spans.failing.v1", retry=Retry(attempts=2, initial="10ms"))
+async def failing(ctx: Context) -> str:
+    await ctx.step(pack)
+    await ctx.sleep(0.15)
+    await ctx.options(retry=Retry.never()).step(refuse)
+    return ""
+
+
+async def test_attempts_at_a_run_have_a_span_each_and_repeat_no_spans_of_reused_results(recorder: Recorder) -> None:
+    async with recorder.engine(failing) as engine:
+        run = await engine.start(failing())
+        with pytest.raises(RunFailed):
+            await run.result()
+        await eventually(lambda: len(recorder.spans.named("run spans.failing.v1")) == 2)
+    spans = recorder.spans
+    spans.check()
+    assert [one.told[2] for one in spans.named("run spans.failing.v1")] == ["retrying", "failed"]
+    assert len({one.trace_id for one in spans.all}) == 1
+    assert len(spans.named("step refuse")) == 2
+    assert len(spans.named("step pack")) == len(spans.named("timer sleep")) == 1
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+@workflow("spans.stopped.v1")
+async def stopped(ctx: Context) -> None:
+    await ctx.step(forever)
+
+
+async def test_an_attempt_that_is_cancelled_has_a_span(recorder: Recorder) -> None:
+    async with recorder.engine(stopped) as engine:
+        run = await engine.start(stopped())
+        await eventually(lambda: bool(recorder.spans.named("claim")))
+        await run.cancel()
+        spans = await recorder.until("run spans.stopped.v1")
+    spans.check()
+    assert spans.one("run spans.stopped.v1").told[2] == "cancelled"
+    assert {one.told[2] for one in spans.named("step forever")} <= {"cancelled"}
+
+
+async def test_a_run_that_plain_sql_wrote_goes_on_with_the_trace_in_its_headers(
+    recorder: Recorder, on_disk: Stage
+) -> None:
+    engine = on_disk.engine(*WORKFLOWS, tracing=Tracing(recorder.provider))
+    async with engine:
+        run = await engine.start(mail("x"))
+        with closing(sqlite3.connect(engine.url.removeprefix("sqlite:///"))) as connection, connection:
+            connection.execute("UPDATE perdure_runs SET options = ?", (json.dumps({"headers": PARENT}),))
+        async with engine.worker():
+            await run.result()
+            spans = await recorder.until("activity shop.mail.v1")
+    assert {one.trace_id for one in spans.all} == {int(TRACE, 16)}
+
+
+def test_an_engine_refuses_what_is_no_tracing() -> None:
+    with pytest.raises(UsageError, match="Tracing"):
+        Engine("sqlite://", tracing=Tracing)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="link_after"):
+        Tracing(link_after="soon")
+
+
+async def test_without_a_tracer_provider_there_are_no_spans_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async with Engine("sqlite://", [rounds], tracing=Tracing()) as engine, engine.worker():
+        assert await (await engine.start(rounds(0))).result() == "done"
+    assert "set a tracer provider" in caplog.text
+
+
+def test_the_blocking_client_passes_the_span_of_its_caller_on(recorder: Recorder) -> None:
+    with blocking.Engine("sqlite://", [rounds], tracing=Tracing(recorder.provider)) as engine, engine.worker():
+        with recorder.tracer.start_as_current_span("caller"):
+            run = engine.start(rounds(0))
+        assert run.result() == "done"
+    spans = recorder.spans
+    spans.check()
+    assert spans.parent(spans.one("run spans.rounds.v1")) == "caller"
+
+
+class Broken(SpanProcessor):
+    def on_start(self, span: Any, parent_context: Any = None) -> None:
+        raise RuntimeError("no disk")
+
+
+@pytest.mark.timeout(60)
+async def test_a_processor_that_fails_does_not_harm_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    provider = TracerProvider()
+    provider.add_span_processor(Broken())
+    async with Engine("sqlite://", [looks, look], tracing=Tracing(provider)) as engine, engine.worker():
+        assert len(await (await engine.start(looks())).result()) == 4
+    assert "has no span" in caplog.text
