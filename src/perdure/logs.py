@@ -1,0 +1,7 @@
+"""Log records of users' own loggers, with the fields of the run."""
+
+from perdure.worker.log_fields import RunFields
+
+__all__ = [
+    "RunFields",
+]
