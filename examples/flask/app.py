@@ -1,0 +1,91 @@
+"""A shop on Flask: an order and its run are committed together.
+
+    python examples/flask/app.py
+
+serves http://127.0.0.1:5000 on SQLite, with a worker in the same process. With another database in DATABASE_URL, run
+`gunicorn app:app`, workers by `flask perdure worker`, and the dashboard by `flask perdure serve`.
+"""
+
+import os
+import time
+
+from flask import Flask, current_app, request
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session, sessionmaker
+
+from perdure import Context, workflow
+from perdure.flask import Perdure
+
+DATABASE = os.environ.get("DATABASE_URL", "sqlite:///shop.db")
+database = create_engine(DATABASE)
+sessions = sessionmaker(database)
+
+
+def reserve(session: Session, number: int) -> None:
+    session.execute(text("UPDATE orders SET reserved = reserved + 1 WHERE number = :n"), {"n": number})
+
+
+def pack(article: str) -> str:
+    time.sleep(1)
+    return f"{current_app.config['PARCEL']} with {article}"
+
+
+@workflow("shop.order.v1")
+async def order(ctx: Context, number: int, article: str) -> str:
+    await ctx.options(using=sessions).transaction(reserve, number)  # exactly once
+    ctx.publish("stage", "packing")
+    parcel = await ctx.step(pack, article)
+    cents = await ctx.receive("paid", int)
+    return f"{parcel} for {cents} cents"
+
+
+durable = Perdure([order])
+
+
+def create_app() -> Flask:
+    app = Flask(__name__)
+    app.config.update(PERDURE_URL=DATABASE, PARCEL="parcel")
+    durable.init_app(app)
+
+    @app.put("/orders/<int:number>")
+    def put_order(number: int) -> dict[str, str]:
+        article = request.args["article"]
+        with sessions.begin() as session:
+            session.execute(text("INSERT INTO orders VALUES (:n, :article, 0)"), {"n": number, "article": article})
+            run = durable.engine.start(order(number, article), id=f"order-{number}", connection=session)
+            if not article:
+                raise ValueError("an order needs an article")  # neither the order nor the run remains
+        return {"run": run.id}
+
+    @app.get("/orders/<int:number>/stage")
+    def stage(number: int) -> dict[str, str]:
+        return {"stage": durable.engine.get(f"order-{number}").wait_state("stage", type=str, timeout="60s")}
+
+    @app.post("/orders/<int:number>/payment")
+    def pay(number: int) -> str:
+        run = durable.engine.get(f"order-{number}", order)
+        run.send("paid", int(request.args["cents"]), key="payment")
+        return run.result(timeout="60s")
+
+    @app.errorhandler(ValueError)
+    def refuse(error: ValueError) -> tuple[str, int]:
+        return str(error), 422
+
+    return app
+
+
+def create_tables(app: Flask) -> None:
+    with database.begin() as connection:
+        connection.execute(
+            text("CREATE TABLE IF NOT EXISTS orders (number INTEGER PRIMARY KEY, article TEXT, reserved INTEGER)")
+        )
+    with app.app_context():
+        durable.engine.open()
+
+
+app = create_app()
+create_tables(app)
+
+if __name__ == "__main__":
+    with app.app_context(), durable.engine.worker():
+        app.run()
