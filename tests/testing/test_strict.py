@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import gc
 import logging
 import os
 import random
@@ -87,6 +88,7 @@ ALLOWED: dict[str, Callable[[], Any]] = {
     "parse": lambda: datetime.datetime.strptime("2026-01-01", "%Y-%m-%d"),
     "map": lambda: list(map(time.gmtime, [0, 1])),
     "reseed": lambda: random.Random(1).seed("x"),
+    "collection": lambda: gc.collect(),
 }
 
 
@@ -194,6 +196,18 @@ async def test_an_environment_that_is_not_strict_raises_nothing() -> None:
         run = await lax.start(does("time"))
         await lax.advance("1m")
         assert await run.result() == "time"
+
+
+async def test_a_callback_of_the_garbage_collector_is_no_workflow_code(request: pytest.FixtureRequest) -> None:
+    seen: list[float] = []
+
+    def timed(phase: str, info: dict[str, int]) -> None:
+        seen.append(time.perf_counter())
+
+    gc.callbacks.append(timed)
+    request.addfinalizer(lambda: gc.callbacks.remove(timed))
+    assert await execute(does("collection")) == "collection"
+    assert seen
 
 
 async def test_the_profile_function_of_the_caller_is_left_as_it_was() -> None:

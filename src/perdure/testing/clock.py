@@ -1,8 +1,7 @@
 """A clock that stands still until it is told to move.
 
 `VirtualClock` is a `System`: everything that an engine does by the clock waits on its heap of timers, and runs on the
-event loop
-that is there. Randomness comes from a seed, so the same test draws the same numbers. Threads are real.
+event loop that is there. Randomness comes from a seed, so the same test draws the same numbers. Threads are real.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from perdure.core.system import Background, Cancellable, CpuClock, CrashPoint, LoopTrace, NoTicker, Ticker
+from perdure.core.telemetry import Telemetry
 from perdure.host import Host
 
 T = TypeVar("T")
@@ -51,6 +51,7 @@ class VirtualClock:
         self._count = 0
         self._random = random.Random(seed)  # noqa: S311 - a test's randomness is to be repeatable
         self._host = Host()
+        self.telemetry = Telemetry()
 
     # moving
 

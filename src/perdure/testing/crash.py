@@ -1,11 +1,9 @@
 """A world that ends, or stands still, at a chosen crash point.
 
 Give a `CrashingHost` to an engine in a process of its own. It is the real world, except that it counts the crash points
-that
-execution passes and sends its own process a signal at the one that the trap names: SIGKILL is a crash, SIGSTOP a worker
-that
-freezes past its lease and comes back. Without a trap it only writes down what it passes, which is the list of traps to
-try.
+that execution passes and sends its own process a signal at the one that the trap names: SIGKILL is a crash, SIGSTOP a
+worker that freezes past its lease and comes back. Without a trap it only writes down what it passes, which is the list
+of traps to try.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@
         await env.send(run, "approval", True)
         assert await run.result() == "receipt"
 
-Time passes only in `advance`, from one due timer to the next, and the worker does all there is to do in between.
-Nothing is
-waited for in real time but steps that really take some.
+Time passes only in `advance`, from one due timer to the next, and the worker does all there is to do in between. With
+`auto_advance`, time also passes while the test waits for a result. Nothing is waited for in real time but steps that
+really take some.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ from perdure.client.runs.inspect import explain
 from perdure.client.runs.results import Results
 from perdure.client.runs.start import StartOptions
 from perdure.client.session import Session, session_of
+from perdure.core.middleware import Layers
 from perdure.core.model.claim import LoadedRun
 from perdure.core.model.run import Run, RunFilter, Status
 from perdure.core.option_checks import check_flag
-from perdure.core.time.duration import Duration, microseconds, seconds
+from perdure.core.time.duration import NEVER, Duration, microseconds, seconds
 from perdure.errors import Diverged, NotInWorkflow, PerdureError, UsageError
+from perdure.replay.execution import Execution
 from perdure.store import open_store
 from perdure.testing.clock import VirtualClock
 from perdure.testing.hash_seeds import make_request, processes
+from perdure.testing.replacement import Replaceable, Replacement, Replacements
 from perdure.testing.strict import DeterminismGuard
 from perdure.worker import Worker, WorkerOptions, WorkerSettings
 from perdure.worker.run.workflow_run import WorkflowRun
@@ -61,6 +64,9 @@ _PAGE = 100
 #: Runs given back or failed in one sweep.
 _SWEEP = 500
 
+#: The time of the next timer of a waiting run.
+_NEXT_WAKE = "SELECT MIN(wake_at) FROM perdure_runs WHERE status = 'waiting'"
+
 
 class StillWaiting(PerdureError, TimeoutError):
     """The run cannot finish by itself: it waits for time to pass, for a message, or for a person."""
@@ -78,16 +84,18 @@ class Environment:
         seed: int = 0,
         patience: Duration = 1.0,
         strict: bool = False,
+        auto_advance: bool = False,
         outbox: Iterable[Subscription] = (),
         **worker: Unpack[WorkerOptions],
     ) -> None:
         """`seed` is what ids, jitter and the workflows' randomness grow from.
 
         `patience` is for how long, in real time, `settle` waits for steps. One that takes longer is taken to wait for
-        the clock.
-        With `strict`, every value has to come back from the database as exactly what it was, or it is refused. Clocks,
-        randomness and I/O in workflow code raise `NotInWorkflow`. At the end, every run is replayed in processes with
-        other hash seeds, which raises `Diverged` if one of them takes another path. `outbox`: as for `Engine`.
+        the clock. With `strict`, every value has to come back from the database as exactly what it was, or it is
+        refused. Clocks, randomness and I/O in workflow code raise `NotInWorkflow`. At the end, every run is replayed in
+        processes with other hash seeds, which raises `Diverged` if one of them takes another path. With `auto_advance`,
+        the wait for a result moves the clock to the next timer of a run whenever nothing else can happen. `outbox`: as
+        for `Engine`.
         """
         if start_time.tzinfo is None:
             raise UsageError("start_time needs a time zone, such as datetime.UTC")
@@ -106,7 +114,11 @@ class Environment:
             "sqlite://", workflows, errors=errors, outbox=outbox, system=self._clock, store=self._store
         )
         self._session = session_of(self._engine)
-        self._session.results = _CandidResults(self._session, self._rest, self._awaited, self._swallowed)
+        skip = self.skip_to_next_timer if check_flag("auto_advance", auto_advance) else None
+        self._session.results = _CandidResults(self._session, self._rest, self._awaited, self._swallowed, skip)
+        self._replacements: Replacements | None = None
+        #: The worker does not know the replacements yet.
+        self._is_stale = False
         self._errors = errors
         self._guard: DeterminismGuard | None = None
         #: Runs of which the test knows whether they have caught an error of the guard.
@@ -114,7 +126,11 @@ class Environment:
         if check_flag("strict", strict):
             self._session.codec.be_strict()
             self._guard = DeterminismGuard()
-            self._settings = structs.replace(self._settings, guard=self._guard)
+            self.use_guard(self._guard)
+
+    def use_guard(self, guard: DeterminismGuard) -> None:
+        """Watch workflow code with a guard, from the next worker on."""
+        self._settings = structs.replace(self._settings, guard=guard)
 
     async def __aenter__(self) -> Environment:
         self._worker = await self._new_worker()
@@ -123,8 +139,11 @@ class Environment:
         return self
 
     async def _new_worker(self) -> Worker:
-        await self._session.connect()
+        await self._connect()
         return self._session.make_worker(self._settings)
+
+    async def _connect(self) -> None:
+        await self._session.connect()
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self._stop_worker()
@@ -173,19 +192,54 @@ class Environment:
 
     async def start(self, call: Call[R], **options: Unpack[StartOptions]) -> Handle[R]:
         """Start a run, as `Engine.start` does."""
+        await self._refresh()
         return await self._engine.start(call, **options)
 
     async def send(self, run: Handle[Any] | str, name: str, value: object = None, *, key: str | None = None) -> None:
         """Send a message to a run."""
+        await self._refresh()
         await self._engine.send(_id_of(run), name, value, key=key)
 
     async def cancel(self, run: Handle[Any] | str, reason: str = "") -> bool:
         """Ask a run to stop; False if it had finished already."""
         return await self._engine.cancel(_id_of(run), reason)
 
+    def replace(self, step: Replaceable, fake: Callable[..., Any]) -> Replacement:
+        """Call `fake` in place of a step or an activity from now on; returns a count of the calls.
+
+        `step` is the function that the workflow calls, a decorated activity, or a name: of the step, a location such as
+        `charge#2`, or the type of an activity. `fake` gets the arguments and may be a `def` or an `async def`; that of
+        a transaction step gets no connection. Options such as `retry` stay. Of several replacements, the latest holds.
+        """
+        if self._replacements is None:
+            self._replacements = Replacements()
+            layers = self._session.layers
+            self._session.layers = Layers(
+                layers.workflow,
+                (*layers.step, self._replacements.step),
+                (*layers.activity, self._replacements.activity),
+            )
+            self._is_stale = self._worker is not None
+        return self._replacements.add(step, fake)
+
     async def advance(self, duration: Duration) -> None:
         """Let time pass, from one due timer to the next, with all that follows from each."""
-        until = self._clock.now() + microseconds(duration)
+        await self._advance_to(self._clock.now() + microseconds(duration))
+
+    async def skip_to_next_timer(self) -> bool:
+        """Let time pass until the next timer of a run is due, with all that follows; False if no run has one."""
+        await self.settle()
+        due = [moment for (moment,) in await self._store.query(_NEXT_WAKE) if moment is not None and moment < NEVER]
+        if self._worker is not None and self._worker._held and (timer := self._clock.next_due()) is not None:
+            # A run in memory that waits for the next attempt at a step.
+            due.append(timer)
+        if not due:
+            return False
+        await self._advance_to(max(min(due), self._clock.now() + 1))
+        return True
+
+    async def _advance_to(self, until: int) -> None:
+        await self._refresh()
         self._advancing += 1
         try:
             await self.settle()
@@ -203,6 +257,7 @@ class Environment:
 
     async def settle(self) -> None:
         """Let happen whatever happens without time passing."""
+        await self._refresh()
         await self._settle(self._patience)
 
     async def restart(self) -> None:
@@ -211,6 +266,12 @@ class Environment:
         await self.__aenter__()
 
     # within
+
+    async def _refresh(self) -> None:
+        """Replace a worker that does not know the replacements."""
+        if self._is_stale:
+            self._is_stale = False
+            await self.restart()
 
     async def _stop_worker(self) -> None:
         if self._worker is not None:
@@ -237,16 +298,24 @@ class Environment:
         return True
 
     def _awaited(self, run_id: str) -> str:
-        """Names that the code of a run in memory waits for."""
-        if self._worker is None:
-            return ""
-        held = self._worker._held.get(run_id) or self._worker._claimer.residents._parked.get(run_id)
-        execution = held._execution if isinstance(held, WorkflowRun) else None
+        """Names that the code of a run in memory waits for, in words."""
+        execution = self._execution_of(run_id)
         if execution is None:
             return ""
         names = [f"message {name!r}" for name in execution.awaited_messages()]
         names += [f"{operation.kind} {operation.location!r}" for operation in execution.open_operations()]
         return f" Its code waits for {', '.join(names)}." if names else ""
+
+    def awaited_messages(self, run_id: str) -> list[str]:
+        """Names of the messages that the code of a run in memory waits for."""
+        execution = self._execution_of(run_id)
+        return [] if execution is None else execution.awaited_messages()
+
+    def _execution_of(self, run_id: str) -> Execution | None:
+        if self._worker is None:
+            return None
+        held = self._worker._held.get(run_id) or self._worker._claimer.residents._parked.get(run_id)
+        return held._execution if isinstance(held, WorkflowRun) else None
 
     def _swallowed(self, run_id: str) -> Exception | None:
         """The error of the guard that the code of a completed run has caught; once."""
@@ -269,8 +338,10 @@ class _CandidResults(Results):
         rest: Callable[[], Awaitable[bool]],
         awaited: Callable[[str], str],
         swallowed: Callable[[str], Exception | None],
+        skip: Callable[[], Awaitable[bool]] | None,
     ) -> None:
         super().__init__(session)
+        self._skip = skip
         self._swallowed = swallowed
         self._find = session.find
         self._store = session.store
@@ -282,7 +353,7 @@ class _CandidResults(Results):
         # A timeout is on the virtual clock, which stands still while the test waits here: it never passes.
         resting = False
         while not (run := await self._find(run_id)).status.finished and not resting:
-            resting = await self._rest()
+            resting = await self._rest() and (self._skip is None or not await self._skip())
         if run.status.finished:
             result = self.outcome(run, returns)
             if (swallowed := self._swallowed(run_id)) is not None:

@@ -3,11 +3,15 @@
 A process cannot change its own hash seed. So helper processes are started, once for the life of this one, each with a
 seed of its own. For each request a helper forks a child, which imports the workflows anew and replays the histories.
 Whatever differs depends on the process: the order of a set, `hash`, `id`, or the state of a module.
+
+The helpers also resume crashed runs for `crash_everywhere` (`crash_processes.py`), because they have nothing in memory.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
+import gc
 import importlib
 import importlib.util
 import logging
@@ -17,7 +21,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
@@ -42,6 +46,11 @@ PATIENCE = 60.0
 
 #: Runs that are each replayed in a process of their own; the rest shares one.
 _APART = 100
+
+#: First byte of a request: histories to replay, or states to resume from.
+REPLAY, RESUME = b"r", b"c"
+#: First byte of an answer.
+DONE, FAILED = b"+", b"-"
 
 _LENGTH = struct.Struct(">I")
 _SILENT = logging.Logger("perdure.hash_seeds", logging.CRITICAL + 1)  # noqa: LOG001 - it has no handlers on purpose
@@ -71,6 +80,8 @@ class Difference(msgspec.Struct, frozen=True):
     type: str
     expected: str
     found: str
+    #: True: it went the same way and ended otherwise.
+    is_result: bool = False
 
 
 class ReplayAnswer(msgspec.Struct, frozen=True):
@@ -83,7 +94,7 @@ class ReplayAnswer(msgspec.Struct, frozen=True):
 def place_of_code(code: Any) -> CodePlace | None:
     """Find out from where a definition or class is imported; None for one inside a function or a script."""
     module = sys.modules.get(code.__module__)
-    if module is None or "<locals>" in code.__qualname__ or code.__module__ == "__main__":
+    if module is None or "<locals>" in code.__qualname__ or module.__spec__ is None:
         return None
     return CodePlace(code.__module__, code.__qualname__, getattr(module, "__file__", None) or "")
 
@@ -127,23 +138,29 @@ class SeededProcess:
         """True if the process can be asked."""
         return not self._silent and self._process.poll() is None
 
-    def ask(self, request: bytes) -> ReplayAnswer:
-        """Send a request and wait for its answer."""
+    def replay(self, request: bytes) -> ReplayAnswer:
+        """Send histories and wait for the differences."""
+        answer, problem = self.ask(REPLAY, request)
+        return ReplayAnswer(problem=problem) if problem else _ANSWER.decode(answer)
+
+    def ask(self, kind: bytes, request: bytes) -> tuple[bytes, str]:
+        """Send a request and wait for its answer, or for the reason why there is none."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         timer = threading.Timer(PATIENCE, self._kill)
         timer.start()
         try:
-            _write(self._process.stdin, request)
+            _write(self._process.stdin, kind + request)
             answer = _read(self._process.stdout)
         except OSError as error:
             self._silent = True
-            return ReplayAnswer(problem=f"the helper process is gone: {error}")
+            return b"", f"the helper process is gone: {error}"
         finally:
             timer.cancel()
-        self._silent = answer is None
-        problem = f"the helper process ended, or took longer than {PATIENCE:.0f} s"
-        return ReplayAnswer(problem=problem) if answer is None else _ANSWER.decode(answer)
+        if answer is None:
+            self._silent = True
+            return b"", f"the helper process ended, or took longer than {PATIENCE:.0f} s"
+        return (answer[1:], "") if answer[:1] == DONE else (b"", answer[1:].decode())
 
     def _kill(self) -> None:
         if hasattr(os, "killpg"):
@@ -168,18 +185,23 @@ class SeededProcesses:
         self._processes: list[SeededProcess] = []
         self._owner = 0
 
-    def replay(self, request: ReplayRequest) -> list[Difference]:
-        """Replay with every seed; returns the differences of the first that has some."""
+    def replay(self, request: ReplayRequest, first: int = 0) -> list[Difference]:
+        """Replay with every seed from the number `first` on; returns the differences of the first that has some."""
         encoded = _ENCODER.encode(request)
         with self._lock:
-            for process in self._started():
-                answer = process.ask(encoded)
+            for process in self._started()[first:]:
+                answer = process.replay(encoded)
                 if answer.problem:
                     logger.warning("workflows were not replayed with another hash seed: %s", answer.problem)
                     return []
                 if answer.differences:
                     return answer.differences
         return []
+
+    def spread(self, kind: bytes, requests: Sequence[bytes]) -> list[tuple[bytes, str]]:
+        """Send each request to one of the processes, in turn; returns the answers, or reasons why there is none."""
+        with self._lock:
+            return [self._started()[number % len(SEEDS)].ask(kind, request) for number, request in enumerate(requests)]
 
     def _started(self) -> list[SeededProcess]:
         if self._owner != os.getpid():
@@ -213,29 +235,49 @@ def serve() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
+    # A child that never collects garbage copies fewer pages.
+    gc.disable()
+    gc.freeze()
     while (request := _read(requests)) is not None:
+        if request[:1] == RESUME:
+            _warm_up()
         if not hasattr(os, "fork"):
             _write(answers, _answer(request))
         elif (child := os.fork()) == 0:
             _write(answers, _answer(request))
             os._exit(0)
         elif os.waitpid(child, 0)[1]:
-            _write(answers, _ENCODER.encode(ReplayAnswer(problem="a replay ended its process")))
+            _write(answers, FAILED + b"a replay ended its process")
+
+
+@functools.cache
+def _warm_up() -> None:
+    """Import and prepare what each child would otherwise import and prepare again."""
+    from perdure.testing.crash_processes import warm_up
+
+    warm_up()
 
 
 def _answer(request: bytes) -> bytes:
     try:
-        return _ENCODER.encode(ReplayAnswer(differences=_replay(_REQUEST.decode(request))))
+        if request[:1] == REPLAY:
+            return DONE + _ENCODER.encode(ReplayAnswer(differences=_replay(_REQUEST.decode(request[1:]))))
+        # Imported late: it builds on the environment, which builds on this module.
+        from perdure.testing.crash_processes import answer
+
+        return DONE + answer(request[1:])
     except Exception as error:
-        return _ENCODER.encode(ReplayAnswer(problem=f"{type(error).__name__}: {error}"))
+        return FAILED + f"{type(error).__name__}: {error}".encode()
 
 
 def _replay(request: ReplayRequest) -> list[Difference]:
     sys.path[:] = request.path
     definitions = [_definition(place) for place in request.workflows]
-    session = session_of(Engine("sqlite://", definitions, errors=[_import(place) for place in request.errors]))
+    session = session_of(Engine("sqlite://", definitions, errors=[import_code(place) for place in request.errors]))
+    # The only run has this process for itself.
+    apart = _APART if len(request.runs) > 1 else 0
     found = [
-        _compare_apart(session, run, records) if index < _APART else _compare(session, run, records)
+        _compare_apart(session, run, records) if index < apart else compare(session, run, records)
         for index, (run, records) in enumerate(request.runs)
     ]
     return [difference for difference in found if difference is not None]
@@ -243,31 +285,38 @@ def _replay(request: ReplayRequest) -> list[Difference]:
 
 def _compare_apart(session: Session, run: Run, records: tuple[Record, ...]) -> Difference | None:
     """Replay a run in a process of its own, which has nothing left of other runs."""
-    if not hasattr(os, "fork"):
-        return _compare(session, run, records)
-    source, target = os.pipe()
-    child = os.fork()
-    if child == 0:
-        with os.fdopen(target, "wb") as pipe:
-            pipe.write(_ENCODER.encode(_compare(session, run, records)))
-        os._exit(0)
-    os.close(target)
-    with os.fdopen(source, "rb") as pipe:
-        answer = pipe.read()
-    os.waitpid(child, 0)
+    answer = in_child(lambda: _ENCODER.encode(compare(session, run, records)))
     if not answer:
         return Difference(run.id, run.type, "the recorded path", "the replay ended its process")
     difference: Difference | None = _DIFFERENCE.decode(answer)
     return difference
 
 
+def in_child(make: Callable[[], bytes]) -> bytes:
+    """Call a function in a forked child, or here if the system cannot fork; empty if the child ended early."""
+    if not hasattr(os, "fork"):
+        return make()
+    source, target = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with os.fdopen(target, "wb") as pipe:
+            pipe.write(make())
+        os._exit(0)
+    os.close(target)
+    with os.fdopen(source, "rb") as pipe:
+        answer = pipe.read()
+    os.waitpid(child, 0)
+    return answer
+
+
 def _definition(place: CodePlace) -> Definition[Any, Any]:
-    code = _import(place)
+    code = import_code(place)
     # A class is a state machine.
     return code.definition() if isinstance(code, type) else code  # type: ignore[attr-defined, no-any-return] # it has `definition`
 
 
-def _import(place: CodePlace) -> Any:
+def import_code(place: CodePlace) -> Any:
+    """Import a class, a workflow or another object by its place."""
     try:
         found: Any = importlib.import_module(place.module)
     except ModuleNotFoundError:
@@ -282,7 +331,7 @@ def _import(place: CodePlace) -> Any:
     return found
 
 
-def _compare(session: Session, run: Run, records: tuple[Record, ...]) -> Difference | None:
+def compare(session: Session, run: Run, records: tuple[Record, ...]) -> Difference | None:
     """Replay a run; None if it goes the same way."""
     workflow = session.workflows[run.type]
     assert isinstance(workflow, Workflow)
@@ -305,9 +354,9 @@ def _compare(session: Session, run: Run, records: tuple[Record, ...]) -> Differe
     outcome = execution.outcome
     if outcome is None or outcome.status is not Status.COMPLETED:
         found = "it still waits" if outcome is None else f"it ends as {outcome.status.value}"
-        return Difference(run.id, run.type, "it completes", found)
+        return Difference(run.id, run.type, "it completes", found, is_result=True)
     if _value(session, workflow, outcome.payload) != _value(session, workflow, run.output):
-        return Difference(run.id, run.type, f"the result {run.output}", f"the result {outcome.payload}")
+        return Difference(run.id, run.type, f"the result {run.output}", f"the result {outcome.payload}", True)
     return None
 
 

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-from perdure.replay.run_loop import RunLoop
 from perdure.worker.workflow_guard import IoGuard, Place, StrictGuard, place_of, through
 from perdure.workflow.step import is_declared_step
 
@@ -66,6 +65,9 @@ _SEED = random.Random.seed.__code__
 _OF_DATES = frozenset(("now", "utcnow", "today"))
 
 
+#: Packages that measure their own work and mark messages in workflow code; what they decide does not depend on it.
+_AGENT_LIBRARIES = frozenset(("pydantic_ai", "pydantic_graph", "anyio", "genai_prices", "logfire_api", "openai"))
+
 #: The code that reads a variable of the environment.
 _ENVIRON = type(os.environ).__getitem__.__code__
 _ENVIRONMENT_REMEDY = "pass the value as an argument of the workflow, or read it in a step"
@@ -80,6 +82,7 @@ class DeterminismGuard(StrictGuard):
         self._logs = logs
         #: Functions that are no steps.
         self._checked: set[CodeType] = set()
+        self.trace = self._trace
 
     def saw(self, place: Place, what: str, remedy: str) -> None:
         """Raise `NotInWorkflow`."""
@@ -87,12 +90,8 @@ class DeterminismGuard(StrictGuard):
             IoGuard.saw(self, place, what, remedy)
         super().saw(place, what, remedy)
 
-    def watch(self, loop: RunLoop, run_id: str) -> None:
-        """Watch the code of a run."""
-        super().watch(loop, run_id)
-        loop.wrap_drains(self._traced)
-
-    def _traced(self, run_ready: Callable[[], None]) -> None:
+    def _trace(self, run_ready: Callable[[], None]) -> None:
+        """Run the callbacks of a loop, and watch each call."""
         before = sys.getprofile()
         # An error raised by a profile function unsets it, so it is set for each drain.
         sys.setprofile(self._profile)
@@ -110,7 +109,7 @@ class DeterminismGuard(StrictGuard):
         if rule is None and getattr(called, "__name__", "") in _OF_DATES:
             owner = getattr(called, "__self__", None)
             rule = _CLOCK if isinstance(owner, type) and issubclass(owner, datetime.date) else None
-        if rule is not None and (place := place_of(frame)) is not None:
+        if rule is not None and not _is_exempt(frame) and (place := place_of(frame)) is not None:
             self.saw(place, f"calls {_name_of(called)}(){through(place)}, which {rule[0]}", rule[1])
 
     def _saw_call(self, frame: FrameType) -> None:
@@ -126,6 +125,18 @@ class DeterminismGuard(StrictGuard):
                     self.saw(place, what, f"use `await ctx.step({code.co_name}, ...)`")
             else:
                 self._checked.add(code)
+
+
+def _is_exempt(frame: FrameType) -> bool:
+    """True if a library of agents itself reads a clock or makes a random value, not the code that it calls."""
+    caller: FrameType | None = frame
+    while caller is not None:
+        name: str = caller.f_globals.get("__name__", "")
+        root = name.partition(".")[0]
+        if root not in sys.stdlib_module_names:
+            return root in _AGENT_LIBRARIES or (root == "agents" and hasattr(sys.modules["agents"], "ModelProvider"))
+        caller = caller.f_back
+    return False
 
 
 def _rule_of_arguments(frame: FrameType, called: Any) -> tuple[str, str] | None:

@@ -31,9 +31,9 @@ from perdure.testing.conformance.harness import (
 from perdure.testing.conformance.prepared import PREPARE
 
 
-def once(point: str) -> Callable[[str], None]:
-    """Fail at a crash point, the first time that it is reached."""
-    left = [point]
+def once(*points: str) -> Callable[[str], None]:
+    """Fail at each crash point, the first time that it is reached."""
+    left = [*points]
 
     def fail(name: str) -> None:
         if name in left:
@@ -61,23 +61,22 @@ class Repeating:
         assert await snapshot(harness) == before
 
     @pytest.mark.parametrize("verb", PREPARE)
-    @pytest.mark.parametrize("point", ["enter", "begun", "written"])
-    async def test_a_failure_before_the_commit_writes_nothing(
-        self, store: Store, harness: Harness, verb: str, point: str
-    ) -> None:
+    async def test_a_failure_before_the_commit_writes_nothing(self, store: Store, harness: Harness, verb: str) -> None:
         ask = await PREPARE[verb](store)
         before = await snapshot(harness)
-        harness.system.on_crash_point = once(f"{verb}.{point}")
-        with pytest.raises(StoreUnavailable):
-            await ask(store)
-        assert await snapshot(harness) == before
+        for point in ("enter", "begun", "written"):
+            harness.system.on_crash_point = once(f"{verb}.{point}")
+            with pytest.raises(StoreUnavailable, match=f"at {verb}.{point}"):
+                await ask(store)
+            assert await snapshot(harness) == before, point
 
     @pytest.mark.parametrize("verb", [verb for verb in PREPARE if verb != "transact"])
-    @pytest.mark.parametrize("point", ["enter", "begun", "written", "committed"])
-    async def test_a_patient_store_hides_it(self, store: Store, harness: Harness, verb: str, point: str) -> None:
+    async def test_a_patient_store_hides_it(self, store: Store, harness: Harness, verb: str) -> None:
+        points = [f"{verb}.{place}" for place in ("enter", "begun", "written", "committed")]
         ask = await PREPARE[verb](store)
         before = await snapshot(harness)
-        harness.system.on_crash_point = once(f"{verb}.{point}")
+        # Each attempt fails one place later than the one before it.
+        harness.system.on_crash_point = once(*points)
         await ask(Retrying(store, harness.system))
         after = await snapshot(harness)
         assert after != before

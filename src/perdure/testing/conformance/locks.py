@@ -111,8 +111,9 @@ class Locks:
     async def test_a_lock_can_be_taken_from_its_holder(self, store: Store) -> None:
         token = (await acquire(store, "n1")).lock.token
         assert not await store.release_lock("import", token - 1, None, ACTOR)
-        assert await store.release_lock("import", token, None, ACTOR)
+        assert await store.release_lock("import", token, None, ACTOR, "its host is gone")
         assert await store.extend_lock("import", "n1", TTL, ACTOR) is None
+        assert "its host is gone" in (await store.events("lock:import"))[-1].data
         assert (await acquire(store, "n2")).granted
         assert await trail(store) == ["lock_acquired", "lock_broken", "lock_acquired"]
 

@@ -17,6 +17,11 @@ from perdure.core.time.duration import NEVER
 from perdure.store import Store
 from perdure.store.user_connections.transaction_step import TransactionStep
 from perdure.testing.conformance.documents import a_report, a_source
+from perdure.testing.conformance.graph_checkpoints import (
+    prepare_copy_graph_thread,
+    prepare_delete_graph_entries,
+    prepare_save_graph_entries,
+)
 from perdure.testing.conformance.harness import (
     ACTOR,
     SECOND,
@@ -38,7 +43,9 @@ from perdure.testing.conformance.locks import PREPARE as LOCKS
 from perdure.testing.conformance.registry import MAIL, SHOP
 from perdure.testing.conformance.runs.attempt_reports import a_pending_attempt, a_report_from_outside, token_of
 from perdure.testing.conformance.runs.claim_by_id import prepare_claim_by_id
+from perdure.testing.conformance.runs.log import a_line
 from perdure.testing.conformance.runs.outputs import a_set_aside
+from perdure.testing.conformance.runs.packing import a_long_run
 from perdure.testing.conformance.runs.reopen import a_fork
 from perdure.testing.conformance.runs.waiters import a_wait
 from perdure.testing.conformance.schedules import a_schedule
@@ -261,6 +268,17 @@ async def _prepare_commit(store: Store) -> Verb:
     return lambda store: store.commit([turn], ACTOR)
 
 
+async def _prepare_keep_log(store: Store) -> Verb:
+    await held(store)
+    lines = [("r1", a_line(number)) for number in range(5)]
+    return lambda store: store.keep_log(lines, 3, ACTOR)
+
+
+async def _prepare_pack(store: Store) -> Verb:
+    lease, _ = await a_long_run(store)
+    return lambda store: store.pack(lease, 0, 19, ACTOR)
+
+
 async def _prepare_transact(store: Store) -> Verb:
     turn = Turn(lease=await held(store), records=(a_record(0),))
 
@@ -317,12 +335,17 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "register": _prepare_register,
     "save_sources": _prepare_save_sources,
     "save_report": _prepare_save_report,
+    "save_graph_entries": prepare_save_graph_entries,
+    "copy_graph_thread": prepare_copy_graph_thread,
+    "delete_graph_entries": prepare_delete_graph_entries,
     "drain": _prepare_drain,
     "heartbeat": _prepare_heartbeat,
     "report_health": _prepare_report_health,
     "retire": _prepare_retire,
     "sweep": _prepare_sweep,
     "commit": _prepare_commit,
+    "pack": _prepare_pack,
+    "keep_log": _prepare_keep_log,
     "transact": _prepare_transact,
     **LOCKS,
 }

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from perdure.core.codec.failure import Failure
+from perdure.core.model.dead_letter import DeadLetterFilter
 from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import Record, RecordKind
-from perdure.core.model.run import RunFilter, RunTimes, Status
+from perdure.core.model.run import Reason, RunFilter, RunTimes, Status
 from perdure.core.model.turn import Finish, Release, TurnOutcome
 from perdure.core.model.waits import RunWaits, Wait, WaitKind, waits_to_json
-from perdure.errors import InvalidCursor
+from perdure.errors import InvalidCursor, StoreCorrupt
 from perdure.store import Store
 from perdure.store.contract import BRIEF, Change
 from perdure.testing.conformance.harness import (
@@ -29,6 +31,7 @@ from perdure.testing.conformance.harness import (
     claim_ids,
     commit,
     held,
+    lease_of,
 )
 
 
@@ -111,6 +114,24 @@ class Listing:
         times = RunTimes(run.type, Status.FAILED, run.created_at, run.started_at, run.finished_at, run.deleted_at)
         assert await store.run_times(0, run.created_at + 1, 10) == [times]
 
+    async def test_an_unreadable_run_is_shown_as_such_among_the_others(self, store: Store, harness: Harness) -> None:
+        expected = await self.over_time(store, harness, 4)
+        await store.terminate("r1", "", "key", ACTOR)
+        await store.terminate("r0", "", "key", ACTOR)
+        await harness.execute("UPDATE perdure_runs SET reason = 'newer' WHERE id IN ('r1', 'r2')")
+        assert await listed(store, 1) == expected
+        shown = {run.id: run for run in (await store.list(RunFilter(), 10, None)).runs}
+        assert [shown[id].reason for id in expected] == [None, Reason.UNDECODABLE, Reason.UNDECODABLE, None]
+        assert [shown[id].status for id in ("r2", "r1")] == [Status.PENDING, Status.FAILED]
+        assert "perdure_runs has data that cannot be read, at id 'r2': unknown reason 'newer'" in (
+            Failure.read(shown["r2"].error).message
+        )
+        letters = (await store.list_dead_letters(DeadLetterFilter(), 10, None)).letters
+        assert [one.run_id for one in letters] == ["r1", "r0"]
+        with pytest.raises(StoreCorrupt, match="'r2'"):
+            await store.get("r2")
+        await harness.execute("UPDATE perdure_runs SET reason = NULL WHERE id IN ('r1', 'r2')")
+
     async def test_an_empty_listing_has_no_next_page(self, store: Store) -> None:
         page = await store.list(RunFilter(), 10, None)
         assert (page.runs, page.cursor) == ((), None)
@@ -119,6 +140,24 @@ class Listing:
     async def test_a_cursor_that_no_listing_returned_is_refused(self, store: Store, cursor: str) -> None:
         with pytest.raises(InvalidCursor):
             await store.list(RunFilter(), 10, cursor)
+
+
+class LastChanges:
+    """The time of the last change of a run is that of its last record, event or state."""
+
+    async def test_the_last_change_of_each_run_is_known(self, store: Store, harness: Harness) -> None:
+        await store.create([a_run("r1"), a_run("r2")], ACTOR)
+        assert await store.updated_at(["r1", "r2", "unknown"]) == {"r1": START, "r2": START}
+        assert await store.updated_at([]) == {}
+        harness.system.advance(1)
+        lease = await lease_of(store, "r1")
+        assert (await store.updated_at(["r1"]))["r1"] == START + SECOND
+        harness.system.advance(1)
+        await commit(store, lease, a_record(0, at=START + 2 * SECOND))
+        assert (await store.updated_at(["r1", "r2"]))["r1"] == START + 2 * SECOND
+        harness.system.advance(1)
+        await commit(store, lease, next=Finish(Status.COMPLETED, "1"))
+        assert (await store.updated_at(["r1", "r2"]))["r1"] == START + 3 * SECOND
 
 
 class Loading:

@@ -29,11 +29,20 @@ class Registry:
     ) -> None:
         await store.register(a_worker("w1"), [MAIL, SHOP])
         harness.system.advance(1)
-        changed = TypeInfo(type="mail.v1", runtime="node")
+        changed = TypeInfo(type="mail.v1", description="")
         await store.register(a_worker("w2"), [changed, SHOP])
         shop, mail = await store.types()
         assert (shop.registered_at, mail.registered_at) == (START, START + SECOND)
-        assert (mail.runtime, mail.description) == ("node", "")
+        assert (mail.runtime, mail.description) == ("python", "")
+
+    async def test_a_type_belongs_to_the_first_runtime_unless_a_worker_shares_it(self, store: Store) -> None:
+        other = TypeInfo(type="mail.v1", runtime="node")
+        assert await store.register(a_worker("w1"), [MAIL, SHOP]) == ()
+        assert await store.register(a_worker("w2"), [other]) == ("mail.v1",)
+        assert [one.runtime for one in await store.types()] == ["python", "python"]
+        assert await store.register(a_worker("w3"), [TypeInfo(type="mail.v1", runtime="shared")]) == ()
+        assert await store.register(a_worker("w2"), [other]) == await store.register(a_worker("w1"), [MAIL]) == ()
+        assert [one.runtime for one in await store.types()] == ["python", "shared"]
 
     async def test_a_worker_that_serves_nothing_new_writes_nothing_but_itself(self, store: Store) -> None:
         await store.register(a_worker("w1"), [MAIL])

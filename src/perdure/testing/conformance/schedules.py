@@ -273,3 +273,18 @@ class Firing:
         harness.system.advance(60)
         assert await fired(store) == ()
         assert await trail(store) == ["schedule_created", "schedule_fired", "schedule_passed"]
+
+    async def test_the_reason_of_a_change_by_hand_is_kept(self, store: Store) -> None:
+        seen = await saved(store)
+        saving = await store.save_schedule(seen, seen.version, "w2", "schedule_resumed", ACTOR, "back to work")
+        assert saving is SaveOutcome.DONE
+        await store.trigger("s1", (START + MINUTE,), "", ACTOR, "an audit")
+        await store.delete_schedule("s1", ACTOR, "no more audits")
+        slot = START + MINUTE
+        assert [one.data for one in await store.events("schedule:s1")][1:] == [
+            '{"reason":"back to work"}',
+            f'{{"run":"{FIRST}","slot":{slot},"reason":"an audit"}}',
+            '{"reason":"no more audits"}',
+        ]
+        scheduled = [one.data for one in await store.events(FIRST) if one.kind == "scheduled"]
+        assert scheduled == [f'{{"schedule":"s1","slot":{slot},"reason":"an audit"}}']

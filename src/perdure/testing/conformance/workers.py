@@ -62,6 +62,20 @@ class Workers:
         [worker] = await store.workers()
         assert worker.heartbeat_at == START + 50 * SECOND
 
+    async def test_a_sweep_tells_when_the_next_lease_ends(self, store: Store, harness: Harness) -> None:
+        assert (await store.sweep(100)).lease_ends_in is None
+        await store.register(a_worker("w1"))
+        harness.system.advance(1)
+        await store.register(a_worker("w2"))
+        assert (await store.sweep(100)).lease_ends_in == LEASE - SECOND
+        assert await store.heartbeat("w1")
+        assert (await store.sweep(100)).lease_ends_in == LEASE
+        harness.system.advance(1)
+        assert await store.heartbeat("w1")
+        harness.system.advance(LEASE / SECOND - 0.5)
+        swept = await store.sweep(100)
+        assert (swept.dead_workers, swept.lease_ends_in) == (("w2",), SECOND // 2)
+
     async def test_a_heartbeat_says_what_is_under_way(self, store: Store, harness: Harness) -> None:
         await store.register(a_worker("w1"))
         [worker] = await store.workers()

@@ -137,6 +137,10 @@ class Looking:
         assert all(one.worker and one.granted_at >= START for one in found)
         assert [one.run_id for one in await store.permits([GATE], 1)] == ["r1"]
         assert await store.permits([], 10) == []
+        [waiting] = await store.waiting_runs([GATE, "nothing"], 10)
+        assert (waiting.limit, waiting.run_id, waiting.location, waiting.key) == (GATE, "r3", "", "")
+        assert waiting.since >= START
+        assert await store.waiting_runs([GATE], 0) == await store.waiting_runs([], 10) == []
         await commit(store, first.lease, next=DONE)
         assert [one.run_id for one in await store.permits([GATE], 10)] == ["r2"]
 

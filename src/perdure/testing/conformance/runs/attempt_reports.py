@@ -51,9 +51,13 @@ def a_report_from_outside(
     return AttemptReport(token=token, kind=kind, payload=payload)
 
 
-async def a_pending_attempt(store: Store, lease: Lease | None = None, *, heartbeat: int = SECOND) -> None:
+async def a_pending_attempt(
+    store: Store, lease: Lease | None = None, *, heartbeat: int = SECOND, breaker: str = ""
+) -> None:
     """Park a run whose function has returned `Pending`."""
-    pending = PendingAttempt(generation=1, number=0, started_at=START, since=START, heartbeat=heartbeat)
+    pending = PendingAttempt(
+        generation=1, number=0, started_at=START, since=START, heartbeat=heartbeat, breaker=breaker, admitted_at=START
+    )
     park = Park(min(START + heartbeat, NEVER) if heartbeat else NEVER, Reason.COMPLETION, 0)
     lease = await held(store) if lease is None else lease
     assert await commit(store, lease, outputs=(pending_output(pending),), next=park) is TurnOutcome.APPLIED

@@ -353,7 +353,15 @@ class Filters:
             assert await ids(store, limit, **filter, oldest=True) == expected[::-1]
 
     @pytest.mark.parametrize(
-        "filter", [{}, {"id_prefix": "job"}, {"attributes": {"number": (">=", 0)}}, {"roots": True}]
+        "filter",
+        [
+            {},
+            {"id_prefix": "job"},
+            {"attributes": {"number": (">=", 0)}},
+            # Of few different values.
+            {"attributes": {"customer": (">=", "acme")}},
+            {"roots": True},
+        ],
     )
     @pytest.mark.parametrize("oldest", [False, True])
     async def test_the_way_back_shows_the_same_pages(

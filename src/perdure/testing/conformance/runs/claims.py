@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.core.model.claim import ClaimByIdRequest
+from perdure.core.model.claim import ClaimByIdRequest, ClaimRequest
 from perdure.core.model.run import Reason, RunFilter, Status
 from perdure.core.model.turn import Finish, Release, RetryLater
 from perdure.core.model.worker_info import WorkerStatus
@@ -221,6 +221,36 @@ class Order:
         assert await claim_ids(store, limit=4, by_age=2) == ["a", "b"]
         await store.create([a_run(f"c{number}") for number in range(4)], ACTOR)
         assert len(await claim_ids(store, nonce="next", limit=4, by_age=2)) == 4
+
+    async def test_runs_of_many_types_are_claimed_in_order(self, store: Store) -> None:
+        types = tuple(f"many.t{number:02}.v1" for number in range(40))
+        # Most runs are of one type; those of the others come in between.
+        made = [
+            a_run(f"r{number:03}", type=types[number % 40 if number % 3 else 7], priority=number % 4)
+            for number in range(120)
+        ]
+        await store.create(made, ACTOR)
+        await store.register(a_worker("w1", types=types))
+        order = [one.id for one in sorted(made, key=lambda one: (one.priority, one.id))]
+        for place in range(0, 105, 7):
+            request = ClaimRequest(worker="w1", nonce=f"n{place}", limit=7, types=types)
+            claimed = await store.claim(request)
+            assert [one.run.id for one in claimed.runs] == order[place : place + 7]
+            assert [one.run.type for one in claimed.runs] == [
+                next(run.type for run in made if run.id == one.run.id) for one in claimed.runs
+            ]
+        rest = ClaimRequest(worker="w1", nonce="rest", limit=100, by_age=20, types=types)
+        assert [one.run.id for one in (await store.claim(rest)).runs] == order[105:]
+
+    async def test_of_many_types_a_share_is_claimed_by_age(self, store: Store, harness: Harness) -> None:
+        types = tuple(f"many.t{number:02}.v1" for number in range(40))
+        await store.create([a_run("old", type=types[3], priority=200)], ACTOR)
+        harness.system.advance(1)
+        await store.create([a_run(f"r{number:03}", type=types[number % 40]) for number in range(100)], ACTOR)
+        await store.register(a_worker("w1", types=types))
+        request = ClaimRequest(worker="w1", nonce="n", limit=10, by_age=2, types=types)
+        claimed = [one.run.id for one in (await store.claim(request)).runs]
+        assert claimed == [*(f"r{number:03}" for number in range(8)), "old", "r008"]
 
     async def test_a_due_run_is_ready_since_it_was_due(self, store: Store, harness: Harness) -> None:
         await store.create([a_run("timer", wake_at=START + SECOND)], ACTOR)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from itertools import permutations
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from perdure.core.codec.decoders import decoder_for
 from perdure.core.codec.failure import Failure
 from perdure.core.model.events import EmitOutcome, NewStickyEvent, event_id, event_run
+from perdure.core.model.outputs import NewOutput, OutputKind, SeenOutputs, WantedOutput, state_digest
 from perdure.core.model.record import Message, NewMessage, RecordKind
 from perdure.core.model.run import STICKY_TYPE, Reason, Status
 from perdure.core.model.turn import Finish, Lease, Release, Turn, TurnOutcome
@@ -35,6 +39,30 @@ def a_wait(target: str, waiter: str = "waiter", *, location: str = "run.result",
     """A request to wait for the end of a run, or to wait no longer."""
     kind = RecordKind.UNWATCH if over else RecordKind.WATCH
     return NewMessage(run_id=target, kind=kind, name=location, payload=waiter, key=f"watch:1.1:{target}{location}")
+
+
+def a_look(
+    target: str,
+    waiter: str = "waiter",
+    *,
+    location: str = "run.state",
+    kind: OutputKind = OutputKind.STATE,
+    over: bool = False,
+    **wants: Any,
+) -> NewMessage:
+    """A request to wait for outputs of a run, or to wait no longer."""
+    wait = a_wait(target, waiter, location=location, over=over)
+    return replace(wait, wants=WantedOutput(kind=kind, name="phase", **wants))
+
+
+def an_output(payload: str, kind: OutputKind = OutputKind.STATE) -> NewOutput:
+    """An output that others may wait for."""
+    return NewOutput(kind=kind, name="phase", payload=payload, key=f"{kind} {payload}")
+
+
+def _seen(entry: Message) -> tuple[str, list[str], bool, bool]:
+    found = decoder_for(SeenOutputs).decode(entry.payload or "")
+    return entry.name, [one.payload for one in found.outputs], found.ended, found.more
 
 
 async def waiting(store: Store, target: str, waiter: str = "waiter") -> Lease:
@@ -266,6 +294,125 @@ class Waiting:
             ending = Turn(lease=target, records=(a_record(0),), next=Finish(Status.COMPLETED, "1"))
             parking = Turn(lease=lease, records=(a_record(0),), sends=(wait,), next=a_park(reason=Reason.CHILD))
             await asyncio.gather(_until_decided(store, ending), _until_decided(store, parking))
+            run = await store.get(lease.run_id)
+            assert run is not None
+            assert (run.inbox_seq, run.status in (Status.RUNNING, Status.PENDING)) == (1, True)
+
+
+class Observing:
+    """A run learns of the outputs of any other run by its inbox, in the commit that writes them."""
+
+    @pytest.mark.parametrize("kind", [OutputKind.STATE, OutputKind.STREAM])
+    async def test_outputs_wake_those_that_wait_for_them(
+        self, store: Store, harness: Harness, kind: OutputKind
+    ) -> None:
+        target = await held(store, "target")
+        for name in ("b", "a"):
+            look = a_look("target", name, kind=kind)
+            assert await commit(store, await held(store, name), sends=(look,), next=a_park(reason=Reason.CHILD))
+        other = OutputKind.STREAM if kind is OutputKind.STATE else OutputKind.STATE
+        assert await commit(store, target, outputs=(an_output("0", other),)) is TurnOutcome.APPLIED
+        assert await store.inbox("a", 0) == []
+        assert await commit(store, target, outputs=(an_output("1", kind),)) is TurnOutcome.APPLIED
+        for name in ("a", "b"):
+            assert [_seen(entry) for entry in await store.inbox(name, 0)] == [("run.state", ["1"], False, False)]
+        assert sorted(await claim_ids(store, nonce="woken")) == ["a", "b"]
+        assert await harness.query("SELECT run_id FROM perdure_observers") == []
+
+    async def test_outputs_that_are_there_answer_at_once(self, store: Store, harness: Harness) -> None:
+        await commit(store, await held(store, "target"), outputs=(an_output("1"), an_output("2", OutputKind.STREAM)))
+        lease = await held(store, "waiter")
+        stream = OutputKind.STREAM
+        looks = (
+            a_look("target"),
+            a_look("target", location="stream", kind=stream),
+            a_look("target", location="later", kind=stream, position=1),
+            a_look("target", location="same", seen=state_digest("1")),
+            a_look("target", location="now", kind=stream, position=1, now=True),
+        )
+        assert await commit(store, lease, sends=looks, next=a_park(reason=Reason.CHILD)) is TurnOutcome.AWAKE
+        assert {_seen(entry)[0]: _seen(entry)[1:] for entry in await store.inbox("waiter", 0)} == {
+            "run.state": (["1"], False, False), "stream": (["2"], False, False), "now": ([], False, False),
+        }  # fmt: skip
+        assert sorted(await harness.query("SELECT location FROM perdure_observers")) == [("later",), ("same",)]
+
+    async def test_a_wait_for_outputs_of_a_run_that_does_not_exist_fails(self, store: Store) -> None:
+        lease = await held(store, "waiter")
+        assert await commit(store, lease, sends=(a_look("nothing"),), next=a_park()) is TurnOutcome.AWAKE
+        [entry] = await store.inbox("waiter", 0)
+        assert Failure.from_json(entry.payload or "").type == "perdure.errors.RunNotFound"
+
+    @pytest.mark.parametrize("order", list(permutations(("waiter", "target", "both"))), ids="-".join)
+    async def test_a_batch_that_waits_shows_and_ends_tells_each_observer_once_of_everything(
+        self, store: Store, harness: Harness, order: tuple[str, ...]
+    ) -> None:
+        target, lease, both = [await held(store, name) for name in ("target", "waiter", "both")]
+        stream = OutputKind.STREAM
+        await commit(store, both, sends=(a_look("target", "both", location="first", kind=stream),))
+        turns = {
+            "waiter": Turn(lease=lease, sends=(a_look("target", kind=stream),), next=a_park(reason=Reason.CHILD)),
+            "both": Turn(lease=both, records=(a_record(0),), sends=(a_look("target", "both", kind=stream),)),
+            "target": Turn(
+                lease=target, outputs=(an_output("1", stream), an_output("2", stream)),
+                next=Finish(Status.COMPLETED, "1"),
+            ),
+        }  # fmt: skip
+        verdicts = await store.commit([turns[name] for name in order], ACTOR)
+        assert TurnOutcome.LOST not in verdicts
+        seen = (["1", "2"], True, False)
+        assert [_seen(entry) for entry in await store.inbox("waiter", 0)] == [("run.state", *seen)]
+        found = sorted(_seen(entry) for entry in await store.inbox("both", 0))
+        assert found == [("first", *seen), ("run.state", *seen)]
+        assert await harness.query("SELECT run_id FROM perdure_observers") == []
+        run = await store.get("waiter")
+        assert run is not None
+        assert run.status in (Status.RUNNING, Status.PENDING)
+
+    async def test_a_wait_for_outputs_that_was_given_up_is_not_answered(self, store: Store, harness: Harness) -> None:
+        target, lease = await held(store, "target"), await held(store, "waiter")
+        await commit(store, lease, sends=(a_look("target"), a_look("target", location="other")))
+        await commit(store, lease, sends=(a_look("target", over=True),))
+        await commit(store, target, outputs=(an_output("1"),))
+        assert [entry.name for entry in await store.inbox("waiter", 0)] == ["other"]
+        assert await harness.query("SELECT run_id FROM perdure_observers") == []
+
+    @pytest.mark.parametrize("how", ["cancelled", "cancelled by a turn", "terminated"])
+    async def test_every_way_to_end_tells_observers(self, store: Store, harness: Harness, how: str) -> None:
+        await store.create([a_run("target", wake_at=START + 9 * SECOND)], ACTOR)
+        lease = await held(store, "waiter")
+        await commit(store, lease, sends=(a_look("target"),), next=a_park(reason=Reason.CHILD))
+        if how == "cancelled":
+            await store.cancel("target", "enough", "c1", ACTOR)
+        elif how == "terminated":
+            await store.terminate("target", "enough", "t1", ACTOR)
+        else:
+            stop = NewMessage(run_id="target", kind=RecordKind.CANCEL, payload='"enough"', key="c1")
+            assert await commit(store, await held(store, "third"), sends=(stop,)) is TurnOutcome.APPLIED
+        assert [_seen(entry) for entry in await store.inbox("waiter", 0)] == [("run.state", [], True, False)]
+        assert await harness.query("SELECT run_id FROM perdure_observers") == []
+
+    async def test_a_sweep_tells_observers_of_items_that_a_transaction_step_has_written(
+        self, store: Store, harness: Harness
+    ) -> None:
+        await held(store, "target")
+        lease = await held(store, "waiter")
+        look = a_look("target", kind=OutputKind.STREAM)
+        await commit(store, lease, sends=(look,), next=a_park(reason=Reason.CHILD))
+        await harness.execute(
+            "INSERT INTO perdure_outputs (run_id, kind, name, position, payload, failed, at, output_key) "
+            "VALUES ('target', 'stream', 'phase', 0, '7', 0, 1, 'k')"
+        )
+        await store.sweep(10)
+        assert [_seen(entry) for entry in await store.inbox("waiter", 0)] == [("run.state", ["7"], False, False)]
+        assert await claim_ids(store, nonce="woken") == ["waiter"]
+
+    async def test_no_wake_up_is_lost_between_the_wait_and_the_output(self, store: Store) -> None:
+        for number in range(10):
+            target, lease = await held(store, f"target-{number}"), await held(store, f"waiter-{number}")
+            look = a_look(target.run_id, lease.run_id)
+            showing = Turn(lease=target, records=(a_record(0),), outputs=(an_output("1"),))
+            parking = Turn(lease=lease, records=(a_record(0),), sends=(look,), next=a_park(reason=Reason.CHILD))
+            await asyncio.gather(_until_decided(store, showing), _until_decided(store, parking))
             run = await store.get(lease.run_id)
             assert run is not None
             assert (run.inbox_seq, run.status in (Status.RUNNING, Status.PENDING)) == (1, True)

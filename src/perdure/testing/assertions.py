@@ -1,0 +1,83 @@
+"""Assertions about histories, as `await run.history()` returns them. Each shows the history when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import msgspec
+
+from perdure.core.codec.failure import Failure
+from perdure.core.model.record import Record, RecordKind
+from perdure.core.printed_text import brief
+
+#: Records of the ends of operations.
+_ENDS = frozenset({RecordKind.STEP, RecordKind.TIMER, RecordKind.MESSAGE, RecordKind.CHILD})
+
+
+def assert_operations(history: Sequence[Record], *locations: str) -> None:
+    """Assert that exactly these operations have ended, in this order: steps, timers, messages and children."""
+    found = [record.location for record in _ended(history)]
+    if found != list(locations):
+        _fail(history, f"expected the operations {list(locations)}, found {found}")
+
+
+def assert_order(history: Sequence[Record], *locations: str) -> None:
+    """Assert that these operations have ended in this order, with any others between them."""
+    found = iter(record.location for record in _ended(history))
+    for location in locations:
+        if location not in found:
+            _fail(history, f"expected {location!r} in the order {list(locations)}")
+
+
+def assert_absent(history: Sequence[Record], *locations: str) -> None:
+    """Assert that none of these operations has a record."""
+    for record in history:
+        if record.location in locations:
+            _fail(history, f"expected no record of {record.location!r}")
+
+
+def assert_attempts(history: Sequence[Record], location: str, count: int) -> None:
+    """Assert that a step has ended, with this number of attempts."""
+    # The record of a step that succeeded at once has no count.
+    found = max(1, _end_of(history, location).attempts)
+    if found != count:
+        _fail(history, f"expected {count} attempts at {location!r}, found {found}")
+
+
+def assert_result(history: Sequence[Record], location: str, value: object) -> None:
+    """Assert that an operation has this result. Values are compared as they are stored."""
+    record = _end_of(history, location)
+    expected, found = msgspec.to_builtins(value), _value(record)
+    if record.failed or found != expected:
+        how = "failed with" if record.failed else "has the result"
+        _fail(history, f"expected {location!r} to have the result {brief(expected)}; it {how} {brief(found)}")
+
+
+def assert_failure(history: Sequence[Record], location: str, error: type[BaseException] | str) -> None:
+    """Assert that an operation has failed with an error of this class, or of a class of this name."""
+    record = _end_of(history, location)
+    name = error if isinstance(error, str) else error.__name__
+    found = Failure.read(record.payload).type.rpartition(".")[2] if record.failed else "no error"
+    if found != name:
+        _fail(history, f"expected {location!r} to fail with {name}, found {found}")
+
+
+def _ended(history: Sequence[Record]) -> list[Record]:
+    return [record for record in history if record.kind in _ENDS]
+
+
+def _end_of(history: Sequence[Record], location: str) -> Record:
+    found = next((record for record in _ended(history) if record.location == location), None)
+    if found is None:
+        _fail(history, f"expected a record of {location!r}")
+    return found
+
+
+def _value(record: Record) -> Any:
+    return None if record.payload is None else msgspec.json.decode(record.payload)
+
+
+def _fail(history: Sequence[Record], problem: str) -> NoReturn:
+    lines = [f"  {record.seq} {record.kind.value} {record.location} {brief(record.payload)}" for record in history]
+    raise AssertionError("\n".join([problem, "history:", *(lines or ["  (empty)"])]))
