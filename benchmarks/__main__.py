@@ -1,4 +1,4 @@
-"""`python -m benchmarks WORKLOAD|all [--store URL] [--json]`."""
+"""`python -m benchmarks WORKLOAD|all [--store URL] [--json]`, and `python -m benchmarks peers`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from benchmarks.bench import Bench, Result, Sizes
 from benchmarks.claiming import w7
 from benchmarks.errands import w9
 from benchmarks.fleet import w8
+from benchmarks.idling import idle
 from benchmarks.latency import w3
 from benchmarks.memory import memory
 from benchmarks.resuming import w6
+from benchmarks.shapes import large, types
 from benchmarks.sleeping import w5
 from benchmarks.throughput import w1, w2, w4
 from benchmarks.watching import watched
@@ -35,6 +37,9 @@ WORKLOADS: dict[str, Callable[[Bench], Awaitable[Result]]] = {
     "w7": w7,
     "w8": w8,
     "w9": w9,
+    "idle": idle,
+    "types": types,
+    "large": large,
     "memory": memory,
     "audit": audit,
     "watched": watched,
@@ -90,4 +95,10 @@ def _table(result: Result) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["peers"]:
+        # It needs the driver of PostgreSQL and the tests' servers, which the other workloads do without.
+        from benchmarks.peers.command import peers
+
+        peers(sys.argv[2:], prog_name="python -m benchmarks peers")
+    else:
+        main()

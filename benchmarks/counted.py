@@ -1,13 +1,12 @@
 """The work that `benchmarks.check` counts: workflows on SQLite in one process, without threads, clocks or chance.
 
-    python -m benchmarks.counted FOLDER [--opcodes [RUNS]]
+    python -m benchmarks.counted FOLDER [--opcodes [RUNS]] [--metrics] [--traces]
 
 The clock moves by a microsecond a look, randomness grows from a seed and the database works on the thread of the
-caller, so that the same code does
-the same work each time. Before and after each part the process calls `getsid`, which nothing else here does: callgrind
-writes its
-counts down there. What is printed is a JSON object: CPU seconds by part or, with `--opcodes`, executed bytecodes by
-function.
+caller, so that the same code does the same work each time. Before and after each part the process calls `getsid`, which
+nothing else here does: callgrind writes its counts down there. What is printed is a JSON object: CPU seconds by part
+or, with `--opcodes`, executed bytecodes by function. With `--metrics`, all of it is counted by an engine that has
+metrics. With `--traces`, the engine makes spans, of one trace in 75.
 """
 
 from __future__ import annotations
@@ -48,11 +47,18 @@ class Ticking(VirtualClock):
         return self._now
 
 
-async def work(folder: Path, part: Callable[[str], Any], runs: int = RUNS) -> None:
+async def work(
+    folder: Path, part: Callable[[str], Any], runs: int = RUNS, *, metrics: bool = False, traces: bool = False
+) -> None:
     """Do the work; `part(name)` is entered around each part."""
     system = Ticking(datetime(2026, 1, 1, tzinfo=UTC))
     store = open_store(f"sqlite:///{folder / 'counted.db'}", system, inline=True)
-    async with Engine("sqlite://", [steps], system=system, store=Retrying(store, system)) as engine:
+    options = {"tracing": sampled_traces()} if traces else {}
+    async with Engine("sqlite://", [steps], system=system, store=Retrying(store, system), **options) as engine:
+        if metrics:
+            from perdure.metrics import Metrics
+
+            Metrics(engine)
         for count in PARTS.values():
             await work_off(engine, [steps(count)] * WARM_UP, WARM_UP * count, slots=500)
         gc.collect()
@@ -63,6 +69,38 @@ async def work(folder: Path, part: Callable[[str], Any], runs: int = RUNS) -> No
             with part(name):
                 await work_off(engine, [steps(count)] * runs, runs * count, slots=500)
         await store.close()
+
+
+def sampled_traces() -> Any:
+    """Tracing that records one trace in 75, which is a little more than 1 %."""
+    # Imported late: a revision that is compared with may have no traces.
+    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+    from opentelemetry.sdk.trace.sampling import Decision, ParentBased, Sampler, SamplingResult
+
+    from perdure.tracing import Tracing
+
+    class Every75th(Sampler):
+        """Records two traces of each part; by chance it could be none, or many more."""
+
+        def __init__(self) -> None:
+            self._decided: dict[int, Decision] = {}
+
+        def should_sample(
+            self, parent_context: Any, trace_id: int, name: str, kind: Any = None, attributes: Any = None,
+            links: Any = None, trace_state: Any = None,
+        ) -> SamplingResult:  # fmt: skip
+            """Decide, the same for all spans of a trace."""
+            recorded = Decision.DROP if len(self._decided) % 75 else Decision.RECORD_AND_SAMPLE
+            return SamplingResult(self._decided.setdefault(trace_id, recorded), attributes)
+
+        def get_description(self) -> str:
+            """Name it."""
+            return "Every75th"
+
+    provider = TracerProvider(ParentBased(Every75th()))
+    # A program exports in another thread.
+    provider.add_span_processor(SpanProcessor())
+    return Tracing(provider)
 
 
 class Cpu:
@@ -130,7 +168,8 @@ def _shortened(path: str) -> str:
 def main() -> None:
     """See the module."""
     part = Opcodes() if "--opcodes" in sys.argv else Cpu()
-    asyncio.run(work(Path(sys.argv[1]), part, *map(int, sys.argv[3:])))
+    runs = [int(one) for one in sys.argv[2:] if one.isdecimal()]
+    asyncio.run(work(Path(sys.argv[1]), part, *runs, metrics="--metrics" in sys.argv, traces="--traces" in sys.argv))
     print(json.dumps(part.found))
 
 

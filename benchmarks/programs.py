@@ -10,7 +10,7 @@ import json
 import time
 from dataclasses import dataclass
 
-from perdure import Context, activity, workflow
+from perdure import Context, Workflow, activity, workflow
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,53 @@ async def fanning(ctx: Context, count: int) -> int:
     return sum(receipt.cents for receipt in receipts)
 
 
+async def stamp() -> float:
+    """Time at which the step is executed."""
+    return time.time()
+
+
+@workflow("bench.stamped.v1")
+async def stamped(ctx: Context) -> float:
+    """One step that says when it was executed."""
+    return await ctx.step(stamp)
+
+
+#: A text with what texts have: quotes, line ends and letters beyond ASCII.
+LARGE = ('"Čau", said the ledger of order 000042: 4200 cents, paid.\n' * 1700)[:100_000]
+
+
+async def fetch(number: int) -> str:
+    """A step with a large result."""
+    if Stage.probe is not None:
+        Stage.probe.report()
+    return LARGE
+
+
+@workflow("bench.bulky.v1")
+async def bulky(ctx: Context, count: int) -> int:
+    """Steps with large results, one after the other."""
+    total = 0
+    for number in range(count):
+        total += len(await ctx.step(fetch, number))
+    return total
+
+
+def make_types(count: int) -> list[Workflow[[int], int]]:
+    """Make so many workflows that differ in their types alone."""
+
+    async def run(ctx: Context, count: int) -> int:
+        """Steps one after the other."""
+        total = 0
+        for number in range(count):
+            total += (await ctx.step(pay, number)).cents
+        return total
+
+    return [workflow(f"bench.wide.t{number:04}.v1")(run) for number in range(count)]
+
+
 @workflow("bench.foreign.v1")
 async def foreign(ctx: Context) -> None:
     """Served by nobody."""
 
 
-ALL = (steps, computing, parallel, sleeper, resumed, waiter, errand, awaiting, fanning)
+ALL = (steps, computing, parallel, sleeper, resumed, waiter, errand, awaiting, fanning, stamped, bulky)

@@ -1,10 +1,8 @@
 """What the database does by itself, with the same durability, payload and disk: the yardstick beside every result.
 
 One open connection; a prepared one-row INSERT and commit, and batches of 1,000 rows. On a server, commits per second
-are those
-of 100 connections together, each committing one row at a time, once all of them have done so a few times. A sample is
-taken
-before each round of a workload, so both see the same machine; the medians of the samples are reported.
+are those of 100 connections together, each committing one row at a time, once all of them have done so a few times. A
+sample is taken before each round of a workload, so both see the same machine; the medians of the samples are reported.
 """
 
 from __future__ import annotations

@@ -14,16 +14,16 @@ RUNS = 15
 
 SLOWER = """
 
-_add = StepResults.add
+_call = StepResults.call
 
 
 def _slower(self, *args):
     for _ in range(200):
         pass
-    return _add(self, *args)
+    return _call(self, *args)
 
 
-StepResults.add = _slower
+StepResults.call = _slower
 """
 
 
