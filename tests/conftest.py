@@ -10,6 +10,7 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from itertools import chain
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -140,15 +141,43 @@ def databases() -> Iterator[Databases]:
     databases.drop()
 
 
-#: `make quick` does without.
-KINDS = ["memory", "file", "postgres", "mysql"][: 1 if os.environ.get("PERDURE_QUICK") else None]
+SERVERS = ("postgres", "mysql")
 
 
-@pytest.fixture(params=KINDS)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Choose the databases of each test on a stage.
+
+    SQLite in memory and in a file differ in the store alone. `make quick` uses the one, `make test` the other, and
+    `make prove` uses both. The conformance suite holds all stores to one contract, so `make test` uses only one of the
+    servers for most tests above the store. Which one depends on the name of the test. Tests whose subject is how the
+    engine gets along with a database have the mark `every_database`.
+    """
+    marks = metafunc.definition.iter_markers("parametrize")
+    if "stage_kind" in metafunc.fixturenames and not any("stage" in mark.args[0] for mark in marks):
+        every = metafunc.definition.get_closest_marker("every_database") is not None
+        metafunc.parametrize("stage_kind", _kinds(metafunc.definition.nodeid, every=every), indirect=True)
+
+
+def _kinds(test: str, *, every: bool) -> list[str]:
+    if os.environ.get("PERDURE_QUICK"):
+        return ["memory"]
+    if os.environ.get("PERDURE_PROVE"):
+        return ["file", *SERVERS, "memory"]
+    return ["file", *(SERVERS if every else [SERVERS[crc32(test.encode()) % len(SERVERS)]])]
+
+
+@pytest.fixture
+def stage_kind(request: pytest.FixtureRequest) -> str:
+    """The database of a stage: "file", "memory", "postgres" or "mysql"."""
+    kind: str = getattr(request, "param", "file")
+    return kind
+
+
+@pytest.fixture
 async def stage(
-    request: pytest.FixtureRequest, tmp_path: Path, schemas: Schemas, databases: Databases
+    request: pytest.FixtureRequest, stage_kind: str, tmp_path: Path, schemas: Schemas, databases: Databases
 ) -> AsyncIterator[Stage]:
-    async with set_up(request.param, tmp_path, schemas, databases) as stage:
+    async with set_up(getattr(request, "param", stage_kind), tmp_path, schemas, databases) as stage:
         yield stage
 
 

@@ -13,7 +13,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from perdure.core.model.record import RecordKind
 from perdure.store.sql.invariants import FINISHED, INVARIANTS, TRAIL, TRIMMED, Invariant
+from perdure.store.sql.packing import PACKED, unpack
 
 Query = Callable[[str], Iterable[tuple[Any, ...]]]
 AsyncQuery = Callable[[str], Awaitable[Iterable[tuple[Any, ...]]]]
@@ -45,7 +47,10 @@ class Known(Struct, frozen=True, kw_only=True):
 #: Which promises are broken, all in one question: mostly none is, and asking takes longer than the answer.
 _BROKEN = "SELECT " + ", ".join(f"EXISTS ({rule.broken_by}) AS rule_{place}" for place, rule in enumerate(INVARIANTS))
 _RUNS = "SELECT id, status, started_at FROM perdure_runs"
-_STEPS = "SELECT run_id, location, payload, failed FROM perdure_history WHERE kind = 'step'"
+_STEPS = f"""
+SELECT run_id, location, payload, failed, kind, seq, attempts, run_attempt FROM perdure_history
+WHERE kind IN ('step', '{PACKED}')
+"""
 _MESSAGES = "SELECT run_id, message_key FROM perdure_messages"
 _TRIMMERS = f"SELECT r.id FROM perdure_runs r WHERE {TRIMMED}"
 
@@ -94,14 +99,34 @@ def _compare(ask: Query, known: Known) -> Iterator[str]:
     for run_id, key in sorted(known.sends - messages):
         if run_id not in trimmed:
             yield f"Run {run_id!r}: message {key!r} was acknowledged, and it is not there (I5)"
-    steps = list(ask(_STEPS))
-    stored = {(run_id, location): payload for run_id, location, payload, _ in steps}
+    steps = list(_steps(ask(_STEPS)))
+    yield from _repeated(steps)
+    stored = {(run_id, location): payload for run_id, location, payload, *_ in steps}
     for (run_id, location), payload in known.results.items():
         if stored.get((run_id, location)) != payload and ((run_id, location) in stored or run_id not in trimmed):
             found = stored.get((run_id, location))
             yield f"Run {run_id!r}: the result at {location!r} was {payload!r} and is {found!r} (I2)"
     if known.effects is not None:
         yield from _compare_effects(steps, known)
+
+
+def _steps(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[str, str, str | None, bool, int]]:
+    """Run, location, result, failure and attempt at the run of every recorded step, packed or not."""
+    for run_id, location, payload, failed, kind, seq, count, run_attempt in rows:
+        if kind != PACKED:
+            yield run_id, location, payload, bool(failed), run_attempt
+            continue
+        for record in unpack(seq, payload, count, run_attempt):
+            if record.kind is RecordKind.STEP:
+                yield run_id, record.location, record.payload, record.failed, run_attempt
+
+
+def _repeated(steps: Iterable[tuple[str, str, str | None, bool, int]]) -> Iterator[str]:
+    """The results that the rule of the database cannot see, because they are packed, are unique, too."""
+    results = Counter((run_id, attempt, location) for run_id, location, _, _, attempt in steps)
+    for (run_id, attempt, location), times in results.items():
+        if times > 1:
+            yield f"Run {run_id!r}: {location!r} has {times} results in attempt {attempt} (I1)"
 
 
 def _compare_runs(runs: Mapping[str, tuple[str, int]], known: Known) -> Iterator[str]:
@@ -125,7 +150,7 @@ def _compare_runs(runs: Mapping[str, tuple[str, int]], known: Known) -> Iterator
 
 def _compare_effects(steps: Iterable[tuple[Any, ...]], known: Known) -> Iterator[str]:
     executed = Counter(known.effects)
-    for run_id, location, _, failed in steps:
+    for run_id, location, _, failed, *_ in steps:
         if not failed and not executed[run_id, location]:
             yield f"Run {run_id!r}: {location!r} has a result, and was never executed (I7)"
     extra = sum(executed.values()) - len(executed)

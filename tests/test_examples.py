@@ -19,6 +19,11 @@ SAID = {
         How did the world's population grow? From 1650 to 6150 million.
         ask_model population ask_model#2 population#2 ask_model#3
         """,
+    "assistant": """\
+        approved: pay {'number': 7, 'cents': 4200}
+        Done: paid 4200 cents for invoice 7
+        assistant.model assistant.tools.find_invoice assistant.model#2 tool_calls assistant.tools.pay assistant.model#3
+        """,
     "approval": """\
         900 cents: approved
         90000 cents: no one decided

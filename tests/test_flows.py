@@ -211,7 +211,7 @@ async def test_an_activity_behind_a_limit_takes_the_way_that_the_page_shows(tmp_
         assert await (await engine.start(alone(2))).result("60s") == 2
         way = list(entered)
     with unobserved():
-        shown = named(section("A limit").rpartition("The complete path")[2])
+        shown = named(section("A limit").rpartition("Complete path")[2])
         assert len(set(shown)) <= FILES
         assert len(shown) - 1 <= CHANGES
         after = iter(way)

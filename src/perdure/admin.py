@@ -19,7 +19,7 @@ from perdure.core.limits.limit import LimitBounds, LimitInfo, PermitScope
 from perdure.core.model.dead_letter import DeadLetter, DeadLetterAttempt, DeadLetterPage, DeadLetterReason
 from perdure.core.model.documents import StoredDeployReport, TypeFindings, WorkflowSource
 from perdure.core.model.events import StickyEvent
-from perdure.core.model.histories import DamagedLine, ExportReport, HistoriesReport
+from perdure.core.model.histories import DamagedLine, ExportReport, HistoriesReport, UnreadableRun
 from perdure.core.model.lock import LockInfo
 from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record, RecordKind
@@ -41,6 +41,7 @@ from perdure.core.model.waits import RunWaits, Wait, WaitKind
 from perdure.core.model.worker_info import BuildInfo, DrainOrder, RunningStep, RunningSteps, WorkerInfo
 from perdure.core.policy.classify import Classification, ErrorCategory
 from perdure.core.routing import TypeInfo
+from perdure.core.run_log import LoggedLine
 from perdure.core.time.cron import Window
 from perdure.core.time.schedule import BackfillPreview, Fire, Misfire, Schedule, ScheduledRun
 from perdure.workflow.definition import Definition
@@ -91,6 +92,7 @@ __all__ = [
     "LockContext",
     "LockInfo",
     "Locks",
+    "LoggedLine",
     "Message",
     "Misfire",
     "OtherRun",
@@ -122,6 +124,7 @@ __all__ = [
     "Tokens",
     "TypeFindings",
     "TypeInfo",
+    "UnreadableRun",
     "Wait",
     "WaitKind",
     "Watermarks",

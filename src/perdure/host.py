@@ -16,6 +16,7 @@ import queue
 import random
 import threading
 import time
+from asyncio.events import _get_running_loop
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from math import ceil, inf
@@ -23,6 +24,7 @@ from typing import Any, TypeVar
 
 from perdure.core.process_fork import watch_forks
 from perdure.core.system import DUE, Background, Cancellable, CpuClock, CrashPoint, FileWatch, LoopTrace, Ticker
+from perdure.core.telemetry import Telemetry
 
 T = TypeVar("T")
 
@@ -49,6 +51,7 @@ class Host:
 
     def __init__(self) -> None:
         self._threads = _Threads()
+        self.telemetry = Telemetry()
 
     def now(self) -> int:
         """Return the wall-clock time in microseconds since the epoch, UTC."""
@@ -137,7 +140,7 @@ class InotifyWatch:
         if descriptor < 0 or self._process != os.getpid():
             return
         try:
-            if asyncio._get_running_loop() is self._loop:
+            if _get_running_loop() is self._loop:
                 self._end(descriptor)
             else:
                 self._loop.call_soon_threadsafe(self._end, descriptor)

@@ -136,13 +136,13 @@ def parse_command(command: click.Command, words: list[str], parent: click.Contex
     parse_command(inner, [str(name), *rest], context)
 
 
-def work(*run_ids: str) -> None:
+def work(*run_ids: str, **options: Any) -> None:
     """Let a worker finish these runs, however they end."""
 
     async def main() -> None:
         sys.modules.pop("shop", None)
         engine = load_engine("shop:engine")
-        async with engine, engine.worker():
+        async with engine, engine.worker(**options):
             for run_id in run_ids:
                 handle = await engine.get(run_id)
                 try:

@@ -52,6 +52,37 @@ def press_tab(program: dict[str, str], *lines: str, **environment: str) -> list[
     return [set(line.split()) for line in done.stdout.splitlines()]
 
 
+#: Answers the lines on its input as a shell's call of `perdure` does, each in a process of its own, after one import.
+ANSWER = """
+import os, sys
+import perdure.cli.app, perdure.cli.console.completion, perdure.client.engine
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        os.environ["COMP_LINE"] = line.removesuffix("\\n")
+        sys.argv = ["perdure"]
+        try:
+            perdure.cli.app.main()
+        finally:
+            sys.stdout.flush()
+            os._exit(0)
+    os.waitpid(child, 0)
+    print("end", flush=True)
+"""
+
+
+def suggestions(program: dict[str, str], *lines: str) -> list[set[str]]:
+    """The answers to bash at the end of each line, without a bash."""
+    done = subprocess.run(
+        [sys.executable, "-c", ANSWER], check=True, env={**program, "_PERDURE_COMPLETE": "bash_complete"},
+        input="".join(f"{line}\n" for line in lines), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.stderr == ""
+    answers = done.stdout.split("end\n")
+    assert answers.pop() == ""
+    return [{one.partition(",")[2] for one in answer.splitlines() if one} for answer in answers]
+
+
 @pytest.fixture
 def shop(perdure: Perdure) -> None:
     for run_id in ("o-1", "o-2", "x:y-3"):
@@ -63,17 +94,19 @@ def shop(perdure: Perdure) -> None:
 
 @needs_bash
 def test_commands_options_and_choices_are_completed(program: dict[str, str]) -> None:
-    assert press_tab(
-        program, "perdure doc", "perdure runs set", "perdure runs sqlite:///shop.db --status wai", "perdure top --onc"
-    ) == [{"doctor"}, {"set-priority"}, {"waiting"}, {"--once"}]
-    [commands] = press_tab(program, "perdure runs ")
+    *found, commands = suggestions(
+        program, "perdure doc", "perdure runs set", "perdure runs sqlite:///shop.db --status wai", "perdure top --onc",
+        "perdure runs ",
+    )  # fmt: skip
+    assert found == [{"doctor"}, {"set-priority"}, {"waiting"}, {"--once"}]
     assert {"list", "show", "retry"} <= commands
 
 
 @needs_bash
 @pytest.mark.usefixtures("shop")
 def test_run_ids_types_queues_and_schedules_of_the_target_are_completed(program: dict[str, str]) -> None:
-    assert press_tab(
+    assert press_tab(program, f"perdure show {URL} o") == [{"o-1", "o-2"}]
+    assert suggestions(
         program,
         f"perdure show {URL} o",
         f"perdure wait {URL} o-1 ",
@@ -138,7 +171,7 @@ def test_errors_are_silent(program: dict[str, str], perdure: Perdure) -> None:
         "perdure show sqlite:///absent.db --parent ",
         "perdure show ",
     ]
-    assert press_tab(program, *lines) == [set()] * len(lines)
+    assert suggestions(program, *lines) == [set()] * len(lines)
     assert press_tab(program, lines[0], **{PATIENCE: "soon"}) == [set()]
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import httpx
 import pytest
 
+from perdure.cli.children.child_side import NO_TARGET
 from perdure.cli.console.target import with_engine
 from perdure.cli.dev.command import listening, may_open_browser
 from perdure.errors import UsageError
@@ -209,23 +210,40 @@ def test_code_that_is_broken_from_the_start_is_waited_for(place: Path) -> None:
         assert "exited" not in [one["event"] for one in dev.seen]
 
 
-@pytest.mark.parametrize(
-    ("target", "reason"),
-    [
-        ("ap:engine", "there is no module ap"),
-        ("app:engin", "it has app:engine"),
-        ("app:flow", "not an Engine"),
-        ("memory:engine", "a database in memory"),
-        ("remote:engine", "a worker needs the database itself"),
-    ],
-)
-def test_a_target_that_is_no_engine_ends_the_command(place: Path, target: str, reason: str) -> None:
+#: Runs a child for each target, after one import. A child that cannot use the target says why on its pipe and ends.
+CHILDREN = """
+import json, os, sys
+from perdure.cli.dev import child
+child.stop_with_parent = lambda: None
+for target in sys.argv[1:]:
+    there, here = os.pipe()
+    settings = {"role": "worker", "target": target, "json": True, "strict": True, "lease": "15s", "grace": "1s",
+                "queues": [], "log_level": "info", "database_timeout": None, "socket": 0, "ready": here, "port": 0}
+    code = child.main([json.dumps(settings)])
+    print(json.dumps([code, json.loads(os.fdopen(there).read())["document"]["error"]]))
+"""
+
+
+def test_a_target_that_is_no_engine_ends_the_command(place: Path) -> None:
     (place / "memory.py").write_text("from perdure import Engine\nengine = Engine('sqlite://')\n", encoding="utf-8")
     (place / "remote.py").write_text(
         "from perdure import Engine\nengine = Engine('http://localhost:1')\n", encoding="utf-8"
     )
-    with developing(place, target=target) as dev:
-        assert reason in dev.until("broken")["error"]
+    reasons = {
+        "ap:engine": "there is no module ap",
+        "app:engin": "it has app:engine",
+        "app:flow": "not an Engine",
+        "memory:engine": "a database in memory",
+        "remote:engine": "a worker needs the database itself",
+    }
+    command = [sys.executable, "-c", CHILDREN, *reasons]
+    done = subprocess.run(command, cwd=place, check=True, capture_output=True, text=True, timeout=90)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [code for code, _ in found] == [NO_TARGET] * len(reasons)
+    for reason, (_, error) in zip(reasons.values(), found, strict=True):
+        assert reason in error
+    with developing(place, target="memory:engine") as dev:
+        assert reasons["memory:engine"] in dev.until("broken")["error"]
         assert dev.process.wait(timeout=60) == 1
 
 

@@ -64,7 +64,12 @@ def place_of(url: str) -> Place:
         return Place(
             url,
             lambda: pymysql.connect(
-                host=where.host, port=where.port, user=where.user, password=where.password, database=where.database
+                host=where.host,
+                port=where.port,
+                user=where.user,
+                password=where.password,
+                database=where.database,
+                ssl_disabled=True,
             ),
         )
     return Place(url, lambda: sqlite3.connect("shop.db"))
@@ -148,9 +153,8 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
     """INSERT INTO perdure_runs (id, type, status, worker, nonce, token, started_at, seed, lease_until)
     VALUES ('r', 't', 'running', 'node', 'n', 1, 1, 's', 1)""": ("work", "warning", "for 1 run, such as", "sweep"),
     """INSERT INTO perdure_gates (name, concurrency, due_at, waits_for) VALUES ('g', 1, 9, 'room');
-    INSERT INTO perdure_runs (id, type, status, reason, wake_at)
-    VALUES ('r', 't', 'waiting', 'limit', 253402300799999999);
-    INSERT INTO perdure_lines (run_id, gate, queue, type, priority, turn, gating, since)
+    INSERT INTO perdure_runs (id, type, status, reason, wake_at) VALUES ('r', 't', 'waiting', 'limit',
+    253402300799999999); INSERT INTO perdure_lines (run_id, gate, queue, type, priority, turn, gating, since)
     VALUES ('r', 'g', 'q', 't', 0, 1, '{}', 1)""": ("waitlists", "warning", "the waitlist of g", "start a worker"),
     """INSERT INTO perdure_gates (name, concurrency, override) VALUES ('g', 1, '{')""": (
         "limits",
@@ -367,7 +371,9 @@ def test_careless_settings_of_a_server_are_reported(perdure: Perdure, careful: s
     where = parse(careful)
     if isinstance(where, MysqlUrl):
         with closing(
-            pymysql.connect(host=where.host, port=where.port, user=where.user, password=where.password)
+            pymysql.connect(
+                host=where.host, port=where.port, user=where.user, password=where.password, ssl_disabled=True
+            )
         ) as connection:
             connection.cursor().execute("SET GLOBAL innodb_flush_log_at_trx_commit = 2")
         [text] = durability(perdure, careful)

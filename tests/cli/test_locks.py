@@ -19,7 +19,7 @@ def test_locks_are_listed_and_released_by_force(perdure: Perdure) -> None:
     refused = perdure("locks", "release", URL, "import")
     assert refused.code == 2
     assert "--force" in refused.err
-    assert perdure("locks", "release", URL, "import", "--force").out == "import is released.\n"
+    assert perdure("locks", "release", URL, "import", "--force", "--reason", "gone").out == "import is released.\n"
     assert perdure("locks", "list", URL).err == "No lock is held.\n"
     assert perdure("locks", "release", URL, "import", "--force").out == "import is not held.\n"
     assert perdure("locks", "release", URL, "import", "--force", "--json").json == {"name": "import", "released": False}

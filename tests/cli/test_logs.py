@@ -85,6 +85,9 @@ def test_a_record_of_the_users_own_logger_names_the_step_that_it_comes_from() ->
         def headers(self) -> dict[str, str]:
             return {}
 
+        def run_fields(self) -> dict[str, object]:
+            return {"run_type": "shop.order.v1"}
+
     with unconfigured() as err:
         configure(None, "json", json=False)
         token = current_step.set(StepInfo("order-1", "charge", 2, 0, Control()))
@@ -92,6 +95,7 @@ def test_a_record_of_the_users_own_logger_names_the_step_that_it_comes_from() ->
         current_step.reset(token)
     line = json.loads(err.getvalue())
     assert (line["run_id"], line["location"], line["attempt"]) == ("order-1", "charge", 2)
+    assert line["run_type"] == "shop.order.v1"
 
 
 def test_a_traceback_cannot_imitate_a_line() -> None:

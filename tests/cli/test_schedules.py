@@ -42,7 +42,8 @@ def test_a_schedule_is_paused_and_resumed(perdure: Perdure) -> None:
 
 def test_runs_are_started_by_hand(perdure: Perdure) -> None:
     perdure(*CREATE, "--every", "1h", "--start", "2026-01-01T00:00Z")
-    run = perdure("schedules", "trigger", URL, "nightly").out.strip()
+    run = perdure("schedules", "trigger", URL, "nightly", "--reason", "a test").out.strip()
+    assert "a test" in perdure("schedules", "show", URL, "nightly").out
     assert perdure("show", URL, run, "--json").json["run"]["type"] == "checkout"
     filled = perdure(
         "schedules", "backfill", URL, "nightly", "--from", "2026-01-01T00:00Z", "--to", "2026-01-01T03:00Z", "--json"

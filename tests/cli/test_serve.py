@@ -71,9 +71,32 @@ def test_anonymous_callers_on_loopback_have_the_role_that_is_given(perdure: Perd
         assert rebound.status_code == 421
 
 
+def test_several_engines_are_served_side_by_side(perdure: Perdure, tmp_path: Path) -> None:
+    perdure("migrate", URL)
+    other = "sqlite:///other.db"
+    perdure("migrate", other)
+    transport = httpx.HTTPTransport(retries=20, verify=False)
+    options = (URL, "--name", "shop", "--beside", f"other={other}", "--anonymous", "operator", "--no-workers")
+    with serving(tmp_path, *options) as (_, url), httpx.Client(transport=transport, trust_env=False) as client:
+        assert url.endswith("/shop/api/v1")
+        root = url.removesuffix("/shop/api/v1")
+        headers = {"X-CSRF-Token": client.get(f"{root}/other/api/v1/session").json()["csrf"]}
+        started = client.post(f"{root}/other/api/v1/runs", json={"type": "checkout", "id": "a"}, headers=headers)
+        assert started.status_code == 201, started.text
+        assert client.get(f"{root}/shop/api/v1/runs").json()["items"] == []
+        page = client.get(f"{root}/other/runs/a")
+        assert (page.status_code, 'href="/shop/"' in page.text, 'href="/other/runs"' in page.text) == (200, True, True)
+        assert client.get(root).headers["location"] == "/shop/"
+        assert client.get(f"{root}/other").headers["location"] == "/other/"
+        assert [client.get(f"{root}{path}").status_code for path in ("/readyz", "/other/livez", "/else/")] == [
+            200, 200, 404,
+        ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
+        (("--beside", "main=sqlite:///other.db"), "needs a name of its own"),
         (("--bind", "0.0.0.0:0", "--host", "ops"), "create a token first"),
         (("--bind", "0.0.0.0:0", "--anonymous", "viewer"), "anonymous callers would be viewer"),
         (("--bind", "nonsense:x"), "is not an address to listen on"),

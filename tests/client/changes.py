@@ -2,8 +2,8 @@
 can.
 
 Each is one body of a workflow, before and after the change, in three disguises: its calls are made by an alias, in a
-helper
-function, or in a nested branch. Each ends by waiting for what never comes, so that its runs are under way for good.
+helper function, or in a nested branch. Each ends by waiting for what never comes, so that its runs are under way for
+good.
 """
 
 from __future__ import annotations

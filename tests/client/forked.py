@@ -95,7 +95,7 @@ def are_cut_off(connections: list[Any]) -> bool:
 def blocking(url: str) -> None:
     engine = Engine(url, [double])
     client = engine.blocking()
-    with client.worker():
+    with client.worker(warn_blocked=0):
         assert client.start(double(1)).result("30s") == 2
         before = connections_of(engine)
         for number in range(3):
@@ -123,7 +123,7 @@ def looped(url: str) -> None:
         assert await (await engine.start(double(number))).result("30s") == 2 * number
 
     async def parent() -> None:
-        async with engine, engine.worker():
+        async with engine, engine.worker(warn_blocked=0):
             await use(1)
             before = connections_of(engine)
 
@@ -145,7 +145,7 @@ def between(url: str) -> None:
     engine = Engine(url, [double])
 
     async def use() -> None:
-        async with engine.worker():
+        async with engine.worker(warn_blocked=0):
             assert await (await engine.start(double(4))).result("30s") == 8
 
     asyncio.run(use())
@@ -164,7 +164,7 @@ def outlived(url: str) -> None:
     def act() -> None:
         while os.getppid() == parent:
             time.sleep(0.01)
-        with client.worker():
+        with client.worker(warn_blocked=0):
             assert client.get("of the parent").result("30s") == 2
         os.write(writing, b"ok")
 
@@ -188,7 +188,7 @@ def held(url: str) -> None:
     """A lock is of the process that acquired it."""
     engine = Engine(url, [double])
     client = engine.blocking()
-    with client.worker():
+    with client.worker(warn_blocked=0):
         lock = client.locks.acquire("held")
 
         def act() -> None:
@@ -212,7 +212,7 @@ def left(url: str) -> None:
     client = engine.blocking()
     child = -1
     try:
-        with client.worker(), client.lock("block") as block:
+        with client.worker(warn_blocked=0), client.locks.hold("block") as block:
             child = os.fork()
             if not child:
                 signal.alarm(HANGS)
@@ -246,7 +246,7 @@ def busy(url: str) -> None:
     """A file to which a connection is open in the parent, in the middle of a transaction, cannot be opened in the
     child."""
     client = Engine(url, [write, double]).blocking()
-    with client.worker():
+    with client.worker(warn_blocked=0):
         run = client.start(write())
         assert began.wait(HANGS)
 

@@ -15,6 +15,8 @@ from perdure.store.sql.runs.attributes import set_attributes
 from tests.helpers import eventually
 from tests.stage import Stage, until
 
+pytestmark = pytest.mark.every_database
+
 
 class Tier(StrEnum):
     GOLD = "gold"

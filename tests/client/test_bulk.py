@@ -13,6 +13,8 @@ from perdure.admin import BulkReport
 from perdure.errors import BadArguments, RunExists, RunFailed, RunNotFound, UsageError
 from tests.stage import Stage, until
 
+pytestmark = pytest.mark.every_database
+
 _tries: dict[str, int] = {}
 
 

@@ -98,6 +98,7 @@ INTERNAL = {
     "ConnectionReader",
     "WatermarkReader",
     "Session",
+    "StartBatches",
     "RenewedLock",
     "Announcer",
     "Delivery",
@@ -194,7 +195,7 @@ async def objects(engine: Engine) -> list[tuple[object, bool]]:
         run,
         *(attrgetter(name)(engine) for name in NAMESPACES),
         held,
-        engine.lock("free"),
+        engine.locks.hold("free"),
         engine.worker(),
         Pusher(engine),
         QueueHandler(engine),
@@ -233,8 +234,8 @@ async def test_every_verb_of_the_client_refuses_workflow_code(on_disk: Stage) ->
         # Entered with `with`, not called.
         blocking: Any = next(one for one, blocks in found if blocks)
         said["blocking Engine.worker"] = await refusal(blocking.worker)
-        said["blocking Engine.lock"] = await refusal(lambda: blocking.lock("free"))
-        said["Engine.lock"] = await refusal(lambda: engine.lock("free"))
+        said["blocking Locks.hold"] = await refusal(lambda: blocking.locks.hold("free"))
+        said["Locks.hold"] = await refusal(lambda: engine.locks.hold("free"))
         said["Engine.worker"] = await refusal(engine.worker)
         return len(said)
 

@@ -244,3 +244,17 @@ async def test_a_check_from_code_that_is_not_async(on_disk: Stage) -> None:
             return engine.check()
 
     assert (await asyncio.to_thread(act)).checked == 1
+
+
+async def test_a_check_leaves_out_bulk_actions_and_sticky_events_that_are_not_over(on_disk: Stage) -> None:
+    @workflow("check.listener.v1")
+    async def listener(ctx: Context) -> str:
+        return await ctx.event("rates", str)
+
+    engine = on_disk.engine(listener)
+    async with engine.worker():
+        run = await engine.start(listener())
+        await until(run, Status.WAITING)
+    await engine.runs.start_bulk("cancel", [run.id])
+    report = await engine.check()
+    assert (report.ok, report.findings) == (True, ())

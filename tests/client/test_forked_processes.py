@@ -14,7 +14,10 @@ from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
 from tests.stage import Stage, set_up
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="there is no fork"),
+    pytest.mark.every_database,
+]
 
 
 @pytest.fixture(params=["file", "postgres", "mysql"])

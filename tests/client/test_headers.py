@@ -98,7 +98,7 @@ async def processes(ctx: Context) -> list[dict[str, str]]:
 
 
 async def test_headers_reach_processes(on_disk: Stage) -> None:
-    async with on_disk.engine(processes, leaf_in_process) as engine, engine.worker(processes=1):
+    async with on_disk.engine(processes, leaf_in_process) as engine, engine.worker(step_processes=1):
         assert await (await engine.start(processes(), headers=HEADERS)).result("60s") == [HEADERS, HEADERS]
 
 

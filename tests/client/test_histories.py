@@ -19,11 +19,13 @@ from perdure.client.session import session_of
 from perdure.core.model.attempt_reports import make_token
 from perdure.core.model.histories import VERSION, DamagedLine, RunHistory, read_histories
 from perdure.core.model.record import Record
+from perdure.core.model.reports import DeployProblem
 from perdure.errors import AttemptNotFound, RunNotFound
 from perdure.worker import ReplayCheck
 from tests.client.changes import child, other_child
 from tests.client.test_deploy_check import deployed, settled
 from tests.stage import Stage, until
+from tests.worker.damage import damage
 
 #: A database in memory lives and dies with its engine.
 LASTING = pytest.mark.parametrize("stage", ["file", "postgres", "mysql"], indirect=True)
@@ -302,3 +304,27 @@ def test_lines_are_read_one_at_a_time() -> None:
     assert [next(found) for _ in range(3)] == [
         DamagedLine(line, "JSON is malformed: invalid character (byte 0)") for line in (2, 3, 4)
     ]
+
+
+async def test_a_run_that_cannot_be_read_is_reported_and_the_others_are_exported(
+    on_disk: Stage, tmp_path: Path
+) -> None:
+    engine = on_disk.engine(order, failing)
+    await some_runs(engine)
+    await damage(on_disk, "UPDATE perdure_history SET kind = 'nonsense' WHERE run_id = 'w1'")
+    report = await engine.runs.export(tmp_path / "all.jsonl")
+    assert (report.runs, [one.run_id for one in report.unreadable], report.more) == (4, ["w1"], False)
+    assert "nonsense" in report.unreadable[0].error
+    assert (await engine.runs.replay(tmp_path / "all.jsonl")).checked == 4
+    await damage(on_disk, "UPDATE perdure_runs SET reason = 'nonsense' WHERE id = 'w2'")
+    report = await engine.runs.export(tmp_path / "named.jsonl", ["w1", "w2", "done", "bad"])
+    assert (report.runs, [one.run_id for one in report.unreadable]) == (2, ["w1", "w2"])
+    report = await engine.runs.export(tmp_path / "listed.jsonl")
+    assert (report.runs, [one.run_id for one in report.unreadable]) == (3, ["w2", "w1"])
+    checked = await engine.check()
+    assert checked.checked == 3
+    assert [(one.run_id, one.problem) for one in checked.findings] == [
+        ("w2", DeployProblem.UNDECODABLE),
+        ("w1", DeployProblem.UNDECODABLE),
+    ]
+    assert (await engine.runs.preview_bulk(["w1", "w2", "done"])).count.count == 2

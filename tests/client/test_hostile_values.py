@@ -87,7 +87,7 @@ async def test_a_value_that_cannot_be_sent_is_named(engine: Engine) -> None:
     with pytest.raises(EncodeError, match="burst=1j cannot be sent to the server: a complex has no JSON"):
         await engine.limits.set("l", rate="1/s", burst=odd)
     with pytest.raises(EncodeError, match="correlation=Ellipsis"):
-        await engine.broadcast("go", correlation=...)  # type: ignore[call-overload] # that is the point
+        await engine.runs.broadcast("go", correlation=...)  # type: ignore[call-overload] # that is the point
     with pytest.raises(UsageError, match="URL too long"):
         await engine.limits.holders("a" * 100_000)
 

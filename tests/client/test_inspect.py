@@ -11,6 +11,8 @@ from perdure.admin import Reason, RecordKind, Run
 from perdure.errors import InvalidCursor
 from tests.stage import Stage, until
 
+pytestmark = pytest.mark.every_database
+
 
 async def double(value: int) -> int:
     return value * 2

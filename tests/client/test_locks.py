@@ -13,6 +13,8 @@ from perdure.errors import InvalidDuration, InvalidId, LockLost
 from tests.helpers import eventually
 from tests.stage import Stage
 
+pytestmark = pytest.mark.every_database
+
 
 async def test_one_has_a_lock_and_the_other_is_told_who_and_until_when(stage: Stage) -> None:
     engine = stage.engine()
@@ -64,7 +66,7 @@ def soon_extended(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("soon_extended")
 async def test_a_block_keeps_its_lock_for_as_long_as_it_lasts(stage: Stage) -> None:
     engine = stage.engine()
-    async with engine.lock("import", "1m") as lock:
+    async with engine.locks.hold("import", "1m") as lock:
         seen = {lock.expires_at}
 
         async def extended_twice() -> bool:
@@ -83,7 +85,7 @@ async def test_a_block_that_loses_its_lock_is_cancelled_and_says_so(stage: Stage
     engine = stage.engine()
     reached = False
     with pytest.raises(LockLost, match="'import'"):
-        async with engine.lock("import", "1m"):
+        async with engine.locks.hold("import", "1m"):
             assert await engine.locks.force_release("import")
             await asyncio.Event().wait()
             reached = True
@@ -120,12 +122,12 @@ async def test_a_lock_granted_after_its_waiter_was_cancelled_is_released(
 async def test_what_goes_wrong_in_a_block_frees_its_lock(stage: Stage) -> None:
     engine = stage.engine()
     with pytest.raises(ZeroDivisionError):
-        async with engine.lock("import"):
+        async with engine.locks.hold("import"):
             _ = 1 / 0
     assert await engine.locks.get("import") is None
 
     async def hold() -> None:
-        async with engine.lock("import"):
+        async with engine.locks.hold("import"):
             await asyncio.Event().wait()
 
     holding = asyncio.ensure_future(hold())
@@ -144,7 +146,7 @@ async def test_a_block_ends_in_order_although_its_engine_was_closed(
     on_disk: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = on_disk.engine()
-    async with engine.lock("import"):
+    async with engine.locks.hold("import"):
         await engine.close()
     assert "cannot be released" in caplog.text
 
@@ -155,7 +157,7 @@ async def test_steps_lock_each_other_out(stage: Stage) -> None:
     @step(name="guarded")
     async def guarded() -> int:
         nonlocal inside, most
-        async with engine.lock("guard", wait="20s") as lock:
+        async with engine.locks.hold("guard", wait="20s") as lock:
             inside += 1
             most = max(most, inside)
             await asyncio.sleep(0)  # lets another one in, if the lock does
@@ -184,15 +186,15 @@ def test_locks_for_code_that_is_not_async(tmp_path: object) -> None:
         assert [lock.token for lock in engine.locks.list()] == [mine.token]
         mine.extend("2m")
         assert mine.expires_at > mine.expires_at.fromtimestamp(0, mine.expires_at.tzinfo)
-        with pytest.raises(Locked), engine.lock("import", wait=0):
+        with pytest.raises(Locked), engine.locks.hold("import", wait=0):
             pass
         assert mine.release()
-        with engine.lock("import", "1m") as lock:
+        with engine.locks.hold("import", "1m") as lock:
             assert engine.locks.get("import") is not None
             assert not lock.lost
-        with pytest.raises(ZeroDivisionError), engine.lock("import"):
+        with pytest.raises(ZeroDivisionError), engine.locks.hold("import"):
             _ = 1 / 0
-        with pytest.raises(LockLost), engine.lock("import", "1m") as lost:
+        with pytest.raises(LockLost), engine.locks.hold("import", "1m") as lost:
             assert engine.locks.force_release("import")
             engine.locks.acquire("import", wait="20s")
             while not lost.lost:

@@ -110,6 +110,37 @@ async def test_a_state_is_read_from_outside_as_the_type_that_is_asked_for(stage:
             await run.state("phase", int)
 
 
+async def test_a_state_is_waited_for_by_its_value_or_by_a_function(stage: Stage) -> None:
+    @workflow("outputs.phases.v1")
+    async def phases(ctx: Context) -> None:
+        while (phase := await ctx.receive("phase", int)) >= 0:
+            ctx.publish("phase", phase)
+
+    async def no_predicate(phase: int) -> bool:
+        return True
+
+    engine = stage.engine(phases)
+    async with engine.worker():
+        run = await engine.start(phases())
+        waits = [
+            asyncio.create_task(run.wait_state("phase", wanted, int, timeout="20s"))
+            for wanted in (2, lambda phase: phase > 1)
+        ]
+        anything = asyncio.create_task(run.wait_state("phase"))
+        await run.send("phase", 1)
+        assert await anything == 1
+        with pytest.raises(TimeoutError, match="did not publish the awaited 'phase' within '10ms'"):
+            await run.wait_state("phase", 2, timeout="10ms")
+        await run.send("phase", 2)
+        assert await asyncio.gather(*waits) == [2, 2]
+        with pytest.raises(UsageError, match="must not be a coroutine"):
+            await run.wait_state("phase", no_predicate)
+        late = asyncio.create_task(run.wait_state("phase", 3))
+        await run.send("phase", -1)
+        with pytest.raises(RunFinished, match="has ended and did not publish the state 'phase'"):
+            await late
+
+
 async def test_a_stream_is_read_from_the_beginning_to_its_end(stage: Stage) -> None:
     engine = stage.engine(*WORKFLOWS)
     async with engine.worker():
@@ -234,11 +265,11 @@ async def test_a_broadcast_reaches_every_run_that_listens(stage: Stage) -> None:
         runs = [await engine.start(listener(room)) for room in ("red", "red", "blue")]
         for run in runs:
             await until(run, Status.WAITING)
-        assert await engine.broadcast(stop, "fire", correlation="red", key="alarm") == 2
+        assert await engine.runs.broadcast(stop, "fire", correlation="red", key="alarm") == 2
         assert [await run.result("20s") for run in runs[:2]] == ["fire", "fire"]
         assert await runs[2].status() is Status.WAITING
-        assert await engine.broadcast(stop, "fire", correlation="red", key="alarm") == 0
-        assert await engine.broadcast("stop", "late", correlation="blue") == 1
+        assert await engine.runs.broadcast(stop, "fire", correlation="red", key="alarm") == 0
+        assert await engine.runs.broadcast("stop", "late", correlation="blue") == 1
         assert await runs[2].result("20s") == "late"
 
 
@@ -251,8 +282,8 @@ async def test_a_broadcast_to_many_goes_in_chunks_and_can_be_repeated(on_disk: S
             return not (await engine.runs.list(status=[Status.PENDING, Status.RUNNING], limit=1)).runs
 
         await eventually(all_wait)
-    assert await engine.broadcast(stop, "x", correlation="all", key="k") == 230
-    assert await engine.broadcast(stop, "y", correlation="all", key="k") == 230
+    assert await engine.runs.broadcast(stop, "x", correlation="all", key="k") == 230
+    assert await engine.runs.broadcast(stop, "y", correlation="all", key="k") == 230
     assert [len(await run.inbox()) for run in runs] == [1] * 230
 
 
@@ -264,13 +295,13 @@ async def test_bad_input_is_refused_before_anything_is_written(on_disk: Stage) -
         run.ask("a/b", 1),
         run.ask(quote, Order("a", 1), key=""),
         run.state("a#b"),
-        engine.broadcast("a/b", correlation="x"),
-        engine.broadcast("a", correlation="x/y"),
-        engine.broadcast("a", correlation="x", key="k" * 250),
+        engine.runs.broadcast("a/b", correlation="x"),
+        engine.runs.broadcast("a", correlation="x/y"),
+        engine.runs.broadcast("a", correlation="x", key="k" * 250),
     ):
         with pytest.raises(UsageError):
             await wrong
-    for unencodable in (run.ask("why", object()), engine.broadcast("a", object(), correlation="x")):
+    for unencodable in (run.ask("why", object()), engine.runs.broadcast("a", object(), correlation="x")):
         with pytest.raises(EncodeError):
             await unencodable
     with pytest.raises(InvalidName):
@@ -284,7 +315,7 @@ async def test_a_run_that_is_not_there_shows_nothing(on_disk: Stage) -> None:
     engine = on_disk.engine(*WORKFLOWS)
     run = await engine.start(tokens(1))
     run.id = "missing"
-    for look in (run.state("a"), run.states(), run.ask("why"), items_of(run)):
+    for look in (run.state("a"), run.wait_state("a"), run.states(), run.ask("why"), items_of(run)):
         with pytest.raises(RunNotFound, match="missing"):
             await look
 
@@ -295,13 +326,13 @@ def test_code_that_is_not_async_looks_and_asks_too(tmp_path: Path) -> None:
         run = blocking.start(tokens(3))
         assert [item.value for item in run.stream("tokens", int)] == [0, 1, 4]
         assert run.state("phase", str) == "done"
-        assert run.states()["phase"] == "done"
+        assert run.states()["phase"] == run.wait_state("phase", "done", timeout="20s") == "done"
         store = blocking.start(shop())
         assert store.ask(quote, Order("a", 1), timeout="20s") == 2
         for item in run.stream("tokens", follow=False):
             assert item == StreamItem(0, 0)
             break
-        assert blocking.broadcast(stop, "x", correlation="missing") == 0
+        assert blocking.runs.broadcast(stop, "x", correlation="missing") == 0
 
 
 @workflow("outputs.deep.v1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -252,3 +253,34 @@ async def test_a_run_that_waits_is_not_taken_up_while_its_type_is_paused(stage: 
         assert await run.status() is Status.PENDING
         await engine.queues.resume(type="pause.listen.v1")
         await until_recorded(run, 1)
+
+
+@workflow("pause.sleep.v1")
+async def sleeping(ctx: Context) -> None:
+    await ctx.sleep("1h")
+    await ctx.receive("word", str)
+    raise LookupError
+
+
+async def test_the_audit_trail_keeps_the_reason_of_every_order(stage: Stage) -> None:
+    engine = stage.engine(sleeping)
+    async with engine.worker():
+        run = await engine.start(sleeping())
+        await until(run, Status.WAITING)
+        await run.pause("lunch")
+        await run.resume("back")
+        await until(run, Status.WAITING)
+        await run.wake(reason="enough")
+        await run.send("word", "go", reason="asked by Ada")
+        with pytest.raises(RunFailed):
+            await run.result("20s")
+        fork = await run.fork(reason="try again elsewhere")
+        await run.retry(reason="the door is open")
+        await engine.queues.pause(queue="nowhere", reason="stocktaking")
+        await engine.queues.resume(queue="nowhere", reason="counted")
+    trail = [event for one in (run.id, fork.id, "queue:nowhere") for event in (await engine.audit.list(run=one)).events]
+    told = {event.kind: reason for event in trail if (reason := json.loads(event.data).get("reason"))}
+    assert told == {
+        "paused": "lunch", "resumed": "back", "woken": "enough", "sent": "asked by Ada", "reopened": "the door is open",
+        "forked": "try again elsewhere", "queue_paused": "stocktaking", "queue_resumed": "counted",
+    }  # fmt: skip

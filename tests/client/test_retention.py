@@ -15,6 +15,8 @@ from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
 from tests.stage import Stage, set_up, until
 
+pytestmark = pytest.mark.every_database
+
 
 @workflow("old.double.v1")
 async def double(ctx: Context, number: int) -> int:

@@ -8,12 +8,14 @@ import threading
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from perdure import Context, Engine, Handle, Limit, Retry, Status, activity, activity_info, step, workflow
 from perdure.admin import RunningStep, Wait, WaitKind
 from perdure.blocking import Engine as BlockingEngine
 from perdure.core.model.waits import NAMED_WAITS, waits_to_json
-from perdure.core.model.worker_info import NAMED_STEPS, steps_from_json, steps_to_json
+from perdure.core.model.worker_info import NAMED_STEPS, RunningSteps, steps_from_json, steps_to_json
+from perdure.dashboard.figures import overview_figures
 from tests.helpers import eventually
 from tests.stage import Stage, until
 from tests.worker.crowd import Crowd
@@ -247,7 +249,7 @@ async def test_a_step_in_a_process_is_named(stage: Stage, tmp_path: Any) -> None
         await ctx.options(process=True).step(lingers, str(marker))
 
     engine = stage.engine(processing)
-    async with engine.worker(lease=LEASE, processes=1):
+    async with engine.worker(lease=LEASE, step_processes=1):
         run = await engine.start(processing())
         await eventually(lambda: _has_running(engine, run, "lingers"))
         await run.cancel()
@@ -295,3 +297,23 @@ def test_a_blocking_program_sees_the_same(tmp_path: Any) -> None:
         [worker] = engine.workers.list()
         assert worker.running.steps == ()
         assert worker.taken_over_in is None
+
+
+async def test_a_worker_reports_how_long_its_commits_take_and_the_overview_shows_the_slowest(on_disk: Stage) -> None:
+    @workflow("visible.quick.v1")
+    async def quick(ctx: Context) -> int:
+        return 1
+
+    engine = on_disk.engine(quick)
+    async with engine.worker(lease=1.0):
+        assert await (await engine.start(quick())).result("60s") == 1
+
+        async def reported() -> bool:
+            [worker] = await engine.workers.list()
+            return worker.running.commit_p99 > 0
+
+        await eventually(reported, saying="a heartbeat with the time of a commit")
+        [worker] = await engine.workers.list()
+        slower = replace(worker, running=RunningSteps(commit_p99=4_200_000))
+        notes = [one.note for one in overview_figures([], [worker, slower], 0, worker.heartbeat_at)]
+        assert "2 workers alive, commit p99 4.2 s" in notes

@@ -12,6 +12,9 @@ from perdure import Context, Engine, Every, Overloaded, UsageError, Watermark, a
 from perdure.client.watermarks import DEPTH_FRESH
 from perdure.testing import Environment
 from tests.stage import Stage
+from tests.worker.damage import damage
+
+pytestmark = pytest.mark.every_database
 
 
 @activity("press.quick.v1", queue="presses")
@@ -121,3 +124,12 @@ def test_what_makes_no_sense_is_refused() -> None:
         Watermark(high=5, low=6, queue="q")
     with pytest.raises(UsageError, match="when_full"):
         Watermark(high=5, queue="q", when_full="cry")
+
+
+async def test_the_depth_of_a_queue_counts_runs_that_are_pinned_to_a_build(stage: Stage) -> None:
+    engine = stage.engine(quick)
+    for number in range(4):
+        await engine.start(quick(), id=f"r{number}", queue="presses" if number else "presses-x")
+    await damage(stage, "UPDATE perdure_runs SET queue = 'presses~build-1' WHERE id IN ('r1', 'r2')")
+    assert await engine.queues.watermarks.depth(queue="presses") == 3
+    assert await engine.queues.watermarks.depth(queue="presses", limit=2) == 2

@@ -16,7 +16,7 @@ from perdure.dashboard import Dashboard
 from perdure.http import Access, HttpApp
 from perdure.http.server import make_server
 from tests.dashboard.chromium import PHONE, WIDE, browser, look, missing, picture
-from tests.dashboard.shop import WORKFLOWS, Order, checkout, label, populate
+from tests.dashboard.shop import WORKFLOWS, Order, checkout, label, populate, publish, subscriptions
 
 PAGES = {
     "overview": "",
@@ -39,6 +39,8 @@ PAGES = {
     "workflows": "workflows",
     "schedules": "schedules",
     "queues": "queues",
+    "events": "events",
+    "event": "events/paid-42",
     "dead-letters": "dead-letters",
     "workers": "workers",
     "run-logs": "runs/order-42?tab=logs",
@@ -59,7 +61,7 @@ PAGES = {
 #: Pages of a database without a run and without a worker.
 EMPTY = {
     f"empty-{name or 'overview'}": name
-    for name in ("", "runs", "workflows", "schedules", "queues", "dead-letters", "workers", "deploy")
+    for name in ("", "runs", "workflows", "schedules", "queues", "events", "dead-letters", "workers", "deploy")
 }
 PORT = 8498
 #: Opens every form of a page.
@@ -103,10 +105,12 @@ async def main(folder: Path, names: list[str]) -> None:
     """Serve a shop, and take pictures of it."""
     with TemporaryDirectory() as place, chdir(place):
         async with (
-            Engine("sqlite:///shop.db", [*WORKFLOWS, talker], audit="full") as engine,
+            Engine("sqlite:///shop.db", [*WORKFLOWS, talker], audit="full", outbox=subscriptions()) as engine,
             engine.worker(slots=10, grace=0),
         ):
             await populate(engine)
+            await publish(engine)
+            await engine.locks.acquire("nightly-import", "1h", owner="importer on host-7")
             await (await engine.start(talker(), id="talker-1")).result()
             await Engine("sqlite:///shop.db", [changed_checkout], build="1.5.0").check()
             now = datetime.datetime.now(datetime.UTC)
@@ -131,7 +135,8 @@ async def main(folder: Path, names: list[str]) -> None:
 
 def pages_of(engine: Engine) -> HttpApp:
     """The pages of an engine, for anyone on this machine."""
-    return HttpApp(engine, access=Access(anonymous="operator"), pages=Dashboard(), rate=1000, burst=1000)
+    pages = Dashboard(name="shop", neighbours={"billing": "/billing/", "warehouse": "/warehouse/"})
+    return HttpApp(engine, access=Access(anonymous="operator"), pages=pages, rate=1000, burst=1000)
 
 
 if __name__ == "__main__":

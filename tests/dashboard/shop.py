@@ -27,6 +27,7 @@ from perdure import (
 )
 from perdure.dashboard import Dashboard
 from perdure.http import Access, HttpApp, Redaction
+from perdure.outbox import CloudEvent, Subscription
 from tests.helpers import eventually
 
 
@@ -123,6 +124,40 @@ def mail(to: str) -> str:
 
 
 WORKFLOWS = (checkout, ship, reminder, crawl, slow, mail)
+
+
+async def store_away(event: CloudEvent) -> None:
+    """Take any event."""
+
+
+async def bill(event: CloudEvent) -> None:
+    """Refuse events, as a receiver with a wrong key does."""
+    raise PermissionError("the receiver answered 401: the signature is wrong")
+
+
+def subscriptions() -> list[Subscription]:
+    """Subscriptions of the shop: one takes all events, the other refuses paid orders."""
+    return [
+        Subscription("warehouse", store_away),
+        Subscription("billing", bill, events=["order.paid"], retry=Retry.never()),
+    ]
+
+
+async def publish(engine: Engine) -> None:
+    """Events for the subscriptions and sticky ones, once they are delivered; a worker has to serve them."""
+    for number in (40, 41, 42):
+        data = {"order": f"order-{number}", "cents": 1900}
+        await engine.outbox.publish("order.made", data, key=f"order-{number}", id=f"made-{number}")
+    await engine.outbox.publish("order.paid", {"order": "order-42"}, key="order-42", id="paid-42")
+    await engine.events.emit("rates-loaded", {"EUR": 1, "USD": 1.08})
+    await engine.events.emit("stocktaking-over", value=True)
+
+    async def refused() -> bool:
+        return len(await engine.outbox.deliveries("paid-42")) == 2 and bool(
+            (await engine.dead_letters.list(type="perdure.delivery.billing")).letters
+        )
+
+    await eventually(refused)
 
 
 async def populate(engine: Engine, *, text: str = "lamp") -> dict[str, Handle[Any]]:

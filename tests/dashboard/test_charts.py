@@ -15,6 +15,8 @@ from tests.dashboard.shop import browsing
 from tests.helpers import eventually
 from tests.stage import Stage
 
+pytestmark = pytest.mark.every_database
+
 
 @workflow("charts.v1")
 async def charted(ctx: Context, fails: bool = False) -> None:

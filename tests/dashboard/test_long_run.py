@@ -13,12 +13,15 @@ import httpx
 import pytest
 
 from perdure.client.session import session_of
+from perdure.core.model.record import Record
 from perdure.store.contract import BRIEF
 from perdure.store.sql import reads
-from perdure.store.sql.rows import to_record
+from perdure.store.sql.rows import to_records
 from perdure.testing.conformance.harness import START, a_record, commit, held
 from tests.dashboard.shop import WORKFLOWS, browsing
 from tests.stage import Stage
+
+pytestmark = pytest.mark.every_database
 
 PROVE = bool(os.environ.get("PERDURE_PROVE"))
 #: Seconds; the short form only notices another order of magnitude.
@@ -60,15 +63,13 @@ async def test_the_page_of_a_run_reads_the_long_results_that_it_shows_alone(
 ) -> None:
     long = f'"{"x" * (10 * BRIEF)}"'
     read: list[int] = []
-    convert = to_record
 
-    def counted(row: Any) -> Any:
-        record = convert(row)
-        if record.payload == long:
-            read.append(record.seq)
-        return record
+    def counted(rows: Any) -> list[Record]:
+        records = to_records(rows)
+        read.extend(record.seq for record in records if record.payload == long)
+        return records
 
-    monkeypatch.setattr(reads, "to_record", counted)
+    monkeypatch.setattr(reads, "to_records", counted)
     async with stage.engine(*WORKFLOWS) as engine:
         store = await session_of(engine).connect()
         lease = await held(store, "long")

@@ -11,20 +11,40 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import httpx
 import pytest
 
-from perdure import At, Context, Cron, Every, Handle, Limit, activity, workflow
+from perdure import (
+    At,
+    Context,
+    Cron,
+    Engine,
+    Every,
+    Fair,
+    Handle,
+    Limit,
+    Pending,
+    Question,
+    Retry,
+    UsageError,
+    activity,
+    workflow,
+)
 from perdure.client.session import session_of
 from perdure.core.limits.limit import LimitBounds, pace_of
 from perdure.core.model.run import Status
 from perdure.core.time.duration import microseconds
+from perdure.dashboard import Dashboard
+from perdure.dashboard.actions import BY_NAME
 from perdure.dashboard.page_request import CONTENT_SECURITY_POLICY, FOLDER
 from perdure.dashboard.pages import rate_text
 from perdure.dashboard.schedule_form import exact_duration
 from perdure.dashboard.site import ROUTES
-from perdure.http import Redaction
+from perdure.http import Access, HttpApp, Redaction
+from perdure.outbox import CloudEvent, Subscription
+from perdure.testing.conformance.runs.log import a_line
 from tests.dashboard.conftest import Shop
 from tests.dashboard.html import Page
 from tests.dashboard.shop import WORKFLOWS, browsing, checkout, crawl, fetch, reminder
@@ -32,14 +52,13 @@ from tests.helpers import eventually
 from tests.stage import Stage
 
 LATER = datetime.datetime(2099, 1, 1, tzinfo=datetime.UTC)
-PAGES = ("/", "/runs", "/workflows", "/schedules", "/queues", "/dead-letters", "/workers", "/deploy")
+PAGES = ("/", "/runs", "/workflows", "/schedules", "/queues", "/events", "/dead-letters", "/workers", "/deploy")
 TABS = ("steps", "messages", "state", "family", "audit", "logs", "history", "source")
 
 
 def run_pages(ids: Sequence[str]) -> list[str]:
     found = [f"/runs/{one}?tab={tab}" for one, tab in product(ids, TABS)]
-    actions = ("retry", "send", "wake", "resume", "pause", "priority", "fork", "cancel", "terminate", "deliver", "drop")
-    return found + [f"/runs/{ids[0]}/{action}" for action in actions]
+    return found + [f"/runs/{ids[0]}/{action}" for action in BY_NAME]
 
 
 async def read(client: httpx.AsyncClient, path: str, status: int = 200) -> Page:
@@ -260,12 +279,12 @@ async def test_schedules_show_ten_fire_times_in_their_zone(shop: Shop) -> None:
     assert "paused: holidays lamp" in page.text
 
 
-@activity("pages.desk.v1", limit=Limit("desk", concurrency=1))
-async def desk() -> None:
+@activity("pages.desk.v1", limit=Limit("desk", concurrency=1), fair=Fair(lambda tenant: tenant))
+async def desk(tenant: str = "") -> None:
     await asyncio.sleep(3600)
 
 
-async def test_queues_show_which_runs_have_the_permits_of_a_limit(stage: Stage) -> None:
+async def test_queues_show_which_runs_have_the_permits_of_a_limit_and_which_keys_wait(stage: Stage) -> None:
     async with stage.engine(desk) as engine, engine.worker(grace=0), browsing(engine) as client:
         await engine.start(desk(), id="first")
 
@@ -277,6 +296,14 @@ async def test_queues_show_which_runs_have_the_permits_of_a_limit(stage: Stage) 
         answer = await client.get("/api/v1/limits/desk/permits")
         assert [one["run_id"] for one in answer.json()["items"]] == ["first"]
         assert "takes effect at once, everywhere" in (await read(client, "/queues")).text
+        for number, tenant in enumerate(("acme", "globex", "acme")):
+            await engine.start(desk(tenant), id=f"other-{number}")
+
+        async def waiting() -> bool:
+            text = (await read(client, "/queues")).text
+            return "acme 2 runs wait, the first for" in text and "globex 1 run waits, the first for" in text
+
+        await eventually(waiting)
 
 
 async def test_workers_show_their_running_steps(shop: Shop) -> None:
@@ -334,6 +361,131 @@ async def test_actions_do_what_they_say_under_the_name_of_the_caller(shop: Shop)
     assert any("no longer wanted" in one.data for one in mine)
 
 
+@activity("desk.sign.v1", retry=Retry.never())
+async def sign(paper: str) -> Any:
+    return Pending
+
+
+@workflow("desk.clerk.v1", pinned=True)
+async def clerk(ctx: Context) -> str:
+    first = await ctx.receive_question(Question("how-far", int, str))
+    first.reply(f"{first.value} pages")
+    return await ctx.call(sign("contract"), id="paper")
+
+
+async def test_rarer_actions_ask_complete_unpin_delete_and_restore(on_disk: Stage) -> None:
+    async with (
+        on_disk.engine(clerk, sign, build="1.4.2") as engine,
+        engine.worker(grace=0),
+        browsing(engine) as client,
+    ):
+        run = await engine.start(clerk(), id="clerk-1")
+        await eventually(lambda: _reason(run, "message"))
+        page = await read(client, "/runs/clerk-1")
+        assert "pinned to build 1.4.2" in page.text
+        assert {f"/runs/clerk-1/{name}" for name in ("ask", "unpin", "priority", "delete")} <= set(page.links())
+        answer = await act(client, "/runs/clerk-1/ask", name="how-far", value="7")
+        assert (answer.status_code, "7 pages" in Page(answer.text).text) == (200, True)
+        assert "of them pinned" in (await read(client, "/workers")).text
+        await act(client, "/runs/clerk-1/unpin", reason="1.4.2 is gone")
+        assert (await run.info()).pinned_to is None
+        await eventually(lambda: _waits_for_completion(engine, "paper"))
+        await act(client, "/runs/clerk-1/delete", reason="a test")
+        page = await read(client, "/runs/clerk-1")
+        assert "deleted" in page.text
+        assert [link for link in page.links() if link.startswith("/runs/clerk-1/")] == [
+            "/runs/clerk-1/undelete", "/runs/clerk-1/payload/input",
+        ]  # fmt: skip
+        assert "clerk-1" not in (await read(client, "/runs")).text
+        assert "clerk-1" in (await read(client, "/runs?q=deleted%3Ayes")).text
+        await act(client, "/runs/clerk-1/undelete")
+        await act(client, "/runs/paper/complete", value='"signed"')
+        assert await run.result("20s") == "signed"
+        reasons = [one.data for one in await run.events() if one.actor == "anonymous"]
+        assert any("1.4.2 is gone" in one for one in reasons)
+        assert any("a test" in one for one in reasons)
+
+
+async def _waits_for_completion(engine: Engine, run_id: str) -> bool:
+    return any(one.reason == "completion" for one in (await engine.runs.list(id_prefix=run_id)).runs)
+
+
+async def test_events_show_their_deliveries_and_are_replayed_and_emitted(on_disk: Stage) -> None:
+    broken = [True]
+
+    async def store_away(event: CloudEvent) -> None:
+        if broken:
+            raise ConnectionError("the warehouse is closed")
+
+    warehouse = Subscription("warehouse", store_away, events=["order.%"], retry=Retry.never())
+    async with on_disk.engine(outbox=[warehouse]) as engine, engine.worker(grace=0), browsing(engine) as client:
+        await engine.outbox.publish("order.paid", {"order": 42}, key="order-42", id="paid-42")
+
+        async def failed() -> bool:
+            return bool((await engine.dead_letters.list()).letters)
+
+        await eventually(failed)
+        page = await read(client, "/events?type=order.%25&key=order-42")
+        assert "1 delivery has failed for good" in page.text
+        assert "0 of 1, warehouse failed" in page.text
+        assert "/events/paid-42" in page.links()
+        page = await read(client, "/events/paid-42")
+        assert "The delivery to warehouse has failed for good." in page.text
+        assert "the warehouse is closed" in page.text
+        [retry] = [link for link in page.links() if link.endswith("/retry")]
+        broken.clear()
+        await act(client, retry)
+        await eventually(lambda: _all_delivered(engine))
+        answer = await act(client, "/events/paid-42/replay", to="warehouse")
+        assert answer.headers["location"].startswith("/runs/")
+        assert (await client.get("/events/nothing")).status_code == 404
+        page = await read(client, "/events")
+        [csrf, *_] = [one["value"] for one in page.all("input") if one.get("name") == "csrf"]
+        answer = await client.post("/events", data={"csrf": csrf, "name": "rates", "value": "[1, 2]"})
+        assert answer.status_code == 303
+        assert "rates" in (await read(client, "/events")).text
+        await act(client, "/queues/sticky/rates/set", value="[3]")
+        found = await engine.events.get("rates")
+        assert found is not None
+        assert found.value == [3]
+        await act(client, "/queues/sticky/rates/delete", reason="stale")
+        assert await engine.events.get("rates") is None
+
+
+async def _all_delivered(engine: Engine) -> bool:
+    return [run.status for run in await engine.outbox.deliveries("paid-42")] == [Status.COMPLETED]
+
+
+async def test_a_lock_is_released_and_many_runs_are_deleted_or_get_a_message(shop: Shop) -> None:
+    engine, client = shop.engine, shop.client
+    await engine.locks.acquire("import", "1h", owner="me")
+    assert "Release it" in (await read(client, "/queues")).text
+    await act(client, "/queues/lock/import/release")
+    assert await engine.locks.get("import") is None
+    answer = await act(client, "/bulk/send?q=id%3Aorder-41", message="approval", value="true", reason="all are fine")
+    assert answer.status_code == 303, answer.text
+    await eventually(lambda: _is(shop.runs["waiting"], Status.COMPLETED))
+    assert (await act(client, "/bulk/send?q=id%3Aorder-41", message="approval", value="{")).status_code == 422
+    await act(client, "/bulk/delete?q=id%3Aorder-41", reason="tidy")
+
+    async def deleted() -> bool:
+        return bool((await shop.runs["waiting"].info()).deleted_at)
+
+    await eventually(deleted)
+
+
+async def test_the_head_of_a_page_leads_to_other_engines(on_disk: Stage) -> None:
+    async with on_disk.engine() as engine:
+        pages = Dashboard(name="orders", neighbours={"billing": "/billing/"})
+        app = HttpApp(engine, access=Access(anonymous="viewer"), pages=pages)
+        transport = httpx.ASGITransport(app=app, root_path="/orders")
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            assert "/billing/" in Page((await client.get("/orders/")).text).links()
+        await app.close()
+    with pytest.raises(UsageError, match="give one such as"):
+        Dashboard(neighbours={"billing": "javascript:alert(1)"})
+
+
 async def _is(handle: Handle[object], wanted: Status) -> bool:
     return await status(handle) is wanted
 
@@ -367,11 +519,15 @@ async def test_orders_to_queues_limits_breakers_and_schedules(shop: Shop) -> Non
     await act(client, "/queues/breaker/smtp/open", reason="an outage")
     assert [one.circuit.value for one in await engine.breakers.list()] == ["open"]
     await act(client, "/queues/breaker/smtp/reset")
-    await act(client, "/schedules/hourly/resume")
+    await act(client, "/schedules/hourly/resume", reason="back")
     assert not (await engine.schedules.get("hourly")).paused
-    await act(client, "/schedules/hourly/trigger")
+    await act(client, "/schedules/hourly/trigger", reason="a test")
     assert (await engine.schedules.get("hourly")).last_run
     assert (await client.get("/schedules/nothing/trigger")).status_code == 200
+    await act(client, "/schedules/hourly/delete", reason="no longer needed")
+    assert "hourly" not in [one.id for one in await engine.schedules.list()]
+    reasons = [json.loads(one.data).get("reason") for one in await engine.schedules.events("hourly")]
+    assert reasons[2:] == ["back", "a test", "no longer needed"]
 
 
 async def test_the_page_of_queues_edits_in_place_and_the_audit_trail_has_actor_and_reason(shop: Shop) -> None:
@@ -517,12 +673,16 @@ async def test_a_comparison_shows_no_payload_to_a_role_that_sees_none(shop: Shop
 
 
 async def test_the_log_of_a_run_merges_all_that_is_stored(shop: Shop) -> None:
+    store = await session_of(shop.engine).connect()
+    await store.keep_log([("order-40", a_line(number)) for number in range(2)], 5, "w1")
     page = await read(shop.client, "/runs/order-40?tab=logs")
-    for text in ("the warehouse did not answer", "paid with receipt-order-40", "created", "approval"):
+    for text in ("line 1", "the warehouse did not answer", "paid with receipt-order-40", "created", "approval"):
         assert text in page.text, text
     hidden = Redaction(payloads="operator")
     async with browsing(shop.engine, role="viewer", redaction=hidden) as client:
-        assert "receipt-order-40" not in (await read(client, "/runs/order-40?tab=logs")).text
+        page = await read(client, "/runs/order-40?tab=logs")
+        assert "receipt-order-40" not in page.text
+        assert "line 1" not in page.text
 
 
 async def test_messages_that_were_set_aside_are_delivered_or_dropped(shop: Shop) -> None:
@@ -794,7 +954,8 @@ async def test_a_schedule_is_backfilled_after_a_preview(shop: Shop) -> None:
     span = {"start": "2026-01-01T00:00", "end": "2026-01-04T00:00"}
     preview = await read(shop.client, f"{path}?{httpx.QueryParams(span)}")
     assert "3 fire times in this range, 3 without a run" in preview.text
-    assert (await act(shop.client, f"{path}?{httpx.QueryParams(span)}")).status_code == 303
+    assert (await act(shop.client, f"{path}?{httpx.QueryParams(span)}", reason="an audit")).status_code == 303
+    assert all("an audit" in one.data for one in (await shop.engine.schedules.events("backfilled"))[1:])
     assert "nothing would start" in (await read(shop.client, f"{path}?{httpx.QueryParams(span)}")).text
     fires = await shop.engine.schedules.fires("backfilled")
     assert len(fires) == 3

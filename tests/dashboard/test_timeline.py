@@ -153,6 +153,16 @@ def test_a_takeover_is_a_mark_and_the_interrupted_attempt_a_bar() -> None:
     assert "w1" in mark.text
 
 
+def test_a_worker_that_was_lost_before_the_first_bar_has_its_mark_in_the_window() -> None:
+    lost = Interruption(at=T0 + SECOND, worker="w1", reason="lost", generation=1, attempt=1, last=-1, steps=None)
+    earlier = Interruption(at=T0 - 60 * SECOND, worker="w0", reason="lost", generation=0, attempt=1, last=9, steps=())
+    since = T0 + 2 * SECOND
+    running = RunningStep(run_id="order-42", type="checkout", location="ship", attempt=2, since=since, token=1)
+    drawn = draw(facts([], running=[running], interruptions=[earlier, lost]), View())
+    assert [(one.mark.kind, one.mark.at, one.x) for one in drawn.marks] == [("takeover", lost.at, 0.0)]
+    assert (drawn.begin, drawn.rows[0].shapes[0].bar.start) == (lost.at, since)
+
+
 def test_steps_that_a_retry_of_the_run_kept_are_drawn_once() -> None:
     again = a_record(2, "charge", 20, 21, run_attempt=2)
     history = [a_record(0, "charge", 0, 1), again, a_record(3, "ship", 22, 23, run_attempt=2)]

@@ -35,7 +35,7 @@ PROVE = bool(os.environ.get("PERDURE_PROVE"))
 #: Payloads of one run: few in the long form, so that one can hardly hide another.
 BATCH = 4 if PROVE else 40
 EACH = 1 if PROVE else 3
-LISTS = ("", "runs", "workflows", "schedules", "queues", "dead-letters", "workers")
+LISTS = ("", "runs", "workflows", "schedules", "queues", "events", "dead-letters", "workers")
 TABS = ("steps", "messages", "state", "family", "audit", "logs", "history")
 
 #: Elements and attributes that no page has, and the mark that a payload leaves.
@@ -117,6 +117,10 @@ async def write(engine: Engine, other: Engine, number: int, texts: list[str]) ->
         await engine.queues.pause(queue=name, reason=texts[0])
     with suppress(PerdureError):
         await engine.tokens.create(name)
+    with suppress(PerdureError):
+        await engine.outbox.publish(name, texts, key=name, subject=texts[0][:100], id=f"event {number}")
+    with suppress(PerdureError):
+        await engine.events.emit(name, texts)
     return run
 
 
@@ -155,6 +159,8 @@ def paths_of(run: Handle[Any], number: int, text: str) -> Iterator[str]:
     addresses += [
         f"queues/limit/{quote(name_of(text), safe='')}/set",
         f"schedules/{quote(name_of(text), safe='')}/resume",
+        f"events/event%20{number}",
+        f"events?{urlencode({'type': text, 'key': text, 'cursor': text})}",
     ]
     yield addresses[number % len(addresses)]
 

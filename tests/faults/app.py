@@ -2,8 +2,7 @@
 really did.
 
 Every execution of a step returns a value that no other execution returns, so a result that was recorded and then
-replaced by another
-one cannot go unnoticed.
+replaced by another one cannot go unnoticed.
 """
 
 from __future__ import annotations
@@ -326,14 +325,27 @@ async def permitted(ctx: Context, ledger: str) -> str:
 async def pinned(ctx: Context, ledger: str) -> str:
     """Pinned to the build that began it, until the client unpins it."""
     await ctx.step(effect, ledger, "pinned")
-    return await ctx.receive("unpinned", str)
+    ctx.publish("phase", "begun")
+    ctx.emit("words", "begun")
+    word = await ctx.receive("unpinned", str)
+    ctx.emit("words", word)
+    return word
+
+
+async def follow(ctx: Context) -> str:
+    """Waits for a state of a run that is not a child, and reads its stream until it ends."""
+    other = ctx.run("pinned")
+    phase = await other.wait_state("phase", "begun")
+    words = [one.value async for one in other.stream("words", str)]
+    return f"{phase}: {', '.join(words)}"
 
 
 @workflow("faults.watching.v1")
 async def watching(ctx: Context, ledger: str) -> list[str]:
     """Waits for a run that is not its child, and for a sticky event, both at once; then for the event again."""
-    both = await asyncio.gather(ctx.run("pinned").result(str), ctx.event("opened", str))
+    *both, followed = await asyncio.gather(ctx.run("pinned").result(str), ctx.event("opened", str), follow(ctx))
     await ctx.step(effect, ledger, "watched")
+    assert followed == "begun: begun, done"
     return [*both, await ctx.event("opened", str)]
 
 

@@ -1,8 +1,7 @@
 """What a case leaves behind, and what must be true of it.
 
 A snapshot is what was durable when a process had died or stood still. At the end its histories must be beginnings of
-the final
-ones, no step in it may have been executed again, and what was finished must be as it was.
+the final ones, no step in it may have been executed again, and what was finished must be as it was.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from perdure.store.sql.packing import PACKED, unpack
 from tests.faults import app
 from tests.faults.app import ITEMS, STREAM
 from tests.faults.homes import Home, Look
@@ -75,7 +75,7 @@ async def snapshot(home: Home, name: str) -> Snapshot:
             return Snapshot(_lines(home), {}, {}, [], [])
         history: dict[str, list[dict[str, Any]]] = {}
         for row in await look("SELECT * FROM perdure_history ORDER BY run_id, seq"):
-            history.setdefault(row["run_id"], []).append(row)
+            history.setdefault(row["run_id"], []).extend(_unpacked(row))
         # Afterwards: whatever is recorded was executed before, also by a process that goes on meanwhile.
         return Snapshot(
             _lines(home),
@@ -86,12 +86,28 @@ async def snapshot(home: Home, name: str) -> Snapshot:
         )
 
 
+def _unpacked(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """The records of a row. Those that are packed have forgotten their token."""
+    if row["kind"] != PACKED:
+        return [row]
+    records = unpack(row["seq"], row["payload"], row["attempts"], row["run_attempt"])
+    return [{**row, **structs.asdict(record), "failed": 0, "token": None} for record in records]
+
+
+def _has_begun_with(history: list[dict[str, Any]], records: list[dict[str, Any]]) -> bool:
+    """Whether a history begins with these records, which may have been packed since."""
+    known = [
+        row | {"token": None} if later["token"] is None else row for row, later in zip(records, history, strict=False)
+    ]
+    return len(history) >= len(records) and history[: len(records)] == known
+
+
 def _lines(home: Home) -> int:
     return len(app.read(home.directory / "ledger"))
 
 
-async def judge(home: Home, crashes: list[Snapshot]) -> list[str]:
-    """Everything that is wrong at the end of a case."""
+async def judge(home: Home, crashes: list[Snapshot], thawed: int = 0) -> list[str]:
+    """Everything that is wrong at the end of a case. `thawed` is the process that was frozen and not killed."""
     ledger = app.read(home.directory / "ledger")
     end = await snapshot(home, "end")
     wrong = await scan_for_wrongs(home)
@@ -109,7 +125,7 @@ async def judge(home: Home, crashes: list[Snapshot]) -> list[str]:
         if id not in OUTCOMES and run["status"] not in FINISHED
     ]
     for crash in crashes:
-        wrong += _compare(crash, end, ledger)
+        wrong += _compare(crash, end, ledger, thawed)
     return wrong + _check_values(end, ledger) + _check_repeats(end, ledger) + _check_headers(ledger)
 
 
@@ -196,10 +212,10 @@ async def _tuples(look: Look, sql: str) -> list[Row]:
     return [tuple(row.values()) for row in await look(sql)]
 
 
-def _compare(crash: Snapshot, end: Snapshot, ledger: list[dict[str, Any]]) -> list[str]:
+def _compare(crash: Snapshot, end: Snapshot, ledger: list[dict[str, Any]], thawed: int) -> list[str]:
     wrong = []
     for id, records in crash.history.items():
-        if end.history.get(id, [])[: len(records)] != records and id != RECOVERED:
+        if not _has_begun_with(end.history.get(id, []), records) and id != RECOVERED:
             wrong.append(f"run {id!r}: what was recorded before the crash was changed by its recovery")
     for id, known in crash.finished().items():
         if end.finished().get(id) != known and (id != REOPENED or known[0]["status"] == "completed"):
@@ -217,7 +233,8 @@ def _compare(crash: Snapshot, end: Snapshot, ledger: list[dict[str, Any]]) -> li
         if record["kind"] == "begin"
     }
     for line in ledger[crash.lines :]:
-        if line["did"] == "step" and (line["run"], line["location"]) in begun:
+        # A process that was frozen right before it called the function calls it when it goes on.
+        if line["did"] == "step" and (line["run"], line["location"]) in begun and line["pid"] != thawed:
             wrong.append(
                 f"run {line['run']!r}: {line['location']!r} had begun before the crash, and is executed: {line}"
             )

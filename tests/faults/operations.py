@@ -1,8 +1,8 @@
 """Every operation that writes, in each form that takes another way through a store.
 
 One is prepared on a database that works, and then asked for by the process that is to be disturbed. The clock of the
-database stands still
-meanwhile, so that what it leaves behind can be compared with what it leaves behind undisturbed, row for row.
+database stands still meanwhile, so that what it leaves behind can be compared with what it leaves behind undisturbed,
+row for row.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from perdure.core.access import NewToken, Role
+from perdure.core.audit import EventFilter
 from perdure.core.limits.admission_requests import StepAdmission, StepDeparture
 from perdure.core.limits.breaker import Circuit
 from perdure.core.limits.limit import LimitBounds
@@ -36,6 +37,11 @@ from perdure.core.time.schedule import Overlap
 from perdure.store import Store
 from perdure.testing.conformance.documents import a_report as a_deploy_report
 from perdure.testing.conformance.documents import a_source
+from perdure.testing.conformance.graph_checkpoints import (
+    prepare_copy_graph_thread,
+    prepare_delete_graph_entries,
+    prepare_save_graph_entries,
+)
 from perdure.testing.conformance.harness import (
     ACTOR,
     LEASE,
@@ -59,9 +65,11 @@ from perdure.testing.conformance.prepared import PREPARE
 from perdure.testing.conformance.registry import MAIL, SHOP
 from perdure.testing.conformance.runs.attempt_reports import a_pending_attempt, a_report_from_outside, token_of
 from perdure.testing.conformance.runs.claim_by_id import a_take
+from perdure.testing.conformance.runs.log import a_line
 from perdure.testing.conformance.runs.outputs import a_set_aside
+from perdure.testing.conformance.runs.packing import a_long_run
 from perdure.testing.conformance.runs.reopen import a_fork
-from perdure.testing.conformance.runs.waiters import a_wait
+from perdure.testing.conformance.runs.waiters import a_look, a_wait, an_output
 from perdure.testing.conformance.schedules import a_schedule, saved
 from perdure.testing.conformance.singletons import NAME, options
 from perdure.testing.conformance.singletons import one as a_single
@@ -212,7 +220,9 @@ async def fork(store: Store, system: ManualSystem) -> Ask:
 @operation
 async def delete_events(store: Store, system: ManualSystem) -> Ask:
     await store.create([a_run("r1"), a_run("r2")], ACTOR)
-    return lambda store: store.delete_events(1, START + 1, ACTOR)
+    # A table that was emptied goes on with its numbers.
+    [first] = await store.events_page(EventFilter(), 1, after=0)
+    return lambda store: store.delete_events(first.id, START + 1, ACTOR)
 
 
 # schedules
@@ -349,6 +359,15 @@ async def complete_a_pending_child(store: Store, system: ManualSystem) -> Ask:
 
 
 @operation
+async def complete_a_pending_attempt_behind_a_breaker(store: Store, system: ManualSystem) -> Ask:
+    await store.set_breaker(API, Circuit.OPEN, ACTOR)
+    await store.set_breaker(API, None, ACTOR)
+    await a_pending_attempt(store, breaker=API)
+    report = a_report_from_outside(await token_of(store))
+    return lambda store: store.report_attempt(report, ACTOR)
+
+
+@operation
 async def complete_an_attempt_that_a_worker_holds(store: Store, system: ManualSystem) -> Ask:
     await held(store)
     report = a_report_from_outside(await token_of(store))
@@ -416,6 +435,20 @@ async def pin_two(store: Store, system: ManualSystem) -> Ask:
 
 
 @operation
+async def pack_a_long_history(store: Store, system: ManualSystem) -> Ask:
+    lease, _ = await a_long_run(store)
+    return lambda store: store.pack(lease, 0, 19, ACTOR)
+
+
+@operation
+async def keep_the_latest_lines(store: Store, system: ManualSystem) -> Ask:
+    await store.create([a_run("r1"), a_run("r2")], ACTOR)
+    await store.keep_log([("r1", a_line(number)) for number in range(3)], 3, ACTOR)
+    lines = [(run_id, a_line(number)) for number in range(3, 6) for run_id in ("r2", "r1", "missing")]
+    return lambda store: store.keep_log(lines, 4, ACTOR)
+
+
+@operation
 async def unpin_one_that_waits(store: Store, system: ManualSystem) -> Ask:
     lease = await held(store)
     await store.pin([lease], "1.0", ACTOR)
@@ -462,6 +495,21 @@ async def save_report(store: Store, system: ManualSystem) -> Ask:
         await store.save_report(a_deploy_report(f"c{number}"), ACTOR)
         system.advance(1)
     return lambda store: store.save_report(a_deploy_report("latest"), ACTOR)
+
+
+@operation
+async def save_graph_entries(store: Store, system: ManualSystem) -> Ask:
+    return await prepare_save_graph_entries(store)
+
+
+@operation
+async def copy_graph_thread(store: Store, system: ManualSystem) -> Ask:
+    return await prepare_copy_graph_thread(store)
+
+
+@operation
+async def delete_graph_entries(store: Store, system: ManualSystem) -> Ask:
+    return await prepare_delete_graph_entries(store)
 
 
 @operation
@@ -848,6 +896,30 @@ async def commit_the_end_of_a_run_that_others_wait_for(store: Store, system: Man
     return committing(
         Turn(lease=target, records=(a_record(0),), next=Finish(Status.COMPLETED, "1")),
         Turn(lease=running, records=(a_record(0),), sends=(a_wait("target", "w3", location="other", over=True),)),
+    )
+
+
+@operation
+async def commit_waits_for_outputs_of_another_run(store: Store, system: ManualSystem) -> Ask:
+    leases = [await held(store, name) for name in ("target", "ended", "waiter")]
+    state = NewOutput(kind=OutputKind.STATE, name="phase", payload="1", key="phase")
+    await commit(store, leases[1], outputs=(state,), next=Finish(Status.COMPLETED, "1"))
+    waits = tuple(a_look(name, location=name) for name in ("target", "ended", "unknown"))
+    return committing(Turn(lease=leases[2], records=(a_record(0),), sends=waits, next=a_park(reason=Reason.CHILD)))
+
+
+@operation
+async def commit_outputs_that_others_wait_for(store: Store, system: ManualSystem) -> Ask:
+    target = await held(store, "target")
+    for name, kind in (("w1", OutputKind.STATE), ("w2", OutputKind.STREAM)):
+        wait = a_look("target", name, kind=kind)
+        await commit(store, await held(store, name), sends=(wait,), next=a_park(reason=Reason.CHILD))
+    running = await held(store, "w3")
+    await commit(store, running, sends=(a_look("target", "w3"), a_look("target", "w3", location="other")))
+    shown = (an_output("1"), an_output("1", OutputKind.STREAM))
+    return committing(
+        Turn(lease=target, records=(a_record(0),), outputs=shown),
+        Turn(lease=running, records=(a_record(0),), sends=(a_look("target", "w3", location="other", over=True),)),
     )
 
 

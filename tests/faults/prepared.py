@@ -1,8 +1,8 @@
 """A crash point more, on PostgreSQL: between the preparation of a statement and its execution, in a transaction.
 
 The server waits there for its client and counts the session as active, so that none of the limits ends it that a store
-sets. The
-point is passed by workers only: a process that is none has no lease by which others could tell that it stands still.
+sets. The point is passed by workers only: a process that is none has no lease by which others could tell that it stands
+still.
 """
 
 from __future__ import annotations

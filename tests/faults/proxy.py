@@ -1,8 +1,7 @@
 """A way to a database server that fails when it is told to.
 
 It can lose the answer to the message that makes a write durable, lose that message, or deliver it late; and it can fall
-silent
-without closing anything. See `wire` for how it knows that message.
+silent without closing anything. See `wire` for how it knows that message.
 """
 
 from __future__ import annotations

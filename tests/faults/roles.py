@@ -28,6 +28,7 @@ from perdure import (
     Watermark,
 )
 from perdure.client.session import session_of
+from perdure.core.model.graph_checkpoints import GraphDeletion, GraphEntry
 from perdure.core.model.worker_info import WorkerStatus
 from perdure.errors import AttemptOver, LockLost, ScheduleNotFound, TokenExists
 from perdure.push import ExecutionState, Pusher
@@ -39,6 +40,7 @@ from tests.faults import app, errands, labour, siege, storm
 from tests.faults.deeds import deeds, echo
 from tests.faults.narrow import narrow
 from tests.faults.prepared import pass_after_preparing
+from tests.faults.publishing import publish
 from tests.faults.watched import watch
 
 LEASE = 0.6
@@ -161,6 +163,7 @@ class Client:
             self.let_in(),
             self.take_out(),
             self.push(),
+            self.keep_checkpoints(),
         )
         await runs["main"].result()
         await runs["again"].result()
@@ -286,6 +289,13 @@ class Client:
         for name in ("turn-1", "turn-2"):
             await (await self._engine.get(name)).result()
 
+    async def keep_checkpoints(self) -> None:
+        """Store, copy and delete the checkpoints of a graph."""
+        store, thread = await session_of(self._engine).connect(), f"thread-{os.getpid()}"
+        await store.save_graph_entries([GraphEntry(thread=thread, checkpoint="1", body="{}")], "sweep")
+        await store.copy_graph_thread(thread, f"{thread}-copy", "sweep")
+        await store.delete_graph_entries(GraphDeletion(thread=thread), "sweep")
+
     async def push(self) -> None:
         """Execute a run by its id that no worker looks for. Other processes may do that, too."""
         handle = await self._engine.start(
@@ -303,7 +313,7 @@ class Client:
 
     async def nudge(self, handle: Handle[Any]) -> None:
         async def is_reached() -> bool:
-            if (await handle.info()).reason == "message" and await self._engine.broadcast(
+            if (await handle.info()).reason == "message" and await self._engine.runs.broadcast(
                 "more", "more!", correlation="all", key="more"
             ):
                 app.note(self._ledger, did="sent", run=handle.id, key="broadcast:more")
@@ -390,7 +400,7 @@ async def drive(directory: Path, world: World, *, last: bool = False, bury: int 
         app.note(str(directory / "ledger"), did="hurry")
     async with engine_in(directory, world) as engine:
         client = Client(engine, directory, world, lease)
-        worker = engine.worker(lease=lease, grace=0.02)
+        worker = engine.worker(lease=lease, grace=0.02, pack_history=3, keep_log=3)
         await worker.start()
         await client.ask()
         slow = await client.begin_slow()
@@ -480,5 +490,6 @@ def _in_the_child(engine: Engine) -> int:
 
 
 ROLES = {
-    main.__name__: role(main) for main in (drive, ask, ask_for_one_more, work, serve, weather, squeeze, transact, fork)
+    main.__name__: role(main)
+    for main in (drive, ask, ask_for_one_more, work, serve, weather, squeeze, transact, fork, publish)
 }

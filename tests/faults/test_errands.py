@@ -137,9 +137,10 @@ async def test_an_attempt_that_takes_too_long_or_is_silent_is_made_again_also_by
         first = await place.worker()
         slow, slow_errand = await place.send("dawdle")
         silent, silent_errand = await place.send("stand")
+        # A busy machine may take the lease of the first attempt before its time is over, which is no timeout.
+        await eventually(lambda: kinds_of_timeouts(slow_errand), saying="a timeout being recorded")
         await place.is_begun("dawdle", 2)
-        assert [line["attempt"] for line in place.begun("dawdle")][:2] == [1, 2]
-        # In the middle of the second attempt.
+        # In the middle of a later attempt.
         first.signal(signal.SIGKILL)
         await first.ended()
         await place.worker()
@@ -147,7 +148,8 @@ async def test_an_attempt_that_takes_too_long_or_is_silent_is_made_again_also_by
         await slow.result(30)
         await silent.result(30)
         made = [line["attempt"] for line in place.begun("dawdle")]
-        assert made in ([1, 2, 3], [1, 2, 3, 4])
+        assert made == list(range(1, len(made) + 1))
+        assert len(made) >= 3
         assert (await kinds_of_timeouts(slow_errand))[0] == "start_to_close"
         assert (await kinds_of_timeouts(silent_errand))[:1] in (["heartbeat"], [])
 

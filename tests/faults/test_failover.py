@@ -1,8 +1,7 @@
 """A standby that lacks the last commits takes the place of its primary while workers are at work.
 
 What was lost is lost: that is what asynchronous replication means. But nothing goes on from what only a worker's memory
-holds: no
-history has a hole, and no run waits for what is not there.
+holds: no history has a hole, and no run waits for what is not there.
 """
 
 from __future__ import annotations

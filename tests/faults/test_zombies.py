@@ -94,7 +94,7 @@ class Zombies:
             # What it may still have locked would keep the tables from being removed.
             frozen.worker.signal(signal.SIGKILL)
             raise
-        wrong += await judge(home, [frozen.state])
+        wrong += await judge(home, [frozen.state], frozen.worker.pid)
         told = f"frozen at {trap}, in {home.directory}:\n" + "\n".join(wrong)
         assert not wrong, f"{told}\n{frozen.worker.noise()}"
         shutil.rmtree(home.directory)

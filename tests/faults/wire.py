@@ -1,8 +1,7 @@
 """As much of two wire protocols as it takes to know the message that makes a write durable, and the end of its answer.
 
 That message is a COMMIT, or outside of a transaction a statement that writes. Bytes are passed on as they came, cut at
-the ends of
-messages.
+the ends of messages.
 """
 
 from __future__ import annotations

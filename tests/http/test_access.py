@@ -23,7 +23,10 @@ from tests.stage import Stage
 PROBLEM = "application/problem+json"
 GUARDED = [route for route in ROUTES if route.role is not None]
 #: Paths that a viewer may POST to: they write nothing.
-READING = ("/session", "/runs/count", "/runs/unserved", "/bulk/preview", "/schedules/{schedule_id}/backfill/preview")
+READING = (
+    "/session", "/runs/count", "/runs/unserved", "/runs/updated", "/bulk/preview",
+    "/schedules/{schedule_id}/backfill/preview",
+)  # fmt: skip
 
 
 def path_of(route: Route) -> str:

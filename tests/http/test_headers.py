@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from opentelemetry.sdk.trace import TracerProvider
+
 from perdure import Engine, Every
 from perdure.admin import Role
+from perdure.core.tracing import trace_id_of
 from perdure.http import Redaction
+from perdure.tracing import Tracing
 from tests.http.serving import WORKFLOWS, Order, Served, checkout, served
 from tests.stage import Stage
 
@@ -51,3 +55,23 @@ async def test_redaction_applies_to_headers(on_disk: Stage) -> None:
         headers = {"tenant": "acme", "api_token": "secret"}
         answer = await site.operator.post("/runs", {**BODY, "id": "one", "headers": headers})
         assert answer.json()["headers"] == {"tenant": "acme", "api_token": "[redacted]"}
+
+
+async def test_the_context_of_a_trace_passes_from_a_request_into_the_run(site: Served) -> None:
+    carried = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "baggage": "tenant=acme"}
+    answer = await site.operator.post("/runs", {**BODY, "id": "one"}, headers={**carried, "tracestate": "x" * 2000})
+    assert answer.json()["headers"] == carried
+    given = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-0000000000000001-00"}
+    answer = await site.operator.post("/runs", {**BODY, "id": "two", "headers": given}, headers=carried)
+    assert answer.json()["headers"] == {**carried, **given}
+    answer = await site.operator.post("/runs", {**BODY, "id": "three"}, headers={"traceparent": "none", "baggage": "a"})
+    assert answer.json()["headers"] == {}
+
+
+async def test_an_engine_on_a_server_passes_the_trace_of_its_caller_on(local: Served) -> None:
+    provider = TracerProvider()
+    async with Engine(local.url, WORKFLOWS, token=local.tokens[Role.ADMIN], tracing=Tracing(provider)) as engine:
+        with provider.get_tracer("tests").start_as_current_span("caller") as caller:
+            run = await engine.start(checkout(Order("o", 1)))
+        trace_id = f"{caller.get_span_context().trace_id:032x}"
+        assert trace_id_of((await run.info()).headers) == trace_id

@@ -76,6 +76,39 @@ async def test_queues_and_types_are_paused_and_resumed(site: Served) -> None:
     assert (await site.viewer.get("/pauses"))["items"] == []
 
 
+async def test_the_pause_of_a_queue_leaves_its_actor_and_reason_and_may_be_repeated(site: Served) -> None:
+    for verb, reason in (("pause", "stocktaking"), ("resume", "counted")):
+        # The same request, sent again because its answer was lost.
+        for _ in range(2):
+            answer = await site.operator.call(
+                "POST", f"/queues/reports/{verb}", {"reason": reason}, headers={"request-id": f"one-{verb}"}
+            )
+            assert answer.json() == {"done": True}
+        assert (await site.operator.post(f"/queues/reports/{verb}", {"reason": "again"})).json() == {"done": False}
+    events = (await site.viewer.get("/events", run="queue:reports"))["items"]
+    assert [(one["kind"], one["actor"], one["data"]) for one in reversed(events)] == [
+        ("queue_paused", "token:operator", {"reason": "stocktaking"}),
+        ("queue_resumed", "token:operator", {"reason": "counted"}),
+    ]
+
+
+async def test_events_for_other_systems_are_published_listed_and_replayed(site: Served) -> None:
+    event = {"type": "order.paid", "data": {"order": 1}, "key": "o-1", "id": "paid-1", "subject": "o-1"}
+    for _ in range(2):
+        made = await site.operator.post("/outbox", event)
+        assert (made.status_code, made.json()) == (201, {"id": "paid-1"})
+    other = await site.operator.post("/outbox", {**event, "data": 2})
+    assert (other.status_code, other.json()["type"]) == (409, "urn:perdure:problem:run-exists")
+    [one] = (await site.viewer.get("/outbox", type="order.%", key="o-1"))["items"]
+    assert (one["id"], one["data"], one["partitionkey"], one["deliveries"]) == ("paid-1", {"order": 1}, "o-1", [])
+    again = await site.operator.post("/outbox/paid-1/replay", {"to": "hook"})
+    assert again.status_code == 201
+    found = await site.viewer.get("/outbox/paid-1")
+    assert (found["event"]["source"], found["deliveries"]) == ("perdure", [])
+    assert (await site.viewer.call("GET", "/outbox/nothing")).status_code == 404
+    assert (await site.viewer.call("POST", "/outbox", event)).status_code == 403
+
+
 async def test_watermarks_bound_what_waits(site: Served) -> None:
     set_ = await site.operator.call("PUT", "/queues/slow/watermark", {"high": 1})
     assert (set_.json()["queue"], set_.json()["high"]) == ("slow", 1)

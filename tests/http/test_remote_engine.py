@@ -176,19 +176,24 @@ async def test_an_engine_on_a_server_reads_what_an_engine_on_the_database_reads(
 
     for run_id in ("a", "b", "c"):
         await same(lambda one, run_id=run_id: of(one, run_id, "history"), "digest", "payload")
-        for verb in ("events", "inbox", "interruptions", "set_aside_messages", "states", "why"):
+        for verb in ("events", "inbox", "interruptions", "logs", "set_aside_messages", "states", "why"):
             await same(lambda one, run_id=run_id, verb=verb: of(one, run_id, verb))
         await same(lambda one, run_id=run_id: of(one, run_id, "report"), *secrets, "run", "waits", "unread", "closed")
 
 
 async def test_messages_questions_states_and_streams_work(engine: Engine) -> None:
     run = await engine.start(approval())
-    await eventually(lambda: run.state("stage"))
-    assert await run.state("stage", str) == "asked"
+    assert await run.wait_state("stage", "asked", str, timeout=60) == await run.state("stage", str)
+    with pytest.raises(TimeoutError, match="did not publish"):
+        await run.wait_state("stage", lambda stage: stage == "never", timeout="10ms")
     assert await run.states() == {"stage": "asked"}
     await run.send("approval", "yes", key="k")
     await engine.send(run.id, "approval", "no", key="k")
     assert await run.result(timeout=60) == "yes"
+    done = await run.info()
+    assert (await engine.runs.updated_at([done]))[run.id] >= done.finished_at
+    with pytest.raises(RunFinished, match="did not publish the state 'other'"):
+        await run.wait_state("other")
     asked = await engine.start(desk())
     assert await asked.ask("quote", 21, returns=int, timeout=60) == 42
     counted = await engine.start(counting(3, hold=True))
@@ -331,13 +336,15 @@ async def test_schedules_are_created_changed_triggered_and_deleted(client: Engin
     changed = await schedules.change("hourly", grace="3m")
     assert (changed.misfire.limit, changed.misfire.grace) == (None, 180)
     assert await schedules.pause("hourly", "holiday")
-    assert await schedules.resume("hourly", catch_up=True)
+    assert await schedules.resume("hourly", catch_up=True, reason="over")
     assert len(await schedules.next("hourly", 3)) == 3
-    run = await schedules.trigger("hourly")
+    run = await schedules.trigger("hourly", "a test")
     assert await run.result(timeout=60) == "paid 1"
     now = datetime.datetime.now(datetime.UTC)
-    assert await schedules.backfill("hourly", now - datetime.timedelta(hours=1), now) == []
-    await schedules.delete("hourly")
+    assert await schedules.backfill("hourly", now - datetime.timedelta(hours=1), now, "an audit") == []
+    await schedules.delete("hourly", "no longer needed")
+    reasons = [json.loads(one.data).get("reason") for one in await schedules.events("hourly")]
+    assert reasons == [None, None, "holiday", "over", "a test", "no longer needed"]
     with pytest.raises(ScheduleNotFound):
         await schedules.get("hourly")
 
@@ -476,9 +483,9 @@ async def test_a_wrong_token_and_a_small_role_are_named_without_showing_the_toke
 #: Members that need the database or the code, and why they are refused.
 REFUSED = {
     "Engine.check": "compares histories with the code of this process",
-    "Engine.lock": "a lock is held by a process that the database sees",
+    "Locks.hold": "a lock is held by a process that the database sees",
     "Engine.worker": "a worker claims runs from the database",
-    "Locks.acquire": "as Engine.lock",
+    "Locks.acquire": "as Locks.hold",
     "Runs.bulk_worker": "the server works on bulk actions",
     "Runs.export": "reads histories with the seeds of their runs",
     "AuditTrail.level": "belongs to the processes that write",
@@ -501,7 +508,7 @@ def members_of(engine: Engine, run: Handle[Any]) -> dict[str, Callable[[], Any]]
         for member in public:
             if isinstance(inspect.getattr_static(type(target), member), property):
                 found[f"{kind}.{member}"] = partial(getattr, target, member)
-    found["Engine.worker"], found["Engine.lock"] = engine.worker, partial(engine.lock, "free")
+    found["Engine.worker"], found["Locks.hold"] = engine.worker, partial(engine.locks.hold, "free")
     found["Runs.bulk_worker"] = engine.runs.bulk_worker
     # From the first event on: there is none to wait for.
     found["AuditTrail.follow"] = partial(engine.audit.follow, after=0)

@@ -130,7 +130,7 @@ ORDERS: dict[str, tuple[str, Callable[[Engine], Any]]] = {
     "fork": ("POST /api/v1/runs/d/fork", fork),
     "trigger": ("POST /api/v1/schedules/x/trigger", lambda engine: engine.schedules.trigger("x")),
     "bulk": ("POST /api/v1/bulk", lambda engine: engine.runs.start_bulk("pause", ["s"])),
-    "broadcast": ("POST /api/v1/broadcasts", lambda engine: engine.broadcast("news", 1, correlation="c")),
+    "broadcast": ("POST /api/v1/broadcasts", lambda engine: engine.runs.broadcast("news", 1, correlation="c")),
     "schedule": ("PUT /api/v1/schedules/y", lambda engine: engine.schedules.create("y", sleeper(), Every("1h"))),
 }
 

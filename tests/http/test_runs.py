@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from perdure import Status
 from perdure.client.session import session_of
+from perdure.http import Redaction
 from perdure.store.sql import audit, reads
+from perdure.store.sql.rows import to_records
 from perdure.testing.conformance.harness import a_message, a_record, commit, held
+from perdure.testing.conformance.runs.log import a_line
 from tests.helpers import eventually
 from tests.http.serving import WORKFLOWS, Served, part, served
 from tests.stage import Stage
@@ -96,12 +100,17 @@ async def test_a_run_receives_a_message_and_shows_what_it_did(site: Served) -> N
     await start(site, "http.approval.v1", id="a")
     await until(site, "a", Status.WAITING)
     assert (await site.viewer.get("/runs/a/states")) == {"stage": "asked"}
-    assert (await site.viewer.get("/runs/a/states/stage")) == {"published": True, "value": "asked"}
+    shown = await site.viewer.get("/runs/a/states/stage")
+    assert (shown["published"], shown["value"], shown["finished"]) == (True, "asked", False)
+    assert await site.viewer.get("/runs/a/states/stage", seen=shown["at"], wait=0.01) == shown
     assert "approval" in (await site.viewer.get("/runs/a/why"))["why"]
     for _ in range(2):
         sent = await site.operator.post("/runs/a/messages", {"name": "approval", "value": "yes", "key": "once"})
         assert sent.status_code in (202, 409)
     assert (await site.viewer.get("/runs/a/result", wait=60))["output"] == "yes"
+    [listed] = (await site.viewer.get("/runs"))["items"]
+    assert listed["updated_at"] == (await site.viewer.get("/runs/a"))["updated_at"] >= listed["finished_at"]
+    assert listed["last_retry_at"] is None
     history = (await site.viewer.get("/runs/a/history"))["items"]
     assert [record["kind"] for record in history] == ["message"]
     assert (await site.viewer.get("/runs/a/report"))["attempts"] == 1
@@ -225,7 +234,13 @@ async def test_history_inbox_and_events_of_a_run_are_read_a_page_at_a_time(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[object] = []
-    for name in ("to_record", "to_message", "to_event"):
+
+    def counted_records(rows: Sequence[Any]) -> Any:
+        decoded.extend(rows)
+        return to_records(rows)
+
+    monkeypatch.setattr(reads, "to_records", counted_records)
+    for name in ("to_message", "to_event"):
         convert: Any = getattr(reads, name)
 
         def counted(row: Any, convert: Any = convert) -> Any:
@@ -264,8 +279,30 @@ async def test_events_of_a_schedule_are_read_a_page_at_a_time(local: Served) -> 
 
 
 async def test_a_run_may_have_the_name_of_a_path(idle: Served) -> None:
-    for run_id in ("batch", "count", "prune", "unserved", "retry", "preview"):
+    for run_id in ("batch", "count", "prune", "unserved", "updated", "retry", "preview"):
         await start(idle, "http.approval.v1", id=run_id)
         assert (await idle.viewer.get(f"/runs/{run_id}"))["id"] == run_id
     wrong = await idle.viewer.call("PATCH", "/runs/batch")
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "DELETE, GET, POST")
+
+
+async def test_the_log_lines_of_a_run_are_read_and_redacted(on_disk: Stage) -> None:
+    engine = on_disk.engine(*WORKFLOWS)
+    async with served(engine, work=False) as site:
+        store = await session_of(site.engine).connect()
+        await held(store, "r1")
+        await store.keep_log([("r1", a_line(number)) for number in range(5)], 5, "w1")
+        found = await site.viewer.get("/runs/r1/logs", limit=2)
+        assert [(line["number"], line["level"], line["text"][:6]) for line in found["items"]] == [
+            (3, "INFO", "line 3"),
+            (4, "INFO", "line 4"),
+        ]
+        found = await site.viewer.get("/runs/r1/logs", after=0, limit=1)
+        assert [line["number"] for line in found["items"]] == [1]
+        assert (await site.viewer.call("GET", "/runs/missing/logs")).status_code == 404
+        assert (await site.viewer.call("GET", "/runs/r1/logs", params={"limit": 10_001})).status_code == 422
+    for role in ("viewer", "operator", "admin"):
+        await engine.tokens.revoke(role)
+    async with served(engine, work=False, redaction=Redaction(payloads="operator")) as site:
+        [line] = (await site.viewer.get("/runs/r1/logs", limit=1))["items"]
+        assert "line" not in line["text"]

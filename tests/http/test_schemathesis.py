@@ -59,9 +59,9 @@ LINKS: dict[tuple[str, str], tuple[str, str, tuple[str, ...]]] = {
         (
             ("start", "fork"), "201", "$response.body#/id", "run_id",
             (
-                "show", "result", "why", "report", "history", "inbox", "events", "interruptions", "states", "send",
-                "ask", "cancel", "terminate", "pause", "resume", "evict", "wake", "retry", "fork", "delete", "undelete",
-                "purge",
+                "show", "result", "why", "report", "history", "inbox", "events", "interruptions", "logs", "states",
+                "send", "ask", "cancel", "terminate", "pause", "resume", "evict", "wake", "retry", "fork", "delete",
+                "undelete", "purge",
             ),
         ),
         (("start_many",), "201", "$response.body#/ids/0", "run_id", ("show", "cancel", "retry", "delete", "purge")),

@@ -27,6 +27,7 @@ BODIES: dict[str, Any] = {
     "start_many": {"type": "http.counting.v1", "inputs": [{"upto": 1}]},
     "prune": {"older_than": "1h"},
     "unserved": {"ids": []},
+    "updated": {"ids": []},
     "send": {"name": "approval"},
     "ask": {"name": "quote", "wait": 0},
     "broadcast": {"name": "n", "correlation": "c"},
@@ -105,6 +106,8 @@ CONTRADICTIONS: tuple[tuple[str, dict[str, str], Any], ...] = (
     # The run has the id of an event.
     ("start", {}, {"type": "http.sleeper.v1", "id": "sticky:taken"}),
     ("emit_sticky_event", {"name": "taken"}, {"value": 1}),
+    ("publish_event", {}, {"type": "order.paid", "id": "paid-1"}),
+    ("publish_event", {}, {"type": "order.paid", "id": "paid-1", "data": 2}),
     ("start_bulk", {}, {"action": "cancel", "ids": ["done"], "id": "done"}),
     *((name, {"run_id": run_id}, ...) for name in STEERING for run_id in ("done", "asleep", "failed", "deleted")),
     *((name, {"run_id": "odd", "number": "0"}, ...) for name in ("deliver", "drop")),

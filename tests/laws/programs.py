@@ -2,8 +2,7 @@
 that was not.
 
 Steps give what follows from their arguments, branches have what they see to themselves, and who wins a race is certain:
-the others
-never end. Everything that a program waits for was sent before it began, or never comes.
+the others never end. Everything that a program waits for was sent before it began, or never comes.
 """
 
 from __future__ import annotations

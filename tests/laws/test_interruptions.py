@@ -1,9 +1,8 @@
 """The law of durability: a program that is interrupted anywhere does what it does when it is not.
 
 Random programs over all that a workflow can say, each performed twice by real workers on a real database: in peace, and
-by workers
-that lose it at random moments, with whatever they had in memory. Both have the same outcome and have let the world see
-the same.
+by workers that lose it at random moments, with whatever they had in memory. Both have the same outcome and have let the
+world see the same.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A store that takes runs away from the worker that writes them, at random: before a turn lands, or after.
 
 The worker that held such a run has lost it with all that it had in memory; another worker takes it up from what is
-stored. That is what a crash is
-to a run, without the time until a lease ends.
+stored. That is what a crash is to a run, without the time until a lease ends.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Faults drawn from the source: small changes to its syntax tree, each of which should make a test fail.
 
 A fault is known by its place and what becomes of it, so that the same source and seed give the same faults, and a
-result that is
-kept from an earlier call belongs to the same fault. A line that ends with `# equivalent: <kind>: <reason>` says that a
-change of that
-kind makes no difference there; such faults are listed and not tried. Within SQL there is no room for a comment: the
-line on which the
-text ends says `# equivalent: sql <: <reason>`, with the operator or word that may be changed.
+result that is kept from an earlier call belongs to the same fault. A line that ends with `# equivalent: <kind>:
+<reason>` says that a change of that kind makes no difference there; such faults are listed and not tried. Within SQL
+there is no room for a comment: the line on which the text ends says `# equivalent: sql <: <reason>`, with the operator
+or word that may be changed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Two things that happen to one run at the same time, very often, on two workers of one database.
 
 When the second one happens is drawn around the moment where the outcome turns: after each race that moment is sought a
-little
-earlier or later, so that both orders come up all the time and most races are close.
+little earlier or later, so that both orders come up all the time and most races are close.
 """
 
 from __future__ import annotations

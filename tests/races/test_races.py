@@ -183,11 +183,11 @@ async def test_a_broadcast_against_a_run_that_begins_to_listen(stage: Stage) -> 
         correlation = f"topic-{number}"
         run = await engine.start(listening(correlation))
         await asyncio.sleep(moment.draw())
-        reached = await engine.broadcast("news", 1, correlation=correlation)
+        reached = await engine.runs.broadcast("news", 1, correlation=correlation)
         if not reached:
 
             async def reached_now() -> bool:
-                return await engine.broadcast("news", 2, correlation=correlation) == 1
+                return await engine.runs.broadcast("news", 2, correlation=correlation) == 1
 
             await eventually(reached_now, saying=f"{run!r} listening")
         assert await run.result(LONG) == (1 if reached else 2)

@@ -7,6 +7,7 @@ Both machines perform the primitives that a blocking context has; `portable` rep
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,14 +16,25 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from perdure import Branch, Break, Channel, Context, Continue, Failed, FailureKind, ReceivedQuestion, Rollback
+from perdure import (
+    Branch,
+    Break,
+    Channel,
+    Context,
+    Continue,
+    Failed,
+    FailureKind,
+    NamedBranch,
+    ReceivedQuestion,
+    Rollback,
+)
 from perdure.blocking import Context as BlockingContext
 from perdure.errors import JoinError, RaceError
 from perdure.workflow.blocking import begin
 from perdure.workflow.definition import Call
 from perdure.workflow.outcomes import CAUGHT
 from tests.replay.driver import unwork, work
-from tests.replay.language import _POLICIES, QUESTION, TOPIC
+from tests.replay.language import _POLICIES, QUESTION, TOPIC, states_of, typed
 from tests.replay.nodes import Node, described, numbers
 from tests.replay.performing import FORGETFUL, Cell
 from tests.replay.programs import BRANCHES, DEED, LEAVES, Machine, variable
@@ -92,6 +104,13 @@ class PortableMachine(QuietMachine):
         before = variable.get()
         await asyncio.gather(branch(), return_exceptions=self._cell.get().enclosed)
         self.note(node, variable.get() == before)
+
+    def _answers(self, node: Node) -> Callable[[int], Any]:
+        async def handle(value: int) -> Any:
+            answer = self._handle(node, value)
+            return await answer if inspect.isawaitable(answer) else answer
+
+        return handle
 
 
 class BlockingMachine(QuietMachine):
@@ -306,6 +325,34 @@ class BlockingMachine(QuietMachine):
         self.note(node, won)
         return won.winner
 
+    def act_first(self, node: Node) -> Any:
+        try:
+            won = self._blocking.race(self._parts_of(node), until="completion")
+        except Exception as error:
+            self.note(node, described(error))
+            raise
+        self.note(node, won)
+        return won.winner
+
+    def act_join_named(self, node: Node) -> Any:
+        branches: dict[str, NamedBranch[Any]] = {}
+
+        def look() -> None:
+            self.note(node, states_of(branches))
+            self._blocking.sleep(node.number)
+            self.note(node, states_of(branches))
+
+        bodies: dict[str, Callable[..., Any]] = {**self._parts_of(node), f"{node.name}look": look}
+        branches |= {name: self._blocking.branch(body) for name, body in bodies.items()}
+        self.note(node, states_of(branches))
+        try:
+            given = self._blocking.join(typed(node, branches))
+        except JoinError as error:
+            self.note(node, [(name, described(one)) for name, one in error.errors.items()])
+            self.note(node, states_of(branches))
+            raise
+        return self.joined(node, given)
+
     def act_map(self, node: Node) -> Any:
         def part(ctx: BlockingContext, item: int) -> list[str]:
             assert ctx.run_id == self._blocking.run_id
@@ -354,7 +401,45 @@ class BlockingMachine(QuietMachine):
         name, correlation = TOPIC
         self._noted(node, self._blocking.receive(name, timeout=node.number, correlation=correlation))
 
+    def act_answer(self, node: Node) -> None:
+        if self._cell.get().enclosed:
+            self.note(node, "no handler here")
+            return
+        self._blocking.answer(QUESTION, partial(self._handle, node), int, validate=self.check)
+
+    def _later(self, node: Node, value: int) -> Any:
+        return self._work("handled", [node.id, value])
+
+    # runs that are no children
+
+    def act_sticky(self, node: Node) -> Any:
+        return self._noted(node, self._blocking.event(f"e-{node.name}"))
+
+    def act_other(self, node: Node) -> Any:
+        other = self._blocking.run(f"other-{node.name}")
+        if node.number == 6:
+            other.send("m", self._value(node))
+            other.cancel("not wanted")
+        return self._noted(node, other.result())
+
+    # not twice, and not at all
+
+    def act_once(self, node: Node) -> Any:
+        return self._noted(node, self._blocking.options(name=node.name, at_most_once=True).step(work, node.id))
+
+    def act_stand(self, node: Node) -> Any:
+        try:
+            return self.act_all(node.body)
+        except asyncio.CancelledError:
+            if not self.taken_back(node, self._blocking):
+                raise
+            return None
+
     # effects
+
+    def act_publish_event(self, node: Node) -> None:
+        id = f"event-{node.id}" if node.number % 2 else None
+        self.note(node, self._blocking.publish_event("told", self._value(node), key=node.name, id=id))
 
     def act_publish(self, node: Node) -> None:
         self._blocking.publish("p", self._value(node))

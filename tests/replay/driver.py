@@ -153,6 +153,17 @@ class Driver:
         digest = operation.digest if isinstance(operation, StepOperation) else ""
         self._record(operation.kind, location, _failure(error), after, failed=True, digest=digest, attempts=1)
 
+    def begin(self, location: str) -> None:
+        """A step that must not run twice is about to begin."""
+        operation = self.operation(location)
+        assert isinstance(operation, StepOperation)
+        self.feed(
+            Record(
+                seq=0, kind=RecordKind.BEGIN, location=location, payload=None, at=self.execution.time,
+                digest=operation.digest, attempts=operation.attempts + 1,
+            )
+        )  # fmt: skip
+
     def stumble(self, location: str, error: BaseException, *, attempts: int = 1, retry_at: int = 0) -> None:
         """An attempt at a step failed, and another will follow."""
         self._record(
@@ -196,6 +207,12 @@ class Driver:
         self.happened.append(record)
         if isinstance(record, Together):
             self.execution.record_messages(record.messages, record.at)
+            self._save()
+            return
+        if record.kind is RecordKind.BEGIN:
+            operation = self.operation(record.location)
+            assert isinstance(operation, StepOperation)
+            self.execution.record_beginning(operation, record.at, record.attempts)
             self._save()
             return
         self.execution.record(

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import fields, make_dataclass
+from functools import partial
 from typing import Any, Literal
 
-from perdure import Branch, Break, Channel, Context, Continue, Failed, FailureKind, ReceivedQuestion, Rollback
-from perdure.errors import JoinError, RaceError
+from perdure import (
+    Branch,
+    Break,
+    Channel,
+    Context,
+    Continue,
+    Failed,
+    FailureKind,
+    NamedBranch,
+    ReceivedQuestion,
+    Rollback,
+)
+from perdure.errors import JoinError, RaceError, WorkflowError
 from perdure.workflow.definition import Call
 from perdure.workflow.outcomes import CAUGHT
 from perdure.workflow.scopes import current_scope
@@ -65,6 +78,42 @@ class Language(Performer):
         self.note(node, won)
         return won.winner
 
+    async def _first(self, node: Node) -> Any:
+        try:
+            won = await self._ctx.race(self._branches(node), until="completion")
+        except Exception as error:
+            self.note(node, described(error))
+            raise
+        self.note(node, won)
+        return won.winner
+
+    async def _join_named(self, node: Node) -> Any:
+        branches: dict[str, NamedBranch[Any]] = {}
+
+        async def look() -> None:
+            """See the states of all, while they run."""
+            self.note(node, states_of(branches))
+            await self._ctx.sleep(node.number)
+            self.note(node, states_of(branches))
+
+        bodies: dict[str, Branch[Any]] = {**self._branches(node), f"{node.name}look": look()}
+        branches |= {name: self._ctx.branch(body) for name, body in bodies.items()}
+        self.note(node, states_of(branches))
+        try:
+            given = await self._ctx.join(typed(node, branches))
+        except JoinError as error:
+            self.note(node, [(name, described(one)) for name, one in error.errors.items()])
+            self.note(node, states_of(branches))
+            raise
+        return self.joined(node, given)
+
+    def joined(self, node: Node, given: Any) -> Any:
+        """Note what a typed join gives."""
+        named = given if isinstance(given, dict) else {one.name: getattr(given, one.name) for one in fields(given)}
+        results = {name: one.result for name, one in named.items()}
+        self.note(node, (states_of(named), results))
+        return results
+
     async def _map(self, node: Node) -> Any:
         async def part(ctx: Context, item: int) -> list[str]:
             assert ctx.run_id == self._ctx.run_id
@@ -120,7 +169,54 @@ class Language(Performer):
         name, correlation = TOPIC
         await self._durable(node, self._ctx.receive(name, timeout=node.number, correlation=correlation))
 
+    async def _answer(self, node: Node) -> None:
+        if self._cell.get().enclosed:
+            # Replay skips this part when it is over, and a handler would outlive it.
+            self.note(node, "no handler here")
+            return
+        self._ctx.answer(QUESTION, self._answers(node), int, validate=self.check)
+
+    def _answers(self, node: Node) -> Callable[[int], Any]:
+        return partial(self._handle, node)
+
+    def _handle(self, node: Node, value: int) -> Any:
+        """Answer a question: with an error, at once, or after a step."""
+        self.answered += 1
+        self.note(node, value)
+        if value % 4 == 1:
+            raise ValueError(value)
+        if value % 4 == 2:
+            return self._later(node, value)
+        return value + node.id
+
+    def _later(self, node: Node, value: int) -> Any:
+        return named(self._ctx, "handled", [node.id, value])
+
+    def check(self, value: int) -> None:
+        """Refuse some questions, by their value and by the state of the workflow."""
+        scope = current_scope.get(None)
+        # The workflow's own code validates only what came before the handler, in the scope of the question.
+        self.validated += scope is None or not scope.path
+        if (value + self.answered) % 3 == 0:
+            raise ValueError(f"{value} after {self.answered}")
+
+    # runs that are no children
+
+    async def _sticky(self, node: Node) -> Any:
+        return await self._durable(node, self._ctx.event(f"e-{node.name}"))
+
+    async def _other(self, node: Node) -> Any:
+        other = self._ctx.run(f"other-{node.name}")
+        if node.number == 6:
+            other.send("m", self._value(node))
+            other.cancel("not wanted")
+        return await self._durable(node, other.result())
+
     # effects
+
+    async def _publish_event(self, node: Node) -> None:
+        id = f"event-{node.id}" if node.number % 2 else None
+        self.note(node, self._ctx.publish_event("told", self._value(node), key=node.name, id=id))
 
     def _value(self, node: Node) -> str:
         """Told from all others, so that one that is there twice was written twice."""
@@ -152,6 +248,30 @@ class Language(Performer):
             result = asyncio.wait_for(child.result(), node.number)
         if result is not None:
             self.note(node, await result)
+
+    # not twice, and not at all
+
+    async def _once(self, node: Node) -> Any:
+        options = self._ctx.options(name=node.name, at_most_once=True)
+        return await self._durable(node, options.step(work, node.id))
+
+    async def _stand(self, node: Node) -> Any:
+        try:
+            return await self._each(node.body)
+        except asyncio.CancelledError:
+            if not self.taken_back(node, self._ctx):
+                raise
+            return None
+
+    def taken_back(self, node: Node, ctx: Any) -> bool:
+        """Take the run's cancellation back, if there was one and this is the place to do it."""
+        try:
+            back: bool = ctx.uncancel()
+        except WorkflowError as error:
+            self.note(node, described(error))
+            return False
+        self.note(node, f"taken back: {back}")
+        return back
 
     # undoing
 
@@ -196,10 +316,23 @@ class Language(Performer):
         self.note(node, self._ctx.start(Call.named(f"{node.name}.v1", node.id)))
 
 
+def typed(node: Node, branches: Mapping[str, NamedBranch[Any]]) -> Any:
+    """Branches as a mapping, or in the fields of a dataclass."""
+    if node.number % 2 and not node.name:
+        return make_dataclass("Branches", branches)(**branches)
+    return dict(branches)
+
+
+def states_of(branches: Mapping[str, NamedBranch[Any]]) -> dict[str, str]:
+    """The state of each branch, with the error of those that failed."""
+    return {name: f"{one.status} {one.error and described(one.error)}" for name, one in branches.items()}
+
+
 #: Every primitive here, by whether it has parts of its own.
 LEAVES = (
     "map_steps", "receive_any", "receive_many", "question", "listen", "publish", "emit", "send",
     "offspring", "detached",
     "undoable", "undo", "rollback", "patched",
+    "answer", "sticky", "other", "publish_event", "once",
 )  # fmt: skip
-BRANCHES = ("join", "race", "map", "loop", "protect", "saga", "outcome")
+BRANCHES = ("join", "race", "map", "loop", "protect", "saga", "outcome", "join_named", "first", "stand")

@@ -13,7 +13,7 @@ from tests.replay.nodes import Node, given_as_it_is, walk
 from tests.replay.recording import Play, recorded_locations
 
 #: Nodes with named branches.
-BRANCHED = ("join", "race")
+BRANCHED = ("join", "race", "join_named", "first")
 
 #: Operations whose name is the program's own.
 NAMED = ("step", "deed", "child", "undoable")

@@ -38,6 +38,9 @@ class Performer:
         #: Nodes that were begun, with the locations of those that have one.
         self.begun: dict[int, set[str]] = {}
         self.ended: Counter[str] = Counter()
+        #: Questions that handlers have answered, and calls of a validator that the workflow's code did not make.
+        self.answered = 0
+        self.validated = 0
         self._ctx: Context
         self._outermost = Cell(enclosed=False)
         self._cell: contextvars.ContextVar[Cell] = contextvars.ContextVar("cell", default=self._outermost)

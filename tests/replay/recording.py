@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from perdure import Context
+from perdure.core.codec.failure import Failure
+from perdure.core.model.outputs import NewOutput
 from perdure.core.model.record import Record, RecordKind
 from perdure.replay.checkpoints import is_part_over, read_checkpoint
-from perdure.replay.operations import ChildOperation, StepOperation
+from perdure.replay.operations import ChildOperation, OpenOperation, RunOperation, StepOperation, WatchOperation
 from perdure.workflow.channels import question_name
-from tests.replay.driver import SECOND, Driver, Together
+from tests.replay.driver import SECOND, Driver, Together, codec
 from tests.replay.generation import ARRIVALS, Tape
 from tests.replay.language import QUESTION
 from tests.replay.nodes import Node
@@ -33,6 +36,8 @@ class Play(Driver):
         #: Children that were given up.
         self.lost: list[str] = []
         self._looked = 0
+        #: How many questions were refused, which leave no trace.
+        self.refused = 0
         #: Whether it is unknown if the effects of the last record have left: the record was written without them.
         self.is_uncertain = not history or _was_committed_alone(history[-1])
         super().__init__(self.start, program, history=history)
@@ -64,6 +69,13 @@ class Play(Driver):
         """The same program taken up with its history, or the one given."""
         return type(self)(self.program, tuple(self.history if history is None else history))
 
+    def interrupt(self) -> int:
+        """As a worker after the replay: see to steps that have begun and not ended; return their number."""
+        count = self.execution.record_interruptions(self.execution.time)
+        if count:
+            self._save()
+        return count
+
     def close(self) -> None:
         """Let go of what is left."""
         if self.outcome is None:
@@ -76,9 +88,10 @@ class Play(Driver):
         effects = execution.effects[execution.known_effects :] if known else execution.effects
         fresh = execution.fresh[execution.known_fresh if known else self._looked :]
         # Wanting the same broadcasts twice is wanting them once.
-        lines = [repr(effect) for effect in effects]
+        lines = [_line(effect) for effect in effects]
         self.left += [line for line in lines if not line.startswith("TopicSubscription") or line not in self.left]
         self.left += [f"start {each.child_id}" for each in fresh if isinstance(each, ChildOperation) and each.open]
+        self.left += [f"watch {each.key}" for each in fresh if isinstance(each, WatchOperation) and each.open]
         dropped = [each for each in execution.dropped if isinstance(each, ChildOperation)]
         self.lost += [each.location for each in dropped]
         if not known or self.is_uncertain:
@@ -87,6 +100,14 @@ class Play(Driver):
         self._looked = len(execution.fresh)
         execution.effects, execution.dropped = [], []
         self.lefts.append(len(self.left))
+
+
+def _line(effect: object) -> str:
+    """An effect, without the lines of code that an error names."""
+    if isinstance(effect, NewOutput) and effect.failed:
+        failure = Failure.from_json(effect.payload)
+        return repr(msgspec.structs.replace(effect, payload=f"{failure.type}: {failure.message}"))
+    return repr(effect)
 
 
 class Recording(Struct, frozen=True):
@@ -116,11 +137,7 @@ def _happen(play: Play, tape: Tape) -> None:
     if kind == 1 and not play.execution.cancel_requested:
         play.cancel()
     elif kind < 7:
-        arrived = [_arrival(play, tape, number) for number in range(1 + tape.pick(4))]
-        if len(arrived) > 1:
-            play.messages(*arrived, after=after)
-        else:
-            play.message(*arrived[0], after=after)
+        _arrive(play, [_arrival(play, tape, number) for number in range(1 + tape.pick(4))], after)
     elif kind < 16 and play.lost:
         play.late(play.lost.pop())
     elif kind < 20 and play.execution.next_timer() is not None:
@@ -131,6 +148,27 @@ def _happen(play: Play, tape: Tape) -> None:
         _complete(play, tape, after)
 
 
+def _arrive(play: Play, messages: Sequence[tuple[str, Any]], after: float) -> None:
+    """Messages come in together, except that a validator sees the state to which those before have led."""
+    together: list[tuple[str, Any]] = []
+    for name, value in messages:
+        if name in play.execution.validators:
+            _hand_over(play, together, after)
+            if play.outcome is None and play.execution.refusal(name, codec.encode(value, "question")) is not None:
+                play.refused += 1
+                continue
+        together.append((name, value))
+    _hand_over(play, together, after)
+
+
+def _hand_over(play: Play, together: list[tuple[str, Any]], after: float) -> None:
+    if play.outcome is None and len(together) > 1:
+        play.messages(*together, after=after)
+    elif play.outcome is None and together:
+        play.message(*together[0], after=after)
+    together.clear()
+
+
 def _arrival(play: Play, tape: Tape, number: int) -> tuple[str, Any]:
     name, value = ARRIVALS[tape.pick(len(ARRIVALS))], tape.pick(100)
     question = {"key": f"k{len(play.happened)}.{number}", "value": value}
@@ -138,12 +176,15 @@ def _arrival(play: Play, tape: Tape, number: int) -> tuple[str, Any]:
 
 
 def _complete(play: Play, tape: Tape, after: float) -> None:
-    awaited = [each for each in play.execution.open_operations() if isinstance(each, StepOperation | ChildOperation)]
+    awaited = [each for each in play.execution.open_operations() if isinstance(each, StepOperation | RunOperation)]
     if not awaited:
         if play.execution.next_timer() is not None:
             play.fire()
         return
     operation = awaited[tape.pick(len(awaited))]
+    if _is_to_begin(play, operation):
+        play.begin(operation.location)
+        return
     how = tape.pick(12)
     if how == 1:
         play.fail(operation.location, ValueError(tape.pick(100)), after=after)
@@ -151,6 +192,15 @@ def _complete(play: Play, tape: Tape, after: float) -> None:
         play.stumble(operation.location, ValueError("again"), attempts=operation.attempts + 1, retry_at=1)
     else:
         play.complete(operation.location, tape.pick(100), after=after)
+
+
+def _is_to_begin(play: Play, operation: OpenOperation) -> bool:
+    """True of a step that must not run twice and has not begun."""
+    return (
+        isinstance(operation, StepOperation)
+        and operation.request.options.at_most_once is True
+        and not any(each.kind is RecordKind.BEGIN and each.location == operation.location for each in play.history)
+    )
 
 
 def recording_of(play: Play) -> Recording:
@@ -168,7 +218,11 @@ def verify(recording: Recording, kind: type[Play] = Play) -> str:
     for cut in reversed(range(len(recording.stages))):
         for history in _histories(recording, cut):
             play = kind(recording.program, history)
-            wrong = _taken_up(play, recording, cut) or _gone_on(play, recording, cut)
+            wrong = (
+                _taken_up(play, recording, cut)
+                or _gone_on(play, recording, cut)
+                or _interrupted(recording.program, history, kind)
+            )
             if wrong:
                 return f"cut after {cut} happenings, {wrong}"
             play.close()
@@ -197,6 +251,8 @@ def _taken_up(play: Play, recording: Recording, cut: int) -> str:
         return f"it warns: {play.execution.warnings}"
     if play.position != recording.positions[cut]:
         return f"it stands at\n{play.position}\ninstead of\n{recording.positions[cut]}"
+    if play.machine.validated:
+        return "a validator was called by replay"
     # A child that outlives an ended workflow may be open: it has yet to be started, and nothing waits for it.
     if (
         play.outcome is None
@@ -204,6 +260,23 @@ def _taken_up(play: Play, recording: Recording, cut: int) -> str:
     ):
         return "the worker is not told of all that is open"
     return ""
+
+
+def _interrupted(program: Node, history: Sequence[Record], kind: type[Play]) -> str:
+    """A step that must not run twice and has begun is interrupted for the next worker, once, and that replays."""
+    if not any(each.kind is RecordKind.BEGIN for each in history):
+        return ""
+    play = kind(program, history)
+    count = play.interrupt()
+    again = kind(program, play.history)
+    wrong = ""
+    if count and again.interrupt():
+        wrong = "a step is interrupted for the second time"
+    elif again.position != play.position:
+        wrong = f"after an interruption it stands at\n{again.position}\ninstead of\n{play.position}"
+    play.close()
+    again.close()
+    return wrong
 
 
 def _gone_on(play: Play, recording: Recording, cut: int) -> str:

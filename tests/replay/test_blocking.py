@@ -21,6 +21,7 @@ from greenlet import getcurrent, greenlet
 from perdure import Break, Context, Continue, Failed, NamedBranch, Status, Succeeded
 from perdure.blocking import Context as BlockingContext
 from perdure.core.codec.failure import Failure
+from perdure.core.model.outputs import NewOutput
 from perdure.errors import BadArguments, Diverged, JoinError, WorkflowError
 from perdure.workflow.blocking import begin
 from perdure.workflow.definition import Call
@@ -259,6 +260,29 @@ def test_a_saga_undoes_its_steps() -> None:
     run.complete("a/~undo")
     assert run.result == "undone"
     run.settled()
+
+
+def test_a_handler_of_questions_may_block() -> None:
+    def flow(ctx: BlockingContext) -> Any:
+        ctx.answer("price", lambda count: named(ctx, "look", count), int)
+        return ctx.receive("end")
+
+    run = play(flow)
+    run.message("price~ask", {"key": "k1", "value": 3})
+    run.message("price~ask", {"key": "k2", "value": 4})
+    assert [one for one in run.open if "look" in one] == ["price/look", "price#2/look"]
+    assert run.execution.effects == []
+    run.complete("price/look", 30)
+    [answer] = run.execution.effects
+    assert isinstance(answer, NewOutput)
+    assert (answer.name, answer.payload, answer.failed) == ("k1", "30", False)
+    run.execution.effects.clear()
+    run.fail("price#2/look", ValueError("sold out"))
+    [answer] = run.execution.effects
+    assert isinstance(answer, NewOutput)
+    assert (answer.name, answer.failed) == ("k2", True)
+    run.message("end", "done")
+    assert run.settled().result == "done"
 
 
 def test_a_child_is_called_spawned_cancelled_and_waited_for() -> None:

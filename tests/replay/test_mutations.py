@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perdure.core.model.record import RecordKind
 from perdure.errors import Diverged
 from tests.replay.generation import Tape, programs, tapes
 from tests.replay.mutations import (
@@ -174,7 +175,10 @@ def performed(program: Node, most: int = 100) -> Subject:
     for _ in range(most):
         if not play.open:
             break
-        play.complete(play.open[0], 1)
+        if play.operation(play.open[0]).kind is RecordKind.TIMER:
+            play.fire()
+        else:
+            play.complete(play.open[0], 1)
     history = play.history
     play.close()
     return Subject(program, history)

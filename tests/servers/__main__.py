@@ -4,6 +4,8 @@ A server whose DSN is in the environment already is used as it is. Otherwise one
 and its DSN is put into the command's environment. Where that is impossible a line says so, and the tests that need the
 server are skipped; with CI=true it is a failure. The same holds for other programs that tests use.
 
+Temporary files are kept in memory where it has room, unless TMPDIR says otherwise.
+
 `--durable` starts servers that wait for the disk, as benchmarks must. `--pgbouncer` puts a pooler in transaction mode
 before PostgreSQL; only the tests' own reads and preparations go past it.
 """
@@ -11,10 +13,15 @@ before PostgreSQL; only the tests' own reads and preparations go past it.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import takewhile
+from pathlib import Path
 from types import FrameType
 
 from tests.servers.mariadb import Mariadb
@@ -38,6 +45,10 @@ PROGRAMS = {
     "chromedriver": "chromium-driver",
 }
 
+#: A file system in memory, and how many bytes it must have to spare.
+_MEMORY = "/dev/shm"
+_ROOM = 8 << 30
+
 
 def main(arguments: list[str]) -> int:
     """Start, run, stop; the command's exit code."""
@@ -50,6 +61,11 @@ def main(arguments: list[str]) -> int:
     # A terminal that is closed leaves no servers behind either; under `nohup` it is meant to be of no concern.
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _interrupt)
+    with _files_in_memory() if "--durable" not in options else nullcontext():
+        return _serve(options, command)
+
+
+def _serve(options: list[str], command: list[str]) -> int:
     environment = dict(os.environ)
     servers: list[PrivateServer] = []
     try:
@@ -80,6 +96,20 @@ def main(arguments: list[str]) -> int:
     finally:
         for one in servers:
             one.remove()
+
+
+@contextmanager
+def _files_in_memory() -> Iterator[None]:
+    """Keep temporary files in memory, where there is room. Tests cut no power, and the disk would slow them down."""
+    if "TMPDIR" in os.environ or not os.access(_MEMORY, os.W_OK) or shutil.disk_usage(_MEMORY).free < _ROOM:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="perdure-tests-", dir=_MEMORY, ignore_cleanup_errors=True) as folder:
+        # Servers run as another user, who has to pass.
+        Path(folder).chmod(0o711)
+        os.environ["TMPDIR"] = folder
+        tempfile.tempdir = None
+        yield
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:

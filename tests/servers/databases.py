@@ -48,6 +48,7 @@ class Databases(Places):
 
     def _connected(self, dsn: str) -> Any:
         import pymysql
+        from pymysql.constants import CLIENT
 
         url = parse(dsn)
         assert isinstance(url, MysqlUrl)
@@ -58,6 +59,9 @@ class Databases(Places):
             user=url.user,
             password=url.password,
             autocommit=True,
+            client_flag=CLIENT.MULTI_STATEMENTS,
+            # To read the certificates of the system takes longer than a test does.
+            ssl_disabled=True,
         )
 
     async def _drop(self, dsn: str, names: set[str]) -> None:

@@ -23,6 +23,10 @@ def main() -> int:
     parser.add_argument("--ends", action="store_true", help="worlds with terminations, malformed messages and bugs")
     parser.add_argument("--once", action="store_true", help="worlds with steps that must not run twice")
     parser.add_argument("--others", action="store_true", help="worlds with runs that wait for other runs")
+    parser.add_argument("--talks", action="store_true", help="worlds with refused questions and sticky events")
+    parser.add_argument("--builds", action="store_true", help="worlds with workers of two builds")
+    parser.add_argument("--outbox", action="store_true", help="worlds with events for other systems")
+    parser.add_argument("--packing", action="store_true", help="worlds with histories that are packed early")
     parser.add_argument("--trace", action="store_true", help="show what happened")
     options = parser.parse_args()
     first, _, last = options.seeds.partition(":")
@@ -41,6 +45,10 @@ def main() -> int:
             ends=options.ends,
             once=options.once,
             others=options.others,
+            talks=options.talks,
+            builds=options.builds,
+            outbox=options.outbox,
+            packing=options.packing,
         )
         sometimes += report.sometimes
         failed += bool(report.findings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from random import Random
@@ -12,11 +13,15 @@ import msgspec
 
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes, Failure
+from perdure.core.model.cloud_event import EVENT_TYPE
+from perdure.core.model.outputs import SeenOutputs
 from perdure.core.model.record import Record, RecordKind
-from perdure.core.model.run import Run, RunFilter, Status
+from perdure.core.model.run import NewRun, Run, RunFilter, Status
 from perdure.replay.checkpoints import is_part_over, read_checkpoint
 from perdure.replay.execution import Execution
 from perdure.replay.operations import RunOrigin
+from perdure.store.sql.packing import PACKED, unpack
+from perdure.workflow.channels import question_name
 from perdure.workflow.definition import Workflow
 from tests.invariants import Known, scan
 from tests.simulation.endings import Endings
@@ -24,11 +29,14 @@ from tests.simulation.guards import Guards
 from tests.simulation.interpreter import Interpreter, is_act
 from tests.simulation.ledger import Ledger
 from tests.simulation.mail import Mail
-from tests.simulation.programs import DEEDS, GUARDED_DEEDS
+from tests.simulation.programs import DEEDS, DEMAND, GUARDED_DEEDS
 from tests.simulation.steps import Steps
 
 #: Errors with which the store itself ends a run, whatever its code was doing.
 _ENDED_FROM_OUTSIDE = ("RunCancelled", "Expired")
+
+#: Beginning of the types of events and deliveries.
+_INTERNAL = "perdure."
 
 _TOKENS = """
 SELECT run_id, kind, data
@@ -38,6 +46,8 @@ ORDER BY run_id, id
 """
 _ENDS = "SELECT parent_id, COALESCE(output, error) FROM temp.ends WHERE finished_at > 0 AND parent_id IS NOT NULL"
 _ALL_ENDS = "SELECT COALESCE(output, error) FROM temp.ends WHERE finished_at > 0"
+_ITEMS = "SELECT position, payload FROM perdure_outputs WHERE kind = 'stream'"
+_OBSERVED = re.compile(r"run\.(state|stream)(#\d+)?$")
 _REQUEUED = "SELECT run_id FROM perdure_outputs WHERE kind = 'requeue' AND output_key LIKE 'requeue:%'"
 _OVERWRITTEN = "SELECT what FROM temp.overwritten"
 
@@ -80,12 +90,17 @@ class Audit:
             *self._tokens(),
             *self._mail(),
             *self._emitted(),
+            *self._refused(),
+            *self._builds(),
+            *self._ledger.outbox.findings(self._query),
             *self._endings.findings(),
             *self._replays(),
         ]
 
     def _count(self) -> None:
         sometimes = self._ledger.sometimes
+        [(packed,)] = self._query("SELECT COUNT(*) FROM perdure_history WHERE kind = 'packed'")
+        sometimes["a history was packed"] += packed
         for run in self._runs.values():
             sometimes["a run was tried again as a whole"] += run.attempt > 1
             sometimes["a run ended that had begun anew"] += run.generation > 1
@@ -121,6 +136,8 @@ class Audit:
             starter, slash, _ = run.id.partition("/")
             if slash and starter.partition("~")[0] in self._runs:
                 continue
+            if run.type.startswith(_INTERNAL):
+                continue
             if run.parent_id is None and (run.idempotency_key or run.id) not in self._ledger.asked:
                 yield f"run {run.id} was not asked for"
         for run_id, key, kind, name in self._query("SELECT run_id, message_key, kind, name FROM perdure_messages"):
@@ -151,7 +168,7 @@ class Audit:
                 continue
             told = effect.asked_by or effect.run_id
             for seen in effect.seen:
-                if not seen.startswith(("result", "message")) or seen in recorded[told]:
+                if not seen.startswith(("result", "message", "event")) or seen in recorded[told]:
                     continue
                 if f'"{seen}"' not in states[told]:
                     where = f"{effect.location} of run {effect.run_id}"
@@ -160,7 +177,10 @@ class Audit:
     def _everything(self) -> Iterator[tuple[str, Iterable[Record]]]:
         """All records that there are, and those that were there and have been let go since."""
         yield from self._histories.items()
-        for run_id, kind, location, payload, failed in self._query("SELECT * FROM temp.gone"):
+        for run_id, kind, location, payload, failed, seq, count, attempt in self._query("SELECT * FROM temp.gone"):
+            if kind == PACKED:
+                yield run_id, unpack(seq, payload, count, attempt)
+                continue
             yield (
                 run_id,
                 (Record(seq=0, kind=RecordKind(kind), location=location, payload=payload, failed=failed, at=0),),
@@ -201,11 +221,17 @@ class Audit:
         for parent_id, payload in self._query(_ENDS):
             ended[parent_id].add(payload)
         others = {payload for (payload,) in self._query(_ALL_ENDS)}
+        items = set(self._query(_ITEMS))
         for parent_id, history in self._histories.items():
             for record in history:
-                if record.kind is RecordKind.CHILD and "run.result" in record.location:
+                place = record.location.rpartition("/")[2].partition("#")[0]
+                if record.kind is RecordKind.CHILD and place in ("run.result", "event"):
                     if record.payload not in others:
                         yield f"{record.location} of run {parent_id} has an outcome that no run had: {record.payload}"
+                    continue
+                if record.kind is RecordKind.CHILD and _OBSERVED.search(record.location):
+                    if "run.stream" in record.location and not (record.failed or _seen(record) <= items):
+                        yield f"{record.location} of run {parent_id} has items that no run had: {record.payload}"
                     continue
                 # One that is requeued lets go of children that have not ended yet, and notes them as failed.
                 let_go = record.failed and parent_id in self._requeued
@@ -252,7 +278,7 @@ class Audit:
     def _mail(self) -> Iterator[str]:
         for run in self._runs.values():
             # What lies unread in the inbox of one that is requeued is part of what failed.
-            if run.generation > 1 and run.id not in self._requeued:
+            if run.generation > 1 and run.id not in self._requeued and not run.type.startswith(_INTERNAL):
                 yield from Mail(self._query, run, self._histories[run.id], self._ledger.inputs[run.id]).findings()
 
     def _emitted(self) -> Iterator[str]:
@@ -261,6 +287,27 @@ class Audit:
         records = [(run_id, history) for run_id, history in self._everything() if run_id in runs]
         spared = self._requeued | {run.id for run in runs.values() if run.generation > 1}
         yield from self._ledger.emitted.findings(self._query, runs, records, spared)
+
+    def _refused(self) -> Iterator[str]:
+        """A question that was refused is not recorded."""
+        asked = {
+            (run_id, msgspec.json.decode(record.payload or "null", type=dict[str, str])["value"])
+            for run_id, history in self._everything()
+            for record in history
+            if record.kind is RecordKind.MESSAGE and record.location == question_name(DEMAND)
+        }
+        for run_id, name in sorted(self._ledger.refused & asked):
+            yield f"question {name} to run {run_id} was refused, and is recorded"
+
+    def _builds(self) -> Iterator[str]:
+        """The children of a pinned run are pinned to the same build."""
+        builds, unpinned = self._ledger.builds, self._ledger.unpinned
+        for run in self._runs.values():
+            root = run.id.partition("/")[0]
+            if run.parent_id in builds and run.id in builds and root not in unpinned:
+                self._ledger.sometimes["a child was executed by its parent's build"] += 1
+                if builds[run.id] != builds[run.parent_id]:
+                    yield f"run {run.id} was executed by build {builds[run.id]}, and its parent by another"
 
     def _tokens(self) -> Iterator[str]:
         """Every claim and every release of a run raises its token."""
@@ -275,7 +322,7 @@ class Audit:
 
     def _replays(self) -> Iterator[str]:
         for run in self._runs.values():
-            if run.status.finished and run.started_at and not is_act(run.type):
+            if run.status.finished and run.started_at and not is_act(run.type) and not run.type.startswith(_INTERNAL):
                 yield from self._replay(run, self._histories[run.id])
 
     def _replay(self, run: Run, history: list[Record]) -> Iterator[str]:
@@ -293,6 +340,9 @@ class Audit:
             return
         outcome = execution.outcome
         execution.evict()
+        for effect in execution.effects:
+            if isinstance(effect, NewRun) and effect.type == EVENT_TYPE and effect.id not in self._runs:
+                yield f"run {run.id} published the event {effect.id}, which is not there"
         if outcome is None:
             yield f"run {run.id} has ended, and its history does not lead to an end"
         elif outcome.status is not run.status:
@@ -353,3 +403,8 @@ async def read_all(store: Any) -> tuple[list[Run], dict[str, list[Record]]]:
 
 def _name(record: Record) -> str:
     return record.location.rpartition("/")[2].partition("#")[0]
+
+
+def _seen(record: Record) -> set[tuple[Any, ...]]:
+    found = msgspec.json.decode(record.payload or "", type=SeenOutputs)
+    return {(one.position, one.payload) for one in found.outputs}

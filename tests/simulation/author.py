@@ -11,22 +11,28 @@ from tests.simulation.guards import Guards
 from tests.simulation.programs import (
     CORRELATIONS,
     DEEDS,
+    EVENTS,
     GUARDED_DEEDS,
     KEYS,
     MESSAGES,
     REVERSIBLE,
     STEPS,
+    TOLD,
     Act,
     Anew,
+    Announce,
     Answer,
+    Await,
     Bug,
     Child,
     Cleanup,
     Contest,
     Deed,
+    FirstEnd,
     Gather,
     Group,
     Guarded,
+    Handle,
     Join,
     Limit,
     Lined,
@@ -50,6 +56,7 @@ from tests.simulation.programs import (
     Step,
     Tell,
     Try,
+    Typed,
     Version,
 )
 
@@ -66,6 +73,8 @@ class Author:
         ends: bool = False,
         once: bool = False,
         others: bool = False,
+        talks: bool = False,
+        outbox: bool = False,
     ) -> None:
         self._rng = rng
         #: Whether there are bugs, and more that can be undone.
@@ -88,10 +97,18 @@ class Author:
         self._once = once
         if once:
             leaves.append((lambda: Once(rng.choice((0.0, 0.1, 1.0, 5.0))), 20))
+        #: Whether there are handlers of questions.
+        self._talks = talks
+        if talks:
+            leaves.append((lambda: Await(rng.choice(EVENTS), rng.choice((None, None, 1.0, 4.0))), 12))
+        if outbox:
+            leaves.append((self._announce, 24))
         if others:
             nests.append((self._other, 40))
         self._leaves = leaves
         self._nests = [each for each in nests if rng.random() < 0.7] or nests
+        if talks:
+            self._nests = [*self._nests, (self._typed, 16), (self._first_end, 16)]
 
     def program(self, depth: int = 2) -> Program:
         """A program whose operations nest at most so deep."""
@@ -105,6 +122,8 @@ class Author:
             for op in extras:
                 if self._rng.random() < 0.4:
                     ops.insert(self._rng.randint(0, len(ops)), op)
+        if self._talks and self._rng.random() < 0.8:
+            ops.insert(0, Handle())
         if self._once and self._rng.random() < 0.6:
             ops = [Stand(tuple(ops), back=self._rng.random() < 0.5), *self.program(1)]
         return tuple(ops)
@@ -193,6 +212,16 @@ class Author:
     def _listen(self) -> Op:
         return Listen(self._rng.choice(CORRELATIONS), self._rng.choice((None, 1.0, 4.0)))
 
+    def _announce(self) -> Op:
+        rng = self._rng
+        return Announce(rng.choice(TOLD), rng.choice((*KEYS, *KEYS, None)), named=rng.random() < 0.3)
+
+    def _typed(self, depth: int) -> Op:
+        return Typed(self._branches(depth))
+
+    def _first_end(self, depth: int) -> Op:
+        return FirstEnd(self._branches(depth))
+
     def _parallel(self, depth: int) -> Op:
         rng = self._rng
         if rng.random() < 0.3:
@@ -238,7 +267,7 @@ class Author:
         return Cleanup(self.program(depth), self._rng.choice(STEPS))
 
     def _other(self, depth: int) -> Op:
-        return Other(self.whole(depth), self._rng.choice((0.0, 0.0, 0.5, 5.0)))
+        return Other(self.whole(depth), self._rng.choice((0.0, 0.0, 0.5, 5.0)), follow=self._rng.random() < 0.5)
 
     def _child(self, depth: int) -> Op:
         return Child(self.whole(depth), stubborn=self._rng.random() < 0.2)

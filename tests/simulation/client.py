@@ -168,7 +168,7 @@ class Client:
         self._ledger.broadcasts.add(f"broadcast:{name}")
         listeners = await self._listeners(correlation)
         broadcast = functools.partial(
-            self._engine.broadcast, NEWS, f"message {name}", correlation=correlation, key=name
+            self._engine.runs.broadcast, NEWS, f"message {name}", correlation=correlation, key=name
         )
         for _ in range(2 if self._rng.random() < 0.2 else 1):
             reached = await self._persist(broadcast)
@@ -229,6 +229,8 @@ class Operator:
 
     #: Reasons for which a run may be blocked.
     curable: tuple[str, ...] = ("poison",)
+    #: Sticky events that are emitted in the end, if they were not before.
+    events: tuple[str, ...] = ()
 
     def __init__(self, engine: Engine, store: SqliteStore, ledger: Ledger) -> None:
         self._engine = engine
@@ -241,6 +243,9 @@ class Operator:
         """Wait until every run has ended. A run that has not within `bound` seconds is a violation."""
         loop = asyncio.get_running_loop()
         until = loop.time() + bound
+        for event in self.events:
+            self._ledger.emitted_events.add("event operator")
+            await self._engine.events.emit(event, "event operator")
         while rows := await self._unfinished():
             if loop.time() > until:
                 self._ledger.violated(f"{bound:g} s after the last fault these have not ended: {rows}")
@@ -289,7 +294,7 @@ class Operator:
             self._sent += 1
             key = f"operator.{self._sent}"
             self._ledger.broadcasts.add(f"broadcast:{key}")
-            await self._engine.broadcast(NEWS, f"message {key}", correlation=correlation, key=key)
+            await self._engine.runs.broadcast(NEWS, f"message {key}", correlation=correlation, key=key)
         for message in MESSAGES:
             self._sent += 1
             key = f"operator.{self._sent}"

@@ -1,8 +1,7 @@
 """Items that simulated steps emit and details of simulated heartbeats, compared with those that the database has.
 
 Every execution numbers its own. Those that were given before a recorded end must all be there, in order and once; of an
-execution
-that a crash interrupted, the first ones.
+execution that a crash interrupted, the first ones.
 """
 
 from __future__ import annotations

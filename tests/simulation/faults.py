@@ -1,10 +1,9 @@
 """A database that lets one process down in every way that a real one may.
 
 Each process has its own view of the one shared database. A call may be slow on its way there or back, fail before
-anything was
-written, or be carried out and its answer lost. A process that is killed inside a transaction leaves nothing of it
-behind. Where clocks differ, a process knows the
-database's time as it does on servers (`store.clock`), and its transactions go by what it knows.
+anything was written, or be carried out and its answer lost. A process that is killed inside a transaction leaves
+nothing of it behind. Where clocks differ, a process knows the database's time as it does on servers (`store.clock`),
+and its transactions go by what it knows.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ READING_VERBS = (
     "outputs", "workers", "leases", "load", "unread_messages_of_worker", "unread_messages", "pauses", "turn_outcome",
     "records", "snapshot", "schedule", "schedules", "types", "list_dead_letters", "get_dead_letter",
     "ready_run_ids", "locks", "watermarks", "depth", "backlog", "run_times", "token", "tokens", "documents",
-    "list_fires",
-    "preview_admission", "waitlisted_types", "waitlist_position", "gates", "permits",
+    "list_fires", "updated_at", "graph_checkpoints",
+    "preview_admission", "waitlisted_types", "waitlist_position", "gates", "permits", "waiting_runs",
 )  # fmt: skip
 WRITING_VERBS = frozenset(MUTATING_VERBS)
 #: Verbs that on servers are answered with the server's time, and the one that goes by it.
@@ -81,6 +80,14 @@ class Database:
         self.clocks_differ = False
         #: What the caller asks for.
         self._verb = ""
+
+    def has_packed(self, run_id: str) -> bool:
+        """Whether records of a run are packed."""
+        assert self.store is not None
+        rows = self.store._writer._open().execute(
+            "SELECT 1 FROM perdure_history WHERE run_id = ? AND kind = 'packed'", (run_id,)
+        )
+        return bool(rows.fetchall())
 
     def let_clocks_differ(self) -> None:
         """Have each transaction go by the time that its caller takes for the database's."""
@@ -287,6 +294,8 @@ class FaultStore:
             self._look_for_dropped(args[0], answer)
         elif verb == "transact":
             ledger.sometimes["a transaction of a former owner was refused"] += answer is TurnOutcome.LOST
+        elif verb == "pack":
+            ledger.sometimes["a former owner packed nothing"] += not answer
         elif verb == "turn_outcome":
             ledger.sometimes["a transaction whose answer was lost was found"] += answer is TurnOutcome.APPLIED
         elif verb in ("claim", "admit"):
@@ -302,6 +311,7 @@ class FaultStore:
         elif verb == "load":
             for loaded in cast("list[LoadedRun]", answer):
                 ledger.loaded(loaded.run, loaded.records)
+                ledger.sometimes["a packed history was loaded"] += self._database.has_packed(loaded.run.id)
 
     def _count_repeated(self, turns: Sequence[Turn], verdicts: Sequence[TurnOutcome]) -> None:
         if self._lost == turns and TurnOutcome.APPLIED in verdicts:

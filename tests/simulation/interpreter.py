@@ -1,8 +1,7 @@
 """The workflow that executes any program, and what it is made of.
 
 What the workflow has seen goes into the arguments of every step, and every execution of a step returns something new.
-So a
-result that was acted upon and then lost, replaced or given twice leaves a mark.
+So a result that was acted upon and then lost, replaced or given twice leaves a mark.
 """
 
 from __future__ import annotations
@@ -14,31 +13,38 @@ from datetime import timedelta
 from typing import Any, cast
 
 from perdure.core.policy.retry import Retry
-from perdure.errors import StepInterrupted, WorkflowError
+from perdure.errors import RunFinished, StepInterrupted, WorkflowError
 from perdure.replay.execution import Execution
 from perdure.workflow.activity import Activity
 from perdure.workflow.channels import Channel
 from perdure.workflow.context import Context
 from perdure.workflow.definition import Call, Workflow
+from perdure.workflow.other_run import OtherRun
 from perdure.workflow.run_settings import NO_SETTINGS
 from tests.simulation import programs
 from tests.simulation.guards import Guard, Guards
 from tests.simulation.language import Language, Log
 from tests.simulation.programs import (
+    DEMAND,
     NEWS,
     ONCE,
     QUESTION,
     Act,
     Anew,
+    Announce,
     Answer,
+    Answers,
+    Await,
     Bug,
     Child,
     Cleanup,
     Contest,
     Deed,
+    FirstEnd,
     Gather,
     Group,
     Guarded,
+    Handle,
     Join,
     Limit,
     Lined,
@@ -62,7 +68,9 @@ from tests.simulation.programs import (
     Step,
     Tell,
     Try,
+    Typed,
     Version,
+    answer_of,
 )
 from tests.simulation.steps import ACT, GIVEN, Steps
 
@@ -86,6 +94,7 @@ class Interpreter:
         self._work_once = steps.work_once
         self._work_guarded, self._write_guarded, self._begin = steps.work_guarded, steps.write_guarded, steps.begin
         self._guards = steps.guards
+        self._worker, self._build = steps.worker, steps.build
         self._ledger = steps.ledger
         self._broken = steps.broken
         self._sometimes: Counter[str] = Counter() if sometimes is None else sometimes
@@ -106,6 +115,7 @@ class Interpreter:
         self, ctx: Context, program: str, seen: tuple[str, ...] = (), taken: tuple[str, ...] = ()
     ) -> list[str]:
         """Run a program; what it saw, in the order in which it saw it, after what it had seen before it began anew."""
+        self._ledger.executes(ctx.run_id, self._build)
         log = Log(seen, taken)
         await self._run(ctx, programs.decode(program), log)
         return list(log)
@@ -114,6 +124,7 @@ class Interpreter:
         self, ctx: Context, program: str, seen: tuple[str, ...] = (), taken: tuple[str, ...] = ()
     ) -> list[str]:
         """The same, where what was slept in an earlier attempt is not slept again."""
+        self._ledger.executes(ctx.run_id, self._build)
         log = Log(seen, taken, slept=True)
         await self._run(ctx, programs.decode(program), log)
         return list(log)
@@ -145,8 +156,8 @@ class Interpreter:
                 log.append(await self._step(ctx, op, log))
             case Once(seconds=seconds):
                 await self._once(ctx, seconds, log)
-            case Other(body=body, seconds=seconds):
-                await self._other(ctx, body, seconds, log)
+            case Other():
+                await self._other(ctx, op, log)
             case Stand(body=body, back=back):
                 await self._stand(ctx, body, back, log)
             case Act():
@@ -156,9 +167,21 @@ class Interpreter:
                 log.append(await ctx.call(call_of_lined(self.guarded[type_of(op)], self._guards, op, log)))
             case Guarded():
                 log.append(await self._guarded_step(ctx, op, log))
-            case Show() | Tell() | ReceiveAny() | Version() | Answer() | Listen():
+            case Show() | Tell() | ReceiveAny() | Version() | Answer() | Listen() | Handle() | Announce() | Await():
                 await self._effect(ctx, op, log)
-            case Join() | Contest() | Map() | Loop() | Saga() | Outcome() | Shield() | Spawn() | Anew():
+            case (
+                Join()
+                | Contest()
+                | Typed()
+                | FirstEnd()
+                | Map()
+                | Loop()
+                | Saga()
+                | Outcome()
+                | Shield()
+                | Spawn()
+                | Anew()
+            ):
                 await self._language.perform(ctx, op, log)
             case Deed(name=name, failures=failures):
                 deed = ctx.options(name=name, retry=_RETRY).transaction(self._write, log[-_MEMORY:], failures)
@@ -214,10 +237,12 @@ class Interpreter:
             log.append("interrupted")
             self._sometimes["a step that must not run twice was interrupted"] += 1
 
-    async def _other(self, ctx: Context, body: Program, seconds: float, log: Log) -> None:
-        other = ctx.run(ctx.start(self._child_of(body)))
+    async def _other(self, ctx: Context, op: Other, log: Log) -> None:
+        other = ctx.run(ctx.start(self._child_of(op.body)))
         try:
-            async with asyncio.timeout(seconds or None):
+            async with asyncio.timeout(op.seconds or None):
+                if op.follow:
+                    await self._follow(other, log)
                 log.append("other " + " ".join(await other.result(list[str])))
             self._sometimes["a run that is no child was waited for"] += 1
         except TimeoutError:
@@ -226,6 +251,19 @@ class Interpreter:
         except Exception:
             self._sometimes["a run that is no child failed those that waited"] += 1
             raise
+
+    async def _follow(self, other: OtherRun, log: Log) -> None:
+        try:
+            log.append(f"published {await other.wait_state('at', lambda at: at >= 0, int)}")
+            self._sometimes["a state of another run was waited for"] += 1
+        except RunFinished:
+            log.append("unpublished")
+        items = [item async for item in other.stream("stream", str)]
+        if [item.position for item in items] != list(range(len(items))):
+            self._ledger.violated(f"the stream of run {other.id} was read as {items}")
+        if items:
+            self._sometimes["the stream of another run was followed"] += 1
+        log.append(f"followed {len(items)} {await other.state('at', int)}")
 
     async def _stand(self, ctx: Context, body: Program, back: bool, log: Log) -> None:
         try:
@@ -258,8 +296,19 @@ class Interpreter:
             return await options.transaction(self._write_guarded, op.key, op.guard, seen, op.failures)
         return await options.step(self._work_guarded, op.key, op.guard, seen, op.seconds, op.failures, op.fatal)
 
-    async def _effect(self, ctx: Context, op: Show | Tell | ReceiveAny | Version | Answer | Listen, log: Log) -> None:
+    async def _effect(
+        self,
+        ctx: Context,
+        op: Show | Tell | ReceiveAny | Version | Answer | Listen | Handle | Announce | Await,
+        log: Log,
+    ) -> None:
         match op:
+            case Handle():
+                self._answer_all(ctx)
+            case Announce(topic=topic, key=key, named=named):
+                ctx.publish_event(topic, str(ctx.uuid()), key=key, id=str(ctx.uuid()) if named else None)
+            case Await(name=name, timeout=timeout):
+                await self._await(ctx, name, timeout, log)
             case Show(items=items):
                 ctx.publish("at", len(log))
                 for number in range(items):
@@ -283,6 +332,37 @@ class Interpreter:
                         log.take((await ctx.receive_any(*channels, timeout=timeout)).value)
                 except TimeoutError:
                     log.append("nothing came")
+
+    def _answer_all(self, ctx: Context) -> None:
+        """Answer every question: refuse it, answer it with an error, after a step, or at once."""
+
+        def check(asked: str) -> None:
+            self._ledger.validates(ctx.run_id, self._worker, asked)
+            if answer_of(asked) is Answers.REFUSED:
+                raise ValueError(f"nothing is said about {asked}")
+
+        def handle(asked: str) -> Any:
+            if answer_of(asked) is Answers.ERROR:
+                raise ValueError(f"nothing is known about {asked}")
+            return after_a_step(asked) if answer_of(asked) is Answers.LATER else f"answer to {asked}"
+
+        async def after_a_step(asked: str) -> str:
+            await ctx.options(name="handled", retry=_RETRY).step(self._work, [], 0.1, 0, False, False)
+            return f"answer to {asked}"
+
+        ctx.answer(DEMAND, handle, str, validate=check)
+
+    async def _await(self, ctx: Context, name: str, timeout: float | None, log: Log) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                value = await ctx.event(name, str)
+        except TimeoutError:
+            log.append(f"no {name}")
+        else:
+            log.append(value)
+            self._sometimes["a sticky event was seen"] += 1
+            if value not in self._ledger.emitted_events:
+                self._ledger.violated(f"run {ctx.run_id} saw {value!r} as the event {name}, which was not emitted")
 
     async def _answer(self, ctx: Context, timeout: float, log: Log) -> None:
         try:

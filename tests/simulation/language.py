@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from perdure.errors import Rollback, WorkflowError
-from perdure.workflow.branches import Branch
+from perdure.workflow.branches import Branch, NamedBranch
 from perdure.workflow.context import Context
 from perdure.workflow.definition import Call
 from perdure.workflow.endless_loop import Break, Continue
@@ -17,6 +17,7 @@ from perdure.workflow.scopes import current_scope
 from tests.simulation.programs import (
     Anew,
     Contest,
+    FirstEnd,
     Join,
     Loop,
     Map,
@@ -25,12 +26,13 @@ from tests.simulation.programs import (
     Saga,
     Shield,
     Spawn,
+    Typed,
 )
 
 #: How much of what an iteration has seen is left to the next.
 _LEFT = 4
 
-Part = Join | Contest | Map | Loop | Saga | Outcome | Shield | Spawn | Anew
+Part = Join | Contest | Typed | FirstEnd | Map | Loop | Saga | Outcome | Shield | Spawn | Anew
 
 
 class Log(list[str]):
@@ -77,6 +79,11 @@ class Language:
             case Contest(branches=branches):
                 won = await ctx.race(self._branches(branches, log))
                 log += [f"winner {won.winner}", *won.value]
+            case FirstEnd(branches=branches):
+                won = await ctx.race(self._branches(branches, log), until="completion")
+                log += [f"winner {won.winner}", *won.value]
+            case Typed(branches=branches):
+                await self._join_typed(ctx, branches, log)
             case Map(body=body, count=count, limit=limit):
                 log += await self._map(ctx, body, count, limit, log)
             case Loop():
@@ -105,6 +112,23 @@ class Language:
             return list(own)
 
         return branch
+
+    async def _join_typed(self, ctx: Context, branches: Sequence[Program], log: Log) -> None:
+        named: dict[str, NamedBranch[list[str]]] = {}
+
+        def watched(branch: Any) -> Branch[list[str]]:
+            async def body(ctx: Context) -> list[str]:
+                seen: list[str] = await branch(ctx)
+                # The states of the others, while they run.
+                log.append("states " + " ".join(one.status for one in named.values()))
+                return seen
+
+            return body
+
+        bodies = self._branches(branches, log)
+        named |= {name: ctx.branch(watched(body)) for name, body in bodies.items()}
+        joined = await ctx.join(named)
+        log.extend(f"{name} {' '.join(one.result)}" for name, one in joined.items())
 
     async def _map(self, ctx: Context, body: Program, count: int, limit: int, log: Log) -> list[str]:
         async def part(ctx: Context, item: int) -> str:

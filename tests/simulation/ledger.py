@@ -10,14 +10,18 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from perdure.core.model.record import Record, RecordKind
 from perdure.core.model.run import Run
 from perdure.core.model.turn import ContinueAsNew, Finish, Lease, Turn, TurnOutcome
+from perdure.workflow.channels import question_name
 from tests.simulation.emitted import Emitted
 from tests.simulation.loop import SimLoop, Violation
+from tests.simulation.outbox import Arrivals
+from tests.simulation.programs import DEMAND
 
 
 class Effect(Struct, frozen=True):
@@ -57,6 +61,18 @@ class Ledger:
         self.broadcasts: set[str] = set()
         #: By run, what it was given to begin with, and whenever it began anew.
         self.inputs: defaultdict[str, set[str]] = defaultdict(set)
+        #: Run and value of questions that were refused.
+        self.refused: set[tuple[str, str]] = set()
+        #: Values of sticky events that were to be emitted; by event, the first one that was acknowledged; and events of
+        #: which a value was to be replaced.
+        self.emitted_events: set[str] = set()
+        self.first_events: dict[str, str] = {}
+        self.replaced_events: set[str] = set()
+        #: By run, the build that executed it first; and runs that were unpinned.
+        self.builds: dict[str, str] = {}
+        self.unpinned: set[str] = set()
+        #: Events for other systems, as they arrive.
+        self.outbox = Arrivals(self)
         #: Results that a client was given, as text.
         self.results: dict[str, str] = {}
         self.trace: list[str] = []
@@ -82,6 +98,8 @@ class Ledger:
         self._done: set[tuple[str, str]] = set()
         #: Executions of steps that must not run twice, by run, generation and location.
         self._executed: set[tuple[str, int, str]] = set()
+        #: Run, generation and value of questions that are recorded.
+        self._recorded: set[tuple[str, int, str]] = set()
         #: Runs that were tried again as a whole.
         self.tried_again: set[str] = set()
         self._orphaned: Counter[str] = Counter()
@@ -125,6 +143,17 @@ class Ledger:
         if where in self._executed:
             self.violated(f"{location} of run {run_id} must not run twice, and is executed again")
         self._executed.add(where)
+
+    def executes(self, run_id: str, build: str) -> None:
+        """Note that the code of a build executes a run, which it must not if another build has begun the run."""
+        if build and self.builds.setdefault(run_id, build) != build and run_id not in self.unpinned:
+            self.violated(f"run {run_id} is pinned to build {self.builds[run_id]}, and build {build} executes it")
+
+    def validates(self, run_id: str, worker: str, asked: str) -> None:
+        """Note that a validator sees a question, which it must not if that is recorded."""
+        known = (run_id, self.generation(run_id), asked)
+        if known in self._recorded and self._holders.get(run_id) == worker:
+            self.violated(f"question {asked} to run {run_id} is recorded, and a validator sees it again")
 
     def decided(self, run_id: str, number: int, what: str) -> None:
         """Note that a client was told that its decision about a message counts."""
@@ -217,6 +246,9 @@ class Ledger:
             before = self._records.setdefault((run_id, generation, record.seq), record)
             if record not in (before, _counted_anew(before)):
                 self.violated(f"record {record.seq} of run {run_id} was {before} and is {record}")
+            if record.kind is RecordKind.MESSAGE and record.location == question_name(DEMAND):
+                asked = msgspec.json.decode(record.payload or "null", type=dict[str, str])
+                self._recorded.add((run_id, generation, asked["value"]))
             if record.kind is RecordKind.STEP and not again and record.run_attempt == 1:
                 self._done.add((run_id, record.location))
 

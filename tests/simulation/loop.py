@@ -1,9 +1,8 @@
 """An event loop on which several processes run at once, in an order that a seed decides, in virtual time.
 
 Each thread of a simulated process is a lane: its callbacks run in the order in which they were queued, as on a real
-event loop.
-Which lane goes next is drawn. Time stands still while anything is ready, then jumps to the next timer. A process can be
-stalled (its lanes wait) or killed (whatever it had queued is never run).
+event loop. Which lane goes next is drawn. Time stands still while anything is ready, then jumps to the next timer. A
+process can be stalled (its lanes wait) or killed (whatever it had queued is never run).
 """
 
 from __future__ import annotations

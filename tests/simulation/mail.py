@@ -1,8 +1,7 @@
 """What became of the messages of a run that began anew: each was received once, in order, or is still there.
 
 Known exactly only where nothing of a workflow runs side by side, is interrupted or is let go: what such a part has
-received, no record
-else knows of.
+received, no record else knows of.
 """
 
 from __future__ import annotations
@@ -18,7 +17,20 @@ from perdure.core.model.record import Record, RecordKind
 from perdure.core.model.run import Run
 
 #: What makes it uncertain who has received what.
-_UNCERTAIN = ("gather", "group", "race", "limit", "join", "contest", "map", "loop", "outcome", "shield")
+_UNCERTAIN = (
+    "gather",
+    "group",
+    "race",
+    "limit",
+    "join",
+    "contest",
+    "typed",
+    "firstend",
+    "map",
+    "loop",
+    "outcome",
+    "shield",
+)
 
 #: An entry that was read has no payload any more.
 _LETTERS = """

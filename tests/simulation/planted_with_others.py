@@ -8,7 +8,7 @@ import pytest
 
 from perdure.core.model.record import NewMessage
 from perdure.store.sql.dialect import Transaction
-from perdure.store.sql.runs import inbox, waiters
+from perdure.store.sql.runs import inbox, observers, waiters
 from perdure.store.sqlite import commit
 from perdure.worker.run.turn_draft import TurnDraft
 
@@ -40,6 +40,17 @@ def waits_never_registered(patch: Patch) -> None:
     patch.setattr(TurnDraft, "watch", lambda self, operation, run: None)
 
 
+def observers_not_told(patch: Patch) -> None:
+    """A run writes outputs, and those that wait for them are not told."""
+
+    async def nothing(tx: Transaction, target: str) -> list[NewMessage]:
+        return []
+
+    patch.setattr(commit, "messages_to_observers", nothing)
+    patch.setattr(observers, "_UNSEEN", observers._UNSEEN.replace("> 0", "< 0").replace(">= o", "< o"))
+
+
 PLANTED_WITH_OTHERS: dict[str, Callable[[Patch], None]] = {
-    plant.__name__: plant for plant in (waiters_not_told, waited_for_without_looking, waits_never_registered)
+    plant.__name__: plant
+    for plant in (waiters_not_told, waited_for_without_looking, waits_never_registered, observers_not_told)
 }

@@ -5,6 +5,7 @@ A program is a list of operations. It is written into the run's input, so that e
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Literal
 
 import msgspec
@@ -22,9 +23,29 @@ REVERSIBLE = "r"
 #: Step that must not run twice.
 ONCE = "o"
 KEYS = ("red", "blue")
+#: Question that a handler answers, unless its validator refuses it.
+DEMAND = "demand"
+#: Sticky events.
+EVENTS = ("dawn", "dusk")
+#: Types and keys of events for other systems.
+TOLD = ("told.odd", "told.even")
 DEEDS = ("x", "y")
 #: Of those that have to pass gates.
 GUARDED_DEEDS = ("u", "v")
+
+
+class Answers(Enum):
+    """What becomes of a question."""
+
+    REFUSED = 0
+    ERROR = 1
+    LATER = 2
+    AT_ONCE = 3
+
+
+def answer_of(asked: str) -> Answers:
+    """Tell what becomes of a question, by its number."""
+    return Answers(int(asked.rpartition(".")[2]) % len(Answers))
 
 
 class Step(Struct, frozen=True, tag="step"):
@@ -159,10 +180,11 @@ class Child(Struct, frozen=True, tag="child"):
 
 
 class Other(Struct, frozen=True, tag="other"):
-    """A run that is no child, whose end is waited for, for a while."""
+    """A run that is no child, whose end is waited for, for a while; before, perhaps, for a state and its stream."""
 
     body: Program
     seconds: float = 0.0
+    follow: bool = False
 
 
 class Show(Struct, frozen=True, tag="show"):
@@ -213,6 +235,38 @@ class Contest(Struct, frozen=True, tag="contest"):
     """Branches under `ctx.race`."""
 
     branches: tuple[Program, ...]
+
+
+class Typed(Struct, frozen=True, tag="typed"):
+    """Branches under `ctx.join`, with names and states of their own."""
+
+    branches: tuple[Program, ...]
+
+
+class FirstEnd(Struct, frozen=True, tag="firstend"):
+    """Branches under `ctx.race`, until the first one ends."""
+
+    branches: tuple[Program, ...]
+
+
+class Handle(Struct, frozen=True, tag="handle"):
+    """A handler of questions, with a validator."""
+
+
+class Await(Struct, frozen=True, tag="await"):
+    """A sticky event, perhaps waited for only so long."""
+
+    name: str
+    timeout: float | None = None
+
+
+class Announce(Struct, frozen=True, tag="announce"):
+    """An event for other systems."""
+
+    topic: str
+    key: str | None = None
+    #: Whether the code gives it an id.
+    named: bool = False
 
 
 class Map(Struct, frozen=True, tag="map"):
@@ -273,8 +327,8 @@ Op = (
     Step | Once | Other | Act | Guarded | Lined | Deed | Sleep | Receive | Gather | Group | Race | Limit | Try | Stand
     | Cleanup
     | Child | Show | Tell | ReceiveAny | Answer
-    | Listen | Version | Bug
-    | Join | Contest | Map | Loop | Saga | Outcome | Shield | Spawn | Anew
+    | Listen | Version | Bug | Handle | Await | Announce
+    | Join | Contest | Typed | FirstEnd | Map | Loop | Saga | Outcome | Shield | Spawn | Anew
 )  # fmt: skip
 Program = tuple[Op, ...]
 

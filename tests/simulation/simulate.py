@@ -10,11 +10,12 @@ import logging
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Unpack
 
 from msgspec import Struct
 
 from tests.simulation.loop import Violation
-from tests.simulation.world import World
+from tests.simulation.world import Kinds, World
 
 __all__ = ["Report", "simulate"]
 
@@ -36,28 +37,14 @@ def simulate(
     seed: int,
     *,
     keep_trace: bool = False,
-    activities: bool = False,
-    limits: bool = False,
-    streams: bool = False,
-    clocks: bool = False,
-    ends: bool = False,
-    once: bool = False,
-    others: bool = False,
+    **kinds: Unpack[Kinds],
 ) -> Report:
     """Live through the world of a seed.
 
-    With activities, and with clients who see to what is over, it is another one; and another with all that and limits
-    and breakers, or with steps that emit and end in one turn of the loop. Another one has code that is broken in some
-    processes, and clients who terminate runs and send what cannot be decoded. Another one has steps that must not run
-    twice, and code that swallows its cancellation or takes it back. Another one has runs that wait for runs that are
-    not their children. Each of them is another one where the
-    clocks of processes differ from the database's.
+    What there is in it besides workflows and messages makes it another one.
     """
     with _undisturbed():
-        world = World(
-            seed, keep_trace=keep_trace, activities=activities, limits=limits, streams=streams, clocks=clocks,
-            ends=ends, once=once, others=others,
-        )  # fmt: skip
+        world = World(seed, keep_trace=keep_trace, **kinds)
         try:
             findings = world.run()
         except Violation as violation:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from random import Random
 from typing import Any, cast
 
+from perdure.core.model.cloud_event import CloudEvent
 from perdure.errors import Fatal
 from perdure.worker.run.workflow_run import WorkflowRun
 from perdure.worker.steps.attempt import Attempt
@@ -41,8 +42,11 @@ class Steps:
         *,
         streams: bool = False,
         broken: bool = False,
+        build: str = "",
     ) -> None:
-        self._worker = worker
+        self.worker = self._worker = worker
+        #: Build of the code of this process, where builds differ.
+        self.build = build
         self._rng = rng
         self.ledger = ledger
         #: Where there are limits.
@@ -74,6 +78,17 @@ class Steps:
         info = step_info()
         self.ledger.once(info.run_id, info.location)
         return await self.work(seen, seconds, 0, False, False)
+
+    async def deliver(self, subscription: str, event: CloudEvent) -> None:
+        """Take an event for another system, fail some times, and then have it."""
+        info = activity_info()
+        self.ledger.outbox.begins(subscription, event)
+        self.ledger.note(self._worker, "delivers", subscription, event.partitionkey, event.data, info.attempt)
+        await asyncio.sleep(self._rng.choice((0.0, 0.1, 1.0)))  # simulated time
+        if info.attempt <= self._rng.choice((0, 0, 1, 2)):
+            self.ledger.sometimes["a delivery failed and was tried again"] += 1
+            raise RuntimeError("the receiver does not answer")
+        self.ledger.outbox.ends(subscription, event)
 
     async def perform(
         self, seen: list[str], seconds: float, beats: int, failures: int, fatal: bool, pending: bool = False

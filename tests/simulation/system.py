@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from perdure.core.system import Background, Cancellable, CpuClock, LoopTrace, NoTicker, System, Ticker
+from perdure.core.telemetry import Telemetry
 from perdure.testing.clock import BackgroundTask
 from tests.simulation.loop import LANE, Process, SimLoop
 
@@ -47,6 +48,7 @@ class SimSystem(System):
         self._loop = loop
         self._rng = rng
         self._on_crash_point = on_crash_point
+        self.telemetry = Telemetry()
 
     def now(self) -> int:
         """Virtual time, by the process's own wall clock."""

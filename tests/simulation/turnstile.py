@@ -1,10 +1,8 @@
 """Who has passed the gates of a simulated world, and whether that was right.
 
 Told by the executions themselves when they begin and end, and by triggers when a run is claimed or let go of and when a
-breaker
-changes. So what is judged is what was executed under a valid lease, whatever the engine takes for the number of its
-permits. Of a
-rate, the times that count are those at which the database let pass what was executed.
+breaker changes. So what is judged is what was executed under a valid lease, whatever the engine takes for the number of
+its permits. Of a rate, the times that count are those at which the database let pass what was executed.
 """
 
 from __future__ import annotations

@@ -1,20 +1,25 @@
 """One simulated world: workers, clients and trouble on one database, from a seed.
 
 First everything that can go wrong may go wrong; then the world heals and every run must come to its end within a bound.
-What
-is left in the database is then held against what was promised.
+What is left in the database is then held against what was promised.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextvars import Context
+from functools import partial
 from random import Random
-from typing import Any, cast
+from typing import Any, TypedDict, Unpack, cast
+
+from msgspec.structs import replace
 
 from perdure.client.engine import Engine
+from perdure.client.outbox import Subscription
+from perdure.client.session import session_of
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes
+from perdure.core.policy.retry import Retry
 from perdure.errors import StoreError
 from perdure.store import Retrying, open_store
 from perdure.store.contract import Store
@@ -32,9 +37,14 @@ from tests.simulation.keeper import Keeper
 from tests.simulation.ledger import Ledger
 from tests.simulation.loop import Process, SimLoop
 from tests.simulation.nemesis import LEASE, Nemesis
+from tests.simulation.outbox import KEEP_PUBLISHED, PUBLISHED, WANTED
+from tests.simulation.programs import EVENTS
+from tests.simulation.publisher import Publisher
+from tests.simulation.releaser import BUILDS, Releaser
 from tests.simulation.steps import Steps
 from tests.simulation.supervisor import Supervisor
 from tests.simulation.system import TRUE, Clocks, SimSystem
+from tests.simulation.talker import Talker
 from tests.simulation.turnstile import Turnstile
 
 #: After this many seconds of health, every run that can end has ended.
@@ -51,6 +61,14 @@ AND NOT EXISTS (SELECT 1 FROM perdure_runs r
 """
 
 
+#: A packed row has the record as it was.
+_NOT_PACKED = """
+NOT EXISTS (SELECT 1 FROM perdure_history p
+  WHERE p.run_id = OLD.run_id AND p.kind = 'packed' AND OLD.seq > p.seq - p.attempts AND OLD.seq <= p.seq
+    AND p.run_attempt = OLD.run_attempt AND OLD.failed = 0 AND OLD.retry_at = 0 AND OLD.inbox_seq = 0
+    AND json_extract(p.payload, '$[' || (OLD.seq - p.seq + p.attempts - 1) || ']')
+      = json_array(OLD.kind, OLD.location, OLD.payload, OLD.at, OLD.started_at, OLD.digest, OLD.attempts))
+"""
 #: An outcome stays what it is until the run is opened again; it may be hidden, and shown again.
 _NOT_HIDDEN = """
 WHEN OLD.finished_at > 0 AND OLD.generation = NEW.generation AND (OLD.deleted_at = NEW.deleted_at
@@ -59,7 +77,7 @@ WHEN OLD.finished_at > 0 AND OLD.generation = NEW.generation AND (OLD.deleted_at
 """
 #: A retry counts the attempts at steps that have not ended anew.
 _NOT_COUNTED_ANEW = """
-WHEN NEW.kind <> 'attempt' OR NEW.attempts <> 0 OR NEW.retry_at <> 0 OR NEW.payload IS NOT OLD.payload
+WHEN (NEW.kind <> 'attempt' OR NEW.attempts <> 0 OR NEW.retry_at <> 0 OR NEW.payload IS NOT OLD.payload)
 """
 #: Where runs are pruned, they are over by then.
 _NOT_OVER = "WHEN OLD.finished_at = 0"
@@ -69,6 +87,33 @@ _NOT_PRUNED = "AND EXISTS (SELECT 1 FROM perdure_runs r WHERE r.id = OLD.run_id 
 #: How far a wall clock may be ahead, in seconds, and how fast clocks may go.
 _AHEAD = (0.0, 0.3, -0.3, LEASE / 2, -LEASE / 2, 3 * LEASE, -3 * LEASE, 3600.0, -3600.0)
 _PACES = (1.0, 1.0, 1.0001, 0.9999, 1.02, 0.98)
+
+
+class Kinds(TypedDict, total=False):
+    """What there is in a world besides workflows and messages."""
+
+    #: Activities, and clients who see to what is over.
+    activities: bool
+    #: Limits and breakers, besides activities.
+    limits: bool
+    #: Activities and steps that emit and end in one turn of the loop.
+    streams: bool
+    #: Clocks of processes that differ from the database's.
+    clocks: bool
+    #: Code that is broken in some processes, and clients who terminate runs and send what cannot be decoded.
+    ends: bool
+    #: Steps that must not run twice, and code that swallows its cancellation or takes it back.
+    once: bool
+    #: Runs that wait for runs that are not their children.
+    others: bool
+    #: Joins and races of other forms, questions that are refused, and sticky events.
+    talks: bool
+    #: Workers of two builds, and runs that are pinned to the one that begins them.
+    builds: bool
+    #: Events for other systems.
+    outbox: bool
+    #: Histories that are packed after a few records.
+    packing: bool
 
 
 class Life:
@@ -82,6 +127,8 @@ class Life:
         self.stopping = False
         #: Whether its code has a bug.
         self.broken = False
+        #: Build of its code, where builds differ.
+        self.build = ""
 
 
 class World:
@@ -92,21 +139,15 @@ class World:
         seed: int,
         *,
         keep_trace: bool = False,
-        activities: bool = False,
-        limits: bool = False,
-        streams: bool = False,
-        clocks: bool = False,
-        ends: bool = False,
-        once: bool = False,
-        others: bool = False,
+        **kinds: Unpack[Kinds],
     ) -> None:
         self.seed = seed
-        self._once = once
-        self._others = others
-        self._ends = ends
-        self._activities = activities or limits or streams
-        self._streams = streams
-        self._clocks_differ = clocks
+        self._kinds = kinds
+        self._ends = kinds.get("ends", False)
+        limits, self._streams = kinds.get("limits", False), kinds.get("streams", False)
+        self._activities = kinds.get("activities", False) or limits or self._streams
+        self._clocks_differ = kinds.get("clocks", False)
+        self._builds = BUILDS if kinds.get("builds") else ()
         self.rng = Random(f"perdure {seed}")
         self.loop = SimLoop(self._fork("loop"))  # type: ignore[abstract]  # it has no sockets
         self.ledger = Ledger(self.loop, keep_trace=keep_trace)
@@ -120,6 +161,8 @@ class World:
         self._lives_begun = 0
         self._retrying_bound = self.rng.choice((0.0, 0.0, 0.5, 5.0, 30.0))
         self._settings = _settings(self.rng)
+        if kinds.get("packing"):
+            self._settings = replace(self._settings, pack_history=self._fork("packing").choice((2, 3, 5)))
         self._observer = Process("observer")
 
     def run(self) -> list[str]:
@@ -162,8 +205,10 @@ class World:
             activities=self._activities,
             guards=self._guards,
             ends=self._ends,
-            once=self._once,
-            others=self._others,
+            once=self._kinds.get("once", False),
+            others=self._kinds.get("others", False),
+            talks=self._kinds.get("talks", False),
+            outbox=self._kinds.get("outbox", False),
         )
         clients = self._clients = [self._client(number, author) for number in range(2)]
         nemesis = Nemesis(self, self._fork("nemesis"))
@@ -175,6 +220,8 @@ class World:
         await self._heal(nemesis)
         engine, context = self.client_engine("operator")
         operator = (Porter if self._guards else Operator)(engine, self.store, self.ledger)
+        if self._kinds.get("talks"):
+            operator.events = EVENTS
         if self._ends:
             operator.curable = ("poison", "broken")
         bound = LINED_BOUND if self._guards else BOUND
@@ -203,10 +250,13 @@ class World:
         raw.execute(
             "CREATE TEMP TABLE terminated (id TEXT, generation INTEGER, at INTEGER, raised INTEGER, hidden INTEGER)"
         )
-        raw.execute(ENDED)
-        raw.execute(NO_RECORD)
+        for statement in (ENDED, NO_RECORD, PUBLISHED, KEEP_PUBLISHED):
+            raw.execute(statement)
+        packing = self._kinds.get("packing")
+        not_packed = f"AND {_NOT_PACKED}" if packing else ""
+        gone = ("run_id", "kind", "location", "payload", "failed", "seq", "attempts", "run_attempt")
         for kept, columns, event, table, which in (
-            ("gone", ("run_id", "kind", "location", "payload", "failed"), "DELETE", "history", "OLD"),
+            ("gone", gone, "DELETE", "history", "OLD"),
             ("letters", ("run_id", "seq", "name", "payload", "kind"), "INSERT", "messages", "NEW"),
             ("ends", ("id", "parent_id", "output", "error", "finished_at"), "UPDATE", "runs", "NEW"),
             ("pruned", ("id", "status"), "DELETE", "runs", "OLD"),
@@ -214,13 +264,15 @@ class World:
             raw.execute(f"CREATE TEMP TABLE {kept} ({', '.join(columns)})")
             raw.execute(
                 f"CREATE TEMP TRIGGER keep_{kept} AFTER {event} ON perdure_{table} "
+                f"{f'WHEN {_NOT_PACKED}' if kept == 'gone' and packing else ''} "
                 f"BEGIN INSERT INTO {kept} VALUES ({', '.join(f'{which}.{column}' for column in columns)}); END"
             )
+        trimmed = _NOT_TRIMMED + (_NOT_PRUNED if self._activities else "")
         for name, table, event, condition in (
             ("outcome", "runs", "UPDATE", _NOT_HIDDEN),
             ("run", "runs", "DELETE", _NOT_OVER if self._activities else ""),
-            ("record_changed", "history", "UPDATE", _NOT_COUNTED_ANEW),
-            ("record_removed", "history", "DELETE", _NOT_TRIMMED + (_NOT_PRUNED if self._activities else "")),
+            ("record_changed", "history", "UPDATE", _NOT_COUNTED_ANEW + not_packed),
+            ("record_removed", "history", "DELETE", trimmed + not_packed),
         ):
             old = "OLD.id" if table == "runs" else "OLD.run_id"
             raw.execute(
@@ -237,8 +289,9 @@ class World:
         for life in self.lives:
             if life.broken and not life.process.dead and not life.stopping:
                 self.stop(life)
-        if not any(not life.process.dead and not life.stopping for life in self.lives):
-            self.begin_life()
+        for build in self._builds or ("",):
+            if not any(not one.process.dead and not one.stopping and one.build == build for one in self.lives):
+                self.begin_life(build)
 
     async def _end(self) -> None:
         for life in self.lives:
@@ -248,30 +301,59 @@ class World:
 
     # processes
 
-    def begin_life(self) -> Life:
-        """Start a worker in a new process."""
+    def begin_life(self, build: str = "") -> Life:
+        """Start a worker in a new process, of a build if builds differ."""
         self._lives_begun += 1
         name = f"worker{self._lives_begun}"
         process, system, store = self._process(name)
         # Each process has the code that was deployed by then, or what it was rolled back to.
         broken = self._ends and not self.healed and self._fork(f"{name} code").random() < 0.5
-        interpreter = Interpreter(self._steps(name, broken=broken))
-        worker = Worker(
-            cast("Store", Retrying(cast("Store", store), system, self._retrying_bound)),
-            {definition.type: definition for definition in interpreter.definitions},
-            system=system,
-            codec=Codec(),
-            errors=ErrorTypes((), ()),
-            settings=self._settings,
+        if self._builds:
+            build = build or self._fork(f"{name} build").choice(self._builds)
+            self.ledger.note(name, "is of the build", build)
+        steps = self._steps(name, broken=broken, build=build)
+        worker = self._worker(
+            cast("Store", Retrying(cast("Store", store), system, self._retrying_bound)), system, steps
         )
         task = self.loop.create_task(self._start(worker, process), name="start", context=process.context())
         # One that stops gives back what a claim brings that was on its way.
         store.knows = lambda run_id: worker.stopping or worker.knows(run_id)
         life = Life(process, worker, store, task)
-        life.broken = broken
+        life.broken, life.build = broken, build
         self.lives.append(life)
         self.ledger.note(name, "starts")
         return life
+
+    def _worker(self, store: Store, system: SimSystem, steps: Steps) -> Worker:
+        definitions = Interpreter(steps).definitions
+        if not self._builds and not self._kinds.get("outbox"):
+            return Worker(
+                store,
+                {definition.type: definition for definition in definitions},
+                system=system,
+                codec=Codec(),
+                errors=ErrorTypes((), ()),
+                settings=self._settings,
+            )
+        # As an engine makes it.
+        engine = Engine(
+            "sqlite://",
+            definitions,
+            system=system,
+            store=store,
+            build=steps.build or "only",
+            pinned=bool(self._builds),
+            outbox=self._subscriptions(steps) if self._kinds.get("outbox") else (),
+            register_sources=False,
+        )
+        return session_of(engine).make_worker(self._settings)
+
+    def _subscriptions(self, steps: Steps) -> list[Subscription]:
+        retry = Retry(attempts=None, initial=0.2, max=2.0)
+        return [
+            Subscription(name, partial(steps.deliver, name), events=wanted, retry=retry)
+            for name, wanted in WANTED.items()
+        ]
 
     async def _start(self, worker: Worker, process: Process) -> None:
         try:
@@ -304,6 +386,8 @@ class World:
     def _client(self, number: int, author: Author) -> Client:
         engine, context = self.client_engine(f"client{number}")
         kind = Guest if self._guards else Keeper if self._activities else Supervisor if self._ends else Client
+        for one, special in (("talks", Talker), ("builds", Releaser), ("outbox", Publisher)):
+            kind = special if self._kinds.get(one) else kind
         client = kind(engine, self.store, self.ledger, author, self._fork(f"client{number} plan"), f"c{number}")
         client.task = self.loop.create_task(client.act(), name=f"perdure client{number}", context=context)
         return client
@@ -327,9 +411,11 @@ class World:
         self.ledger.sometimes["a clock was fast"] += clocks.pace > 1
         return clocks
 
-    def _steps(self, name: str, *, broken: bool = False) -> Steps:
+    def _steps(self, name: str, *, broken: bool = False, build: str = "") -> Steps:
         rng = self._fork(f"{name} steps")
-        return Steps(name, rng, self.ledger, self._guards, self._turnstile, streams=self._streams, broken=broken)
+        return Steps(
+            name, rng, self.ledger, self._guards, self._turnstile, streams=self._streams, broken=broken, build=build
+        )
 
     def _fork(self, name: str) -> Random:
         return Random(f"perdure {self.seed} {name}")

@@ -108,13 +108,12 @@ class ServerHarness:
         return MysqlStore(url, self.system, time=self.system.now)
 
 
-#: As workers use it, and as simulations do; `make prove` adds the rest, and `make quick` does without.
+#: As workers use it; `make prove` adds the rest, of which simulations use the first, and `make quick` does without.
 VARIANTS = [
     "file",
-    "memory-inline",
     "postgres",
     "mysql",
-    *(["file-inline", "memory"] if os.environ.get("PERDURE_PROVE") else []),
+    *(["memory-inline", "file-inline", "memory"] if os.environ.get("PERDURE_PROVE") else []),
 ][: 1 if os.environ.get("PERDURE_QUICK") else None]
 
 AnyHarness = SqliteHarness | ServerHarness

@@ -92,6 +92,30 @@ async def test_a_poll_that_wants_no_watch_leaves_the_file_alone_until_the_next_p
     await theirs.close()
 
 
+async def test_a_watch_that_no_poll_has_wanted_for_long_ends_with_the_next_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that once waited for a result must not check the file for ever."""
+    url = f"sqlite:///{tmp_path / 'runs.db'}"
+    ours, theirs = open_store(url, Host()), open_store(url, Host())
+    await ours.open()
+    await theirs.open()
+    monkeypatch.setattr("perdure.store.sqlite.store.WATCH_LAPSE", 0.0)
+    monkeypatch.setattr("perdure.store.sqlite.store.LONGEST_LAPSE", 0.0)
+    await ours.poll_changes()
+    statements: list[str] = []
+    store: Any = ours
+    await store.trace(statements.append)
+    await theirs.create([a_run("r1")], ACTOR)
+    await eventually(lambda: not ours.is_notified, saying="the end of the watch")
+    assert statements == []
+    monkeypatch.undo()
+    assert await ours.poll_changes()
+    assert ours.is_notified
+    await ours.close()
+    await theirs.close()
+
+
 async def test_a_poll_tells_of_a_commit_that_the_watch_has_seen_first(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'runs.db'}"
     ours, theirs = open_store(url, Host()), open_store(url, Host())

@@ -6,6 +6,9 @@ from perdure.testing import conformance
 class TestListing(conformance.Listing): ...
 
 
+class TestLastChanges(conformance.LastChanges): ...
+
+
 class TestLoading(conformance.Loading): ...
 
 

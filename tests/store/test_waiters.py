@@ -4,3 +4,6 @@ from perdure.testing import conformance
 
 
 class TestWaiting(conformance.Waiting): ...
+
+
+class TestObserving(conformance.Observing): ...

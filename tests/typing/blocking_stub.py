@@ -308,6 +308,8 @@ class _Waiting(ast.NodeTransformer):
             return result
         if name == "Coroutine" and isinstance(node.slice, ast.Tuple):
             return node.slice.elts[2]
+        if name == "AsyncGenerator":
+            return _type(f"Generator[{ast.unparse(node.slice)}]")
         if name == "Awaitable":
             return _type(f"Callable[[], {ast.unparse(node.slice)}]")
         if name == "Callable" and isinstance(node.slice, ast.Tuple):

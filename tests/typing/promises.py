@@ -262,9 +262,9 @@ async def engine(order: Order) -> None:
     await engine.send("o-42", "approval", "anything")
     await engine.send("o-42", approval, "yes")  # type: ignore[misc] # wrong on purpose
     await run.send(approval, "yes")  # type: ignore[misc] # wrong on purpose
-    assert_type(await engine.broadcast(approval, True, correlation="x"), int)
-    await engine.broadcast(approval, 3, correlation="x")  # type: ignore[misc] # wrong on purpose
-    await engine.broadcast(approval, True)  # type: ignore[call-overload] # wrong on purpose
+    assert_type(await engine.runs.broadcast(approval, True, correlation="x"), int)
+    await engine.runs.broadcast(approval, 3, correlation="x")  # type: ignore[misc] # wrong on purpose
+    await engine.runs.broadcast(approval, True)  # type: ignore[call-overload] # wrong on purpose
 
     assert_type(await run.ask(quote, order, timeout="3s"), int)
     assert_type(await run.ask("quote", order, returns=int), int)
@@ -302,7 +302,7 @@ def blocking(order: Order) -> None:
         assert_type(run.stream("log", str), Generator[StreamItem[str]])
         with engine.worker(slots=2) as worker:
             assert_type(worker, blocking_client.EngineWorker)
-        with engine.lock("nightly") as lock:
+        with engine.locks.hold("nightly") as lock:
             assert_type(lock, blocking_client.Lock)
         assert_type(blocking_client.Pusher(engine).execute("o-42"), ExecutionResult)
         engine.runs.list(limits=10)  # type: ignore[call-arg] # wrong on purpose

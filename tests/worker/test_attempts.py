@@ -44,6 +44,9 @@ class Run:
     def step_ended(self, attempt: Any, result: Any, error: BaseException | None, reading: ClockReading) -> None:
         self.ends.append((result, error))
 
+    def step_returned(self, attempt: Any, result: Any, reading: ClockReading) -> None:
+        self.step_ended(attempt, result, None, reading)
+
     def emit(self, attempt: Any, stream: str, value: object) -> None:
         raise AssertionError
 
@@ -51,6 +54,9 @@ class Run:
         return {}
 
     def headers(self) -> Mapping[str, str]:
+        return {}
+
+    def run_fields(self) -> dict[str, object]:
         return {}
 
     def block(self, error: Exception) -> None:
@@ -63,6 +69,10 @@ class NoTimers:
 
     def drop_timer(self, handle: Any) -> None:
         raise AssertionError
+
+    @property
+    def log_fields(self) -> dict[str, object]:
+        return {}
 
 
 class Nowhere:
@@ -131,10 +141,11 @@ async def test_a_result_that_nobody_wants_any_more_is_not_told() -> None:
     system, run = Timers(), Run()
 
     async def step() -> str:
+        await asyncio.sleep(0)
         return "done"
 
     attempt = begin(step, system, run)
-    await asyncio.sleep(0)
+    await turns_of_the_loop(2)
     attempt.cancel()
     await turns_of_the_loop()
     assert run.ends == []

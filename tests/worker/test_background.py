@@ -15,6 +15,8 @@ from perdure.worker import sweeper
 from tests.helpers import eventually
 from tests.stage import Stage
 
+pytestmark = pytest.mark.every_database
+
 
 async def act(number: int) -> int:
     return number

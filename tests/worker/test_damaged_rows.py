@@ -9,11 +9,14 @@ import pytest
 
 from perdure import Breaker, Context, Engine, Every, Fair, Limit, RunFailed, Status, activity, workflow
 from perdure.admin import Reason
+from perdure.core.time.duration import NEVER
 from perdure.errors import InvalidId
 from perdure.workflow.activity import Activity
 from tests.helpers import eventually
 from tests.stage import Stage, until
 from tests.worker.damage import damage
+
+pytestmark = pytest.mark.every_database
 
 
 @activity("damaged.limited.v1", limit=Limit("narrow", concurrency=1))
@@ -249,3 +252,17 @@ async def _settled(stage: Stage) -> bool:
     return bool(
         await stage.rows("SELECT 1 FROM perdure_runs WHERE id = 'victim' AND status IN ('blocked', 'completed')")
     )
+
+
+async def test_a_run_of_an_unknown_status_is_listed_as_blocked_and_undecodable(on_disk: Stage) -> None:
+    engine = on_disk.engine(*ALL)
+    for id in ("one", "victim", "three"):
+        await engine.start(well(), id=id)
+    await damage(on_disk, "PRAGMA ignore_check_constraints = ON")
+    await damage(on_disk, "UPDATE perdure_runs SET status = 'newer' WHERE id = 'victim'")
+    runs = {run.id: run for run in (await engine.runs.list()).runs}
+    assert set(runs) == {"one", "victim", "three"}
+    assert (runs["victim"].status, runs["victim"].reason) == (Status.BLOCKED, Reason.UNDECODABLE)
+    assert "unknown status 'newer'" in (runs["victim"].error or "")
+    assert on_disk.store is not None
+    assert len(await on_disk.store.run_times(0, NEVER, 10)) == 2

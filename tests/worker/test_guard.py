@@ -9,8 +9,8 @@ from perdure import Context, Engine, Status, workflow
 from perdure.admin import Reason
 from perdure.replay.execution import Execution
 from perdure.replay.run_loop import DrainContext
-from perdure.worker.batched_calls import is_end_of
 from perdure.worker.steps.attempt import Attempt
+from perdure.worker.steps.step_task import is_end_of
 from tests.helpers import eventually
 
 

@@ -13,6 +13,8 @@ from perdure.cli.app import run as perdure
 from tests.stage import Stage, until
 from tests.worker.damage import damage
 
+pytestmark = pytest.mark.every_database
+
 PAYLOADS = [
     "boom",
     "",

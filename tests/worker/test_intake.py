@@ -26,7 +26,7 @@ def test_an_order_that_comes_after_the_end_of_an_attempt_does_not_pass_for_the_m
     run, draft = Driver(flow), TurnDraft(Codec())
     assert take_in(run.execution, draft, [entry(1, RecordKind.MESSAGE, "go")], 0, 0) == 1
     assert take_in(run.execution, draft, [entry(2, RecordKind.MESSAGE, "late"), entry(3, RecordKind.RESUME)], 1, 0) == 1
-    assert (draft.read, draft._unrecorded) == (1, 0)
+    assert (draft.read, draft.unrecorded) == (1, 0)
 
 
 def test_messages_that_are_taken_in_together_are_recorded_though_the_first_of_them_is_the_end() -> None:
@@ -38,7 +38,7 @@ def test_messages_that_are_taken_in_together_are_recorded_though_the_first_of_th
     entries = [entry(1, RecordKind.MESSAGE, "go"), entry(2, RecordKind.MESSAGE, "late"), entry(3, RecordKind.RESUME)]
     assert take_in(run.execution, draft, entries, 0, 0) == 3
     assert [each.location for each in run.execution.unsaved] == ["go", "late"]
-    assert (draft.read, draft._unrecorded) == (2, 3)
+    assert (draft.read, draft.unrecorded) == (2, 3)
     # Another attempt finds both.
     again = Driver(flow, history=run.execution.unsaved, attempt=2)
     assert [name for name, _, _ in again.execution.unreceived()] == ["late"]
@@ -72,7 +72,7 @@ def test_an_order_leaves_no_record_and_is_read() -> None:
 
     run, draft = Driver(flow), TurnDraft(Codec())
     assert take_in(run.execution, draft, [entry(1, RecordKind.PAUSE)], 0, 0) == 1
-    assert (draft._unrecorded, run.execution.unsaved) == (1, [])
+    assert (draft.unrecorded, run.execution.unsaved) == (1, [])
 
 
 def test_what_comes_after_the_decision_to_begin_anew_stays_unread_unless_the_run_does_begin_anew() -> None:

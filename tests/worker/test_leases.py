@@ -21,6 +21,8 @@ from perdure.worker.heartbeat import SAFE_SHARE, Heartbeat
 from tests.helpers import eventually
 from tests.stage import Stage
 
+pytestmark = pytest.mark.every_database
+
 LEASE = 15.0
 
 

@@ -336,7 +336,7 @@ async def test_a_lock_that_was_kept_by_code_that_no_sample_shows_is_in_the_log(
 def attempt_at(location: str, *, is_on_loop: bool = True) -> Attempt:
     operation: Any = SimpleNamespace(location=location, attempts=0)
     attempt = Attempt(operation, "r", 0, Host(), cast("Any", None), cast("Any", None))
-    attempt._task = cast("Any", object()) if is_on_loop else None
+    attempt.task = cast("Any", object()) if is_on_loop else None
     attempt._job = None if is_on_loop else cast("Any", object())
     return attempt
 

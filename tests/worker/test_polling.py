@@ -18,6 +18,8 @@ from perdure.worker import WorkerSettings
 from tests.helpers import eventually
 from tests.stage import Stage
 
+pytestmark = pytest.mark.every_database
+
 
 @workflow("polling.v1")
 async def simple(ctx: Context) -> int:

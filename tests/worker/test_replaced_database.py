@@ -126,7 +126,7 @@ async def test_a_block_whose_lock_is_lost_is_interrupted_at_once(stage: Stage) -
 
 
 async def _hold(engine: Engine, stage: Stage) -> None:
-    async with engine.lock("one", ttl="1h"):
+    async with engine.locks.hold("one", ttl="1h"):
         assert stage.store is not None
         listening = stage.store
         await eventually(lambda: listening._listeners, saying="the renewal listening")

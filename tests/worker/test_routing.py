@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perdure import Context, Engine, Status, UsageError, workflow
-from perdure.admin import TypeInfo
+from perdure import Context, Engine, Status, UsageError, activity, workflow
+from perdure.admin import TypeInfo, WorkerInfo
 from tests.stage import Stage
 
 
@@ -65,3 +65,26 @@ async def test_the_registry_says_who_serves_a_type_and_whether_it_is_enabled(sta
         assert [one.enabled for one in await engine.queues.types()] == [False, True]
         await engine.queues.resume(type="billing.charge.v1")
         assert [one.enabled for one in await engine.queues.types()] == [True, True]
+
+
+@activity("shop.mail.v1")
+def mail() -> str:
+    return "sent"
+
+
+async def test_a_worker_leaves_a_type_of_another_runtime_alone_unless_it_shares_it(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = stage.engine(checkout, mail)
+    async with engine:
+        assert stage.store is not None
+        other = WorkerInfo(id="w", host="h", pid=1, queues=(), types=(), slots=1, lease=10**9)
+        await stage.store.register(other, [TypeInfo(type="shop.mail.v1", runtime="node")])
+        run = await engine.start(mail())
+        async with engine.worker():
+            assert await (await engine.start(checkout())).result(timeout=30) == "checked out"
+            assert await run.status() is Status.PENDING
+            assert "claims no runs of shop.mail.v1, which belong to workers of another runtime" in caplog.text
+        async with engine.worker(shared="shop.%"):
+            assert await run.result(timeout=30) == "sent"
+        assert [one.runtime for one in await engine.queues.types()] == ["python", "shared"]

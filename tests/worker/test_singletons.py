@@ -23,6 +23,8 @@ from perdure.testing import Environment
 from tests.helpers import eventually
 from tests.stage import Stage, until
 
+pytestmark = pytest.mark.every_database
+
 
 @workflow("single.listen.v1")
 async def listening(ctx: Context, word: str = "") -> str:

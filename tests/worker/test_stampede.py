@@ -25,6 +25,8 @@ from tests.servers.schemas import Schemas
 from tests.stage import Stage, set_up
 from tests.worker.breaking import NARROW, PROBES, WIDE, WORKFLOWS, act, flow
 
+pytestmark = pytest.mark.every_database
+
 ROOT = Path(__file__).parent.parent.parent
 PROVE = bool(os.environ.get("PERDURE_PROVE"))
 WORKERS, RUNS, KILLS = (8, 400, 12) if PROVE else (3, 12, 1)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
+import pytest
+
 from perdure.core.background_loops import LoopHealth
 from perdure.core.model.worker_info import SweepResult
 from perdure.host import Host
 from perdure.store.contract import Store
 from perdure.worker.sweeper import Sweeper
+from tests.helpers import eventually
 
 
 class Finding:
@@ -31,6 +34,43 @@ class Finding:
 
     async def forget_gates(self, limit: int, actor: str) -> int:
         return 0
+
+
+class Resting(Host):
+    """A host that notes the first pause."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        await asyncio.get_running_loop().create_future()
+
+
+class Alive:
+    """A store with a worker whose lease ends soon, or without any."""
+
+    def __init__(self, lease_ends_in: int | None) -> None:
+        self._lease_ends_in = lease_ends_in
+
+    async def sweep(self, limit: int) -> SweepResult:
+        return SweepResult(dead_workers=(), released=0, expired=0, more=False, lease_ends_in=self._lease_ends_in)
+
+
+@pytest.mark.parametrize(
+    ("ends_in", "earliest", "latest"),
+    [(2_000_000, 2.0, 2.5), (0, 0.0, 0.5), (12_000_000, 6.0, 9.0), (None, 6.0, 9.0)],
+)
+async def test_the_next_sweep_comes_right_after_the_end_of_a_lease(
+    ends_in: int | None, earliest: float, latest: float
+) -> None:
+    system = Resting()
+    sweeper = Sweeper(cast("Store", Alive(ends_in)), system, 15.0, lambda: None, LoopHealth())
+    sweeper.start()
+    await eventually(lambda: system.pauses, saying="the sweeper having rested")
+    await sweeper.stop()
+    assert earliest < system.pauses[0] <= latest
 
 
 async def test_each_sweep_looks_after_the_singletons_that_it_found() -> None:

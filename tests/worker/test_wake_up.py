@@ -20,6 +20,8 @@ from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
 from tests.stage import Stage, set_up, until
 
+pytestmark = pytest.mark.every_database
+
 CODE = """
 import os
 import time

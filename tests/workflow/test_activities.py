@@ -578,7 +578,7 @@ async def test_an_activity_says_what_queue_and_priority_it_wants(stage: Stage) -
 async def test_an_activity_in_a_process_gives_signs_of_life_too(on_disk: Stage) -> None:
     square: Activity[[int], int] = activity("post.square.v1", process=True, heartbeat="20s")(slow_square)
     engine = on_disk.engine(square)
-    async with engine.worker(processes=1):
+    async with engine.worker(step_processes=1):
         run = await engine.start(square(12))
         assert await run.result("60s") == 144
     rows = await on_disk.rows("SELECT kind, payload FROM perdure_outputs WHERE run_id = ?", run.id)

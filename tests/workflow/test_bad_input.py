@@ -35,6 +35,8 @@ from perdure.errors import (
 from tests.helpers import eventually
 from tests.stage import Stage, until
 
+pytestmark = pytest.mark.every_database
+
 
 @dataclass
 class Item:
@@ -167,6 +169,25 @@ def test_arguments_that_do_not_fit_are_refused_when_the_call_is_built() -> None:
         Call.named("bad.order.v1", 1, note="")
     with pytest.raises(InvalidName):
         Call.named("")
+
+
+@workflow("bad.labelled.v1")
+async def labelled(ctx: Context, type: str, cls: str = "") -> str:
+    return f"{type} {cls}"
+
+
+async def test_a_parameter_may_be_called_type(stage: Stage) -> None:
+    engine = stage.engine(labelled)
+    async with engine.worker():
+        run = await engine.start(Call.named("bad.labelled.v1", type="parcel", cls="first"))
+        again = await run.fork(input={"type": "letter", "cls": "second"})
+        assert [await run.result(), await again.result()] == ["parcel first", "letter second"]
+
+
+async def test_an_argument_called_self_is_one_that_does_not_fit(on_disk: Stage) -> None:
+    engine = on_disk.engine(labelled)
+    with pytest.raises(BadArguments, match="self"):
+        await engine.start(Call.named("bad.labelled.v1", type="parcel", self="x"))
 
 
 def test_workflows_that_cannot_be_are_refused_when_they_are_declared() -> None:

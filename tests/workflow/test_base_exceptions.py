@@ -124,7 +124,7 @@ def is_as_expected(place: str, end: object) -> bool:
 
 async def test_a_run_whose_code_raises_what_is_no_exception_fails_alone(stage: Stage) -> None:
     engine = stage.engine(raising, neighbour, activity_in_loop, activity_in_thread)
-    async with engine.worker(processes=1, retry=Retry(attempts=2, initial="1ms")):
+    async with engine.worker(step_processes=1, retry=Retry(attempts=2, initial="1ms")):
         beside = await engine.start(neighbour())
         places = [place for place in PLACES if place != "transaction in a thread" or stage.url.startswith("sqlite")]
         runs = {(place, name): await engine.start(raising(place, name)) for place in places for name in ERRORS}

@@ -8,6 +8,7 @@ import pytest
 from perdure import Call, Context, Retry, RunCancelled, RunExists, RunFailed, Status, StepFailed, step, workflow
 from perdure.admin import RecordKind
 from perdure.errors import BadArguments
+from tests.helpers import eventually
 from tests.stage import Stage, until, until_recorded
 
 
@@ -217,6 +218,8 @@ async def test_a_failed_child_of_an_unknown_error_keeps_its_name(stage: Stage) -
 async def test_children_that_nobody_waits_for_any_more_are_cancelled_when_their_parent_ends(stage: Stage) -> None:
     @step(retry=Retry.never())
     async def fail() -> None:
+        # A child is started with the next turn, which a step that fails at once may precede.
+        await eventually(is_started, saying="the other one")
         raise ValueError("gives up on the other one")
 
     @workflow("family.broken.v1")
@@ -224,6 +227,10 @@ async def test_children_that_nobody_waits_for_any_more_are_cancelled_when_their_
         await asyncio.gather(ctx.call(patient()), ctx.step(fail))
 
     engine = stage.engine(broken, patient)
+
+    async def is_started() -> bool:
+        return bool((await engine.runs.list(type="family.patient.v1")).runs)
+
     async with engine.worker():
         run = await engine.start(broken(), id="p")
         with pytest.raises(RunFailed, match="gives up"):

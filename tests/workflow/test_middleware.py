@@ -493,7 +493,7 @@ class Adding(Middleware):
 
 async def test_a_function_in_a_process_is_surrounded(on_disk: Stage) -> None:
     engine = on_disk.engine(in_process, add_as_activity, middleware=[Adding()])
-    async with engine.worker(processes=1):
+    async with engine.worker(step_processes=1):
         assert await (await engine.start(in_process())).result("60s") == 13 + 1104
 
 

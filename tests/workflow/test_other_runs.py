@@ -10,7 +10,8 @@ import pytest
 
 from perdure import Context, Retry, RunCancelled, RunFailed, Status, workflow
 from perdure.blocking import Context as BlockingContext
-from perdure.errors import DecodeError, InvalidId, RunNotFound, UsageError
+from perdure.errors import DecodeError, InvalidId, RunFinished, RunNotFound, UsageError
+from tests.helpers import eventually
 from tests.stage import Stage, until, until_recorded
 
 
@@ -308,3 +309,148 @@ async def test_a_def_workflow_waits_for_another_run(stage: Stage) -> None:
     async with engine.worker():
         await until(await engine.start(order(17), id="order-17"), Status.WAITING)
         assert await (await engine.start(blocking())).result("20s") == 17
+
+
+@workflow("others.baker.v1")
+async def baker(ctx: Context) -> str:
+    """Publishes and emits each message, until it gets "done"."""
+    while (word := await ctx.receive("word", str)) != "done":
+        ctx.publish("phase", word)
+        ctx.emit("words", word)
+    return "baked"
+
+
+@workflow("others.guest.v1")
+async def guest(ctx: Context, wanted: str) -> list[str | None]:
+    other = ctx.run("baker")
+    before = await other.state("phase", str)
+    found = await other.wait_state("phase", wanted, str)
+    return [before, found, await other.state("phase", str), await other.state("nothing", str, default="-")]
+
+
+async def test_a_run_reads_the_state_of_another_and_waits_for_one(stage: Stage) -> None:
+    engine = stage.engine(baker, guest)
+    async with engine.worker():
+        target = await engine.start(baker(), id="baker")
+        run = await engine.start(guest("ready"))
+        await until(run, Status.WAITING)
+        assert "state 'phase' of run 'baker'" in await run.why()
+        for word in ("warm", "ready"):
+            await target.send("word", word)
+        assert await run.result("20s") == [None, "ready", "ready", "-"]
+        assert await (await engine.start(guest("ready"))).result("20s") == ["ready", "ready", "ready", "-"]
+    assert await stage.rows("SELECT target FROM perdure_observers") == []
+
+
+async def test_a_wait_for_a_state_ends_with_the_run_that_does_not_publish_it(stage: Stage) -> None:
+    @workflow("others.disappointed.v1")
+    async def disappointed(ctx: Context, id: str) -> str:
+        try:
+            await ctx.run(id).wait_state("phase", lambda phase: phase == "ready")
+        except (RunFinished, RunNotFound) as error:
+            return f"{type(error).__name__}: {error}"
+        return "impossible"
+
+    engine = stage.engine(baker, disappointed)
+    async with engine.worker():
+        target = await engine.start(baker(), id="baker")
+        early = await engine.start(disappointed("baker"))
+        await until(early, Status.WAITING)
+        await target.send("word", "warm")
+        await target.send("word", "done")
+        late = await engine.start(disappointed("baker"))
+        for run in (early, late):
+            assert (await run.result("20s")).startswith("RunFinished: run 'baker' has ended")
+        assert "RunNotFound" in await (await engine.start(disappointed("nothing"))).result("20s")
+
+
+async def test_a_wait_for_a_state_that_times_out_is_withdrawn(stage: Stage) -> None:
+    @workflow("others.hasty.v1")
+    async def hasty(ctx: Context) -> str:
+        try:
+            await ctx.run("baker").wait_state("phase", "ready", timeout="50ms")
+        except TimeoutError as error:
+            return str(error)
+        return "impossible"
+
+    engine = stage.engine(baker, hasty)
+    async with engine.worker():
+        await engine.start(baker(), id="baker")
+        late = await (await engine.start(hasty())).result("20s")
+        assert late == "run 'baker' did not publish the awaited 'phase' within 0.05 s"
+
+        async def withdrawn() -> bool:
+            return not await stage.rows("SELECT target FROM perdure_observers")
+
+        await eventually(withdrawn, saying="the withdrawal of the wait")
+
+
+async def test_a_run_follows_the_stream_of_another_across_a_restart(stage: Stage) -> None:
+    @workflow("others.follower.v1")
+    async def follower(ctx: Context, after: int | None) -> list[tuple[int, str]]:
+        return [(item.position, item.value) async for item in ctx.run("baker").stream("words", str, after=after)]
+
+    engine = stage.engine(baker, follower)
+    async with engine.worker():
+        target = await engine.start(baker(), id="baker")
+        run = await engine.start(follower(None))
+        await target.send("word", "a")
+        await until_recorded(run, 1)
+        await until(run, Status.WAITING)
+    for word in ("b", "c", "done"):
+        await target.send("word", word)
+    async with engine.worker():
+        assert await run.result("20s") == [(0, "a"), (1, "b"), (2, "c")]
+        assert await (await engine.start(follower(0))).result("20s") == [(1, "b"), (2, "c")]
+
+
+async def test_a_stream_is_read_in_pages_up_to_its_present_end(stage: Stage) -> None:
+    @workflow("others.emitter.v1")
+    async def emitter(ctx: Context) -> None:
+        for number in range(250):
+            ctx.emit("numbers", number)
+        await ctx.receive("never")
+
+    @workflow("others.counter.v1")
+    async def counter(ctx: Context) -> int:
+        found = [item.value async for item in ctx.run("emitter").stream("numbers", int, follow=False)]
+        assert found == list(range(250))
+        return len(found)
+
+    engine = stage.engine(emitter, counter)
+    async with engine.worker():
+        await until(await engine.start(emitter(), id="emitter"), Status.WAITING)
+        run = await engine.start(counter())
+        assert await run.result("20s") == 250
+    assert [record.location for record in await run.history()] == ["run.stream", "run.stream#2", "run.stream#3"]
+
+
+async def test_a_def_workflow_reads_states_and_streams(stage: Stage) -> None:
+    @workflow("others.blockingguest.v1")
+    def blocking(ctx: BlockingContext) -> list[str]:
+        other = ctx.run("baker")
+        assert other.wait_state("phase", "ready", timeout="20s") == other.state("phase", str)
+        other.send("word", "done")
+        return [item.value for item in other.stream("words", str)]
+
+    engine = stage.engine(baker, blocking)
+    async with engine.worker():
+        target = await engine.start(baker(), id="baker")
+        run = await engine.start(blocking())
+        for word in ("warm", "ready"):
+            await target.send("word", word)
+        assert await run.result("20s") == ["warm", "ready"]
+
+
+async def test_a_run_does_not_read_its_own_outputs(stage: Stage) -> None:
+    @workflow("others.narcissus.v1")
+    async def narcissus(ctx: Context) -> str:
+        try:
+            await ctx.run(ctx.run_id).state("phase")
+        except UsageError as error:
+            return str(error)
+        return "impossible"
+
+    engine = stage.engine(narcissus)
+    async with engine.worker():
+        assert "keep the value in a variable" in await (await engine.start(narcissus(), id="me")).result("20s")

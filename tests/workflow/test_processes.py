@@ -97,7 +97,7 @@ async def test_an_activity_in_a_process_is_ended_at_once_when_its_run_is_cancell
     linger: Activity[[str], None] = activity("process.activity.v1", process=True)(crunching.lingers)
     engine, marker = on_disk.engine(linger), tmp_path / "process"
     # It cannot see that it is to stop, so it is not given the time for that.
-    async with engine.worker(processes=1, grace="1h"):
+    async with engine.worker(step_processes=1, grace="1h"):
         run = await engine.start(linger(str(marker)))
         process = await process_in(marker)
         await run.cancel()
@@ -107,7 +107,7 @@ async def test_an_activity_in_a_process_is_ended_at_once_when_its_run_is_cancell
 
 async def test_a_step_runs_in_a_process_of_its_own_which_is_used_again(on_disk: Stage) -> None:
     engine = on_disk.engine(crunching_all)
-    async with engine.worker(processes=1):
+    async with engine.worker(step_processes=1):
         first, second = [await (await engine.start(crunching_all())).result("60s") for _ in range(2)]
     assert first[0]["sum"] == 3
     assert first[0]["attempt"] == 1
@@ -117,7 +117,7 @@ async def test_a_step_runs_in_a_process_of_its_own_which_is_used_again(on_disk: 
 
 async def test_what_a_process_raises_is_raised_in_the_workflow(on_disk: Stage) -> None:
     engine = on_disk.engine(failing)
-    async with engine.worker(processes=1):
+    async with engine.worker(step_processes=1):
         for how, message in [
             ("plainly", "not here"),
             ("oddly", "1 and 2"),
@@ -144,7 +144,7 @@ async def test_an_error_that_leaves_its_process_as_another_is_given_up_by_name(o
         await ctx.options(retry=Retry(attempts=2, initial="1ms", give_up_on=(name,))).step(crunching.fail, "oddly")
 
     engine = on_disk.engine(trying)
-    async with engine.worker(processes=1):
+    async with engine.worker(step_processes=1):
         for name, attempts in (("Odd", 0), ("tests.workflow.crunching.Odd", 0), ("Even", 1)):
             run = await engine.start(trying(name))
             with pytest.raises(RunFailed, match="1 and 2"):
@@ -270,5 +270,5 @@ async def test_an_async_function_or_a_transaction_cannot_have_a_process(on_disk:
 
 
 def test_a_worker_needs_room_for_a_process() -> None:
-    with pytest.raises(UsageError, match="processes=0"):
-        WorkerSettings.of(processes=0)
+    with pytest.raises(UsageError, match="step_processes=0"):
+        WorkerSettings.of(step_processes=0)

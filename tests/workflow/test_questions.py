@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Handle, Question, ReceivedQuestion, Status, workflow
+from perdure import Context, Handle, Question, ReceivedQuestion, Retry, Status, workflow
 from perdure.admin import Reason, RecordKind
 from perdure.errors import BadArguments, QuestionRefused, WorkflowError
 from perdure.machine import Actions, StateMachine
 from tests.helpers import eventually
+from tests.invariants import scan_store
 from tests.stage import Stage
 
 BID = Question("bid", int, int)
@@ -79,6 +80,8 @@ async def test_a_question_is_refused_before_anything_is_recorded(stage: Stage) -
     assert calls == [20, 15, 30]
     kinds = [(record.kind, record.location) for record in await run.history()]
     assert kinds == [(RecordKind.MESSAGE, "bid~ask"), (RecordKind.MESSAGE, "bid~ask"), (RecordKind.MESSAGE, "close")]
+    assert stage.store is not None
+    assert await scan_store(stage.store.query) == []
 
 
 async def test_replay_calls_no_validator(stage: Stage) -> None:
@@ -96,6 +99,32 @@ async def test_replay_calls_no_validator(stage: Stage) -> None:
         await run.send("close")
         assert await run.result("20s") == [10, 20, 25]
     assert calls == [20, 15, 25]
+
+
+async def test_another_attempt_takes_the_questions_of_the_one_before_as_valid(stage: Stage) -> None:
+    calls: list[int] = []
+    taken: list[int] = []
+
+    @workflow("shop.tried.v1", retry=Retry(attempts=2, initial=0.01))
+    async def tried(ctx: Context) -> list[int]:
+        ctx.answer(BID, take, validate=calls.append)
+        await ctx.receive("close")
+        if len(taken) == 3:
+            raise RuntimeError("not yet")
+        return taken
+
+    def take(bid: int) -> int:
+        taken.append(bid)
+        return bid
+
+    engine = stage.engine(tried)
+    async with engine.worker():
+        run = await engine.start(tried())
+        for bid in (20, 30, 40):
+            assert await run.ask(BID, bid, timeout="20s") == bid
+        await run.send("close")
+        assert await run.result("20s") == [20, 30, 40, 20, 30, 40]
+    assert calls == [20, 30, 40]
 
 
 async def test_each_question_of_a_batch_is_validated_in_the_state_before_it(stage: Stage) -> None:

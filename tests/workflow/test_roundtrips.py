@@ -13,6 +13,8 @@ from perdure.errors import EncodeError
 from perdure.testing import Environment
 from tests.stage import Stage
 
+pytestmark = pytest.mark.every_database
+
 
 @dataclass
 class Card:

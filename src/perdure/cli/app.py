@@ -1,12 +1,13 @@
 """The command line: its commands, and how errors become messages and exit codes.
 
+A command's module, and what only errors need, is imported when it is used, so that help and completion come at once.
+
 Exit codes: 0 done, 1 failed, 2 misused, 130 interrupted. An error of Perdure is one line on standard error, or one JSON
 object with `--json`. `--debug` shows the traceback instead.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import io
 import logging
 import os
@@ -19,12 +20,9 @@ import click
 
 from perdure.cli.console import completion
 from perdure.cli.console.command_groups import CommandGroup
-from perdure.cli.console.logs import configure
 from perdure.cli.console.output import dump
-from perdure.cli.console.params import ENVIRONMENT
 from perdure.core.printed_text import harmless, harmless_lines
 from perdure.errors import PerdureError
-from perdure.store.url import masked, secrets_of
 
 #: Commands by section of the help text, most needed first.
 COMMANDS = MappingProxyType(
@@ -42,6 +40,7 @@ COMMANDS = MappingProxyType(
             "cancel": "perdure.cli.runs.control:cancel",
             "terminate": "perdure.cli.runs.control:terminate",
             "serve": "perdure.cli.serve:serve",
+            "mcp": "perdure.cli.mcp:mcp",
             "check": "perdure.cli.replay.deploy:check",
             "export": "perdure.cli.replay.histories:export",
             "replay": "perdure.cli.replay.histories:replay",
@@ -51,6 +50,7 @@ COMMANDS = MappingProxyType(
         "Short for `perdure runs ...`": {
             "show": "perdure.cli.runs.commands:show",
             "why": "perdure.cli.runs.commands:why",
+            "logs": "perdure.cli.runs.logs:logs",
             "retry": "perdure.cli.runs.control:retry",
         },
         "Inspect and operate": {
@@ -108,6 +108,8 @@ INTERRUPTED = 130
 
 def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
+        import importlib.metadata
+
         click.echo(f"perdure {importlib.metadata.version('perdure')}")
         ctx.exit()
 
@@ -142,8 +144,8 @@ def main() -> None:
     sys.exit(run(sys.argv[1:]))
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run a command line and return its exit code."""
+def run(arguments: Sequence[str], target: str | None = None) -> int:
+    """Run a command line and return its exit code. `target`: that of commands that name none."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # Stored text may hold characters that the terminal's encoding lacks; printing it must not fail.
@@ -152,12 +154,14 @@ def run(arguments: Sequence[str]) -> int:
         completion.install()
     as_json, debug = "--json" in arguments, "--debug" in arguments
     if debug:
+        from perdure.cli.console.logs import configure
+
         configure("debug", None, json=as_json)
     else:
         # Without a handler, Python prints log warnings to standard error, between the lines of the command.
         logging.getLogger("perdure").addHandler(logging.NullHandler())
     try:
-        code = cli.main(args=list(arguments), prog_name="perdure", standalone_mode=False)
+        code = cli.main(args=list(arguments), prog_name="perdure", standalone_mode=False, obj=target)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.UsageError as error:
@@ -179,6 +183,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def _secrets(arguments: Sequence[str]) -> frozenset[str]:
     """Passwords of URLs among the arguments, which messages about wrong arguments repeat."""
+    from perdure.cli.console.params import ENVIRONMENT
+    from perdure.store.url import secrets_of
+
     given = [*arguments, os.environ.get(ENVIRONMENT, "")]
     return frozenset(secret for one in given if "://" in one or "@" in one for secret in secrets_of(one))
 
@@ -187,6 +194,8 @@ def _report_usage(error: click.UsageError, secrets: frozenset[str], as_json: boo
     if as_json:
         _report(error, secrets, as_json)
         return
+    from perdure.store.url import masked
+
     text = io.StringIO()
     error.show(text)
     for line in harmless_lines(masked(text.getvalue().rstrip("\n"), secrets)):
@@ -194,12 +203,16 @@ def _report_usage(error: click.UsageError, secrets: frozenset[str], as_json: boo
 
 
 def _print_traceback(error: Exception, secrets: frozenset[str]) -> None:
+    from perdure.store.url import masked
+
     text = "".join(traceback.format_exception(error)).rstrip("\n")
     for line in harmless_lines(masked(text, secrets)):
         print(line, file=sys.stderr)
 
 
 def _report(error: Exception, secrets: frozenset[str], as_json: bool) -> None:
+    from perdure.store.url import masked
+
     message = error.format_message() if isinstance(error, click.ClickException) else str(error)
     if not isinstance(error, PerdureError | TimeoutError | click.ClickException):
         message = f"{type(error).__name__}: {message}; --debug shows the traceback"

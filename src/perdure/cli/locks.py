@@ -8,7 +8,7 @@ import msgspec
 from perdure.cli.console.command_groups import Command, CommandGroup
 from perdure.cli.console.describe import when
 from perdure.cli.console.output import Printer
-from perdure.cli.console.params import with_output, with_target
+from perdure.cli.console.params import with_output, with_reason, with_target
 from perdure.cli.console.target import with_engine
 
 group = CommandGroup(
@@ -40,10 +40,11 @@ def list_locks(target: str, limit: int, after: str, output: Printer) -> None:
 @with_target
 @click.argument("name")
 @click.option("--force", is_flag=True, help="Confirm that the holder is gone for good.")
+@with_reason
 @with_output
-def release(target: str, name: str, force: bool, output: Printer) -> None:
+def release(target: str, name: str, force: bool, reason: str, output: Printer) -> None:
     """Release a lock that its holder cannot release any more."""
     if not force:
         raise click.UsageError("the holder may still rely on the lock; give --force if it is gone for good")
-    done = with_engine(target, lambda engine: engine.locks.force_release(name))
+    done = with_engine(target, lambda engine: engine.locks.force_release(name, reason))
     output.result({"name": name, "released": done}, f"{name} is released." if done else f"{name} is not held.")

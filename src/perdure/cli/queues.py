@@ -55,11 +55,12 @@ def pause(names: tuple[str, ...], type_: str | None, reason: str, output: Printe
 
 @click.command("resume", cls=Command, example="perdure queues resume sqlite:///shop.db reports")
 @with_queue_or_type
+@click.option("--reason", default="", metavar="TEXT", help="Stored in the audit trail.")
 @with_output
-def resume(names: tuple[str, ...], type_: str | None, output: Printer) -> None:
+def resume(names: tuple[str, ...], type_: str | None, reason: str, output: Printer) -> None:
     """Resume a paused queue, or a paused type with --type."""
     target, named = queue_or_type(names, type_)
-    done = with_engine(target, lambda engine: engine.queues.resume(**named))
+    done = with_engine(target, lambda engine: engine.queues.resume(**named, reason=reason))
     [name] = named.values()
     output.result({**named, "resumed": done}, f"{name} is resumed." if done else f"{name} was not paused.")
 

@@ -22,6 +22,7 @@ from perdure.cli.console.params import (
     in_the_future,
     in_the_past,
     with_output,
+    with_reason,
     with_target,
 )
 from perdure.cli.console.target import with_engine
@@ -264,20 +265,22 @@ def pause(target: str, id: str, reason: str, output: Printer) -> None:
 @with_target
 @click.argument("id")
 @click.option("--catch-up", is_flag=True, help="Treat fire times during the pause as missed instead of skipping them.")
+@with_reason
 @with_output
-def resume(target: str, id: str, catch_up: bool, output: Printer) -> None:
+def resume(target: str, id: str, catch_up: bool, reason: str, output: Printer) -> None:
     """Resume a paused schedule."""
-    done = with_engine(target, lambda engine: engine.schedules.resume(id, catch_up=catch_up))
+    done = with_engine(target, lambda engine: engine.schedules.resume(id, catch_up=catch_up, reason=reason))
     output.result({"id": id, "resumed": done}, f"{id} is resumed." if done else f"{id} was not paused.")
 
 
 @click.command("trigger", cls=Command, example="perdure schedules trigger sqlite:///shop.db nightly")
 @with_target
 @click.argument("id")
+@with_reason
 @with_output
-def trigger(target: str, id: str, output: Printer) -> None:
+def trigger(target: str, id: str, reason: str, output: Printer) -> None:
     """Start a run of a schedule now and print its id."""
-    run = with_engine(target, lambda engine: engine.schedules.trigger(id))
+    run = with_engine(target, lambda engine: engine.schedules.trigger(id, reason))
     output.result({"id": id, "run": run.id}, run.id)
 
 
@@ -293,12 +296,14 @@ def trigger(target: str, id: str, output: Printer) -> None:
 )
 @click.option("--to", "end", type=TimeParam(local=True), help="Before this time, or this duration ago.  [default: now]")
 @click.option("--dry-run", is_flag=True, help="Only count the fire times.")
+@with_reason
 @with_output
-def backfill(target: str, id: str, start: Any, end: Any, output: Printer, *, dry_run: bool) -> None:
+def backfill(target: str, id: str, start: Any, end: Any, reason: str, output: Printer, *, dry_run: bool) -> None:
     """Start the runs of all past fire times in a range that have none, regardless of overlap."""
 
     async def act(engine: Engine) -> list[str]:
-        return await engine.schedules.backfill(id, in_the_past(start), in_the_past(end or datetime.timedelta()))
+        until = in_the_past(end or datetime.timedelta())
+        return await engine.schedules.backfill(id, in_the_past(start), until, reason)
 
     async def preview(engine: Engine) -> BackfillPreview:
         return await engine.schedules.preview_backfill(id, in_the_past(start), in_the_past(end or datetime.timedelta()))
@@ -375,10 +380,11 @@ def _fire_document(one: Fire) -> dict[str, object]:
 @click.command("delete", cls=Command, example="perdure schedules delete sqlite:///shop.db nightly")
 @with_target
 @click.argument("id")
+@with_reason
 @with_output
-def delete(target: str, id: str, output: Printer) -> None:
+def delete(target: str, id: str, reason: str, output: Printer) -> None:
     """Delete a schedule; runs that it has started continue."""
-    with_engine(target, lambda engine: engine.schedules.delete(id))
+    with_engine(target, lambda engine: engine.schedules.delete(id, reason))
     output.result({"id": id, "deleted": True}, f"{id} is deleted.")
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +18,12 @@ from perdure.core.access import Role
 from perdure.errors import UsageError
 from perdure.store.url import shown
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from perdure.client.engine import Engine
+    from perdure.http import Access, HttpApp
+
 _ROLES = click.Choice([role.value for role in Role])
 
 
@@ -25,6 +33,10 @@ _ROLES = click.Choice([role.value for role in Role])
 @click.option("--host", "hosts", multiple=True, help="Name under which the server is reached.  [default: localhost]")
 @click.option("--origin", "origins", multiple=True, help="Other site whose pages may call: https://app.example.com")
 @click.option("--proxy", "proxies", multiple=True, help="Address or network of a trusted reverse proxy: 10.0.0.0/8")
+@click.option("--beside", multiple=True, metavar="NAME=URL", help="Serve another engine, under /NAME/, too.")
+@click.option(
+    "--name", default="main", show_default=True, help="Name of the first engine; with --beside, under /NAME/."
+)
 @click.option("--root-path", default="", metavar="PATH", help="Path under which a proxy serves it, such as /perdure")
 @click.option("--user-header", metavar="NAME", help="Header of a trusted proxy that names the user.")
 @click.option("--groups-header", default="x-forwarded-groups", show_default=True, help="Header with the user's groups.")
@@ -42,6 +54,8 @@ def serve(
     hosts: tuple[str, ...],
     origins: tuple[str, ...],
     proxies: tuple[str, ...],
+    beside: tuple[str, ...],
+    name: str,
     root_path: str,
     user_header: str | None,
     groups_header: str,
@@ -63,7 +77,7 @@ def serve(
     from perdure.dashboard import Dashboard
     from perdure.http import Access, HttpApp, ProxyLogin, Redaction
     from perdure.http.access import LOOPBACK_HOSTS
-    from perdure.http.server import check_bind, make_server, parse_bind
+    from perdure.http.server import parse_bind
 
     address, port = parse_bind(bind)
     access = Access(
@@ -78,20 +92,58 @@ def serve(
     redaction = Redaction(payloads=payloads, keys=keys, texts=texts)
     logs.configure(log_level, None, json=output.json)
 
-    async def run() -> None:
-        async with engine_at(target, create=True) as engine:
+    root = root_path.rstrip("/")
+    targets = {name: target, **_neighbours(beside)}
+    if len(targets) <= len(beside):
+        raise UsageError("each engine of --beside needs a name of its own, other than --name")
+
+    def app_of(engine: Engine, own: str) -> HttpApp:
+        others = {one: f"{root}/{one}/" for one in targets if one != own}
+        pages = Dashboard(name=own if others else "", neighbours=others)
+        return HttpApp(engine, access=access, redaction=redaction, needs_workers=needs_workers, pages=pages)
+
+    asyncio.run(_serve(targets, app_of, access, (address, port, root), output))
+
+
+async def _serve(
+    targets: dict[str, str],
+    app_of: Callable[[Engine, str], HttpApp],
+    access: Access,
+    place: tuple[str, int, str],
+    output: Printer,
+) -> None:
+    """Serve engines until a signal: one at the root, several each under its name."""
+    from perdure.http import SideBySide
+    from perdure.http.server import check_bind, make_server
+
+    address, port, root = place
+    async with AsyncExitStack() as stack:
+        apps: dict[str, HttpApp] = {}
+        databases: dict[str, str] = {}
+        for name, target in targets.items():
+            engine = await stack.enter_async_context(engine_at(target, create=True))
             await check_bind(engine, access, address)
-            app = HttpApp(engine, access=access, redaction=redaction, needs_workers=needs_workers, pages=Dashboard())
-            server = make_server(app, address, port, root_path.rstrip("/"))
-            name = f"[{address}]" if ":" in address else address
-            page = f"http://{name}:{port}{root_path.rstrip('/')}/"
+            apps[name], databases[name] = app_of(engine, name), shown(engine.url)
+        several = len(apps) > 1
+        server = make_server(SideBySide(apps) if several else next(iter(apps.values())), address, port, root)
+        host = f"[{address}]" if ":" in address else address
+        for name, database in databases.items():
+            page = f"http://{host}:{port}{root}/{f'{name}/' if several else ''}"
             output.result(
-                {"event": "serving", "url": f"{page}api/v1", "dashboard": page, "database": shown(engine.url)},
+                {"event": "serving", "url": f"{page}api/v1", "dashboard": page, "database": database},
                 f"serving {page} and {page}api/v1",
             )
-            await server.serve()
+        await server.serve()
 
-    asyncio.run(run())
+
+def _neighbours(given: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for pair in given:
+        name, separator, target = pair.partition("=")
+        if not separator or not name or not target:
+            raise click.BadParameter(f"{pair!r} is not of the form NAME=URL", param_hint="--beside")
+        found[name] = target
+    return found
 
 
 def _roles(groups: tuple[str, ...]) -> dict[str, Role]:

@@ -7,28 +7,32 @@ import gc
 import importlib
 import importlib.util
 import os
-import signal
-import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
 import click
 import msgspec
 
+from perdure.cli.children.child_side import stop_with_parent
 from perdure.cli.console import logs
 from perdure.cli.console.command_groups import Command, CommandGroup
 from perdure.cli.console.describe import span, when
 from perdure.cli.console.document import Document, moment, step_document
 from perdure.cli.console.output import Printer
-from perdure.cli.console.params import with_output, with_target
+from perdure.cli.console.params import DATABASE_TIMEOUT, with_output, with_target
 from perdure.cli.console.poll_backoff import parse_poll_backoff
 from perdure.cli.console.target import is_url, load_engine, with_engine
+from perdure.cli.fleet.messages import FleetSettings
+from perdure.cli.fleet.shares import Shares, parse_processes
 from perdure.client.engine import Engine
 from perdure.client.runs.inspect import seconds_ago, silence
 from perdure.client.session import session_of
 from perdure.core.audit import Audit
 from perdure.core.model.worker_info import BuildInfo, WorkerInfo, WorkerStatus
+from perdure.errors import UsageError
 from perdure.store.url import shown
+from perdure.worker import WorkerSettings
 
 group = CommandGroup(
     "workers",
@@ -55,6 +59,7 @@ group = CommandGroup(
     multiple=True,
     help="Type to claim, or a prefix of types: billing.%  [default: all types of the engine]",
 )
+@click.option("--shared", multiple=True, help="Type, or a prefix, that workers of other runtimes may claim, too.")
 @click.option(
     "--lease", default="15s", show_default=True, help="Other workers take over after this long without a sign of life."
 )
@@ -65,7 +70,16 @@ group = CommandGroup(
     show_default=True,
     help="Log code that blocks the event loop for longer, with its stack; 0: never.",
 )
-@click.option("--processes", type=int, help="Processes for steps that run in one.  [default: number of processors]")
+@click.option(
+    "--processes",
+    callback=parse_processes,
+    metavar="N|auto",
+    help="Start so many worker processes, which share slots and connections, and replace those that die; auto: as many "
+    "as processors. SIGHUP starts new ones with the code as it is then.  [default: this process alone]",
+)
+@click.option(
+    "--step-processes", type=int, help="Processes for steps with process=True.  [default: number of processors]"
+)
 @click.option(
     "--wait-for-database",
     default="5m",
@@ -86,8 +100,12 @@ group = CommandGroup(
 @click.option(
     "--log-level", type=click.Choice(logs.LEVELS), help=f"Least severe level to log.  [default: {logs.DEFAULT_LEVEL}]"
 )
+@click.option("--keep-log", type=int, default=0, metavar="LINES", help="Keep the latest log lines of each run with it.")
 @click.option("--log-format", type=click.Choice(logs.FORMATS), help="Format of the log.  [default: json with --json]")
 @click.option("--audit", type=click.Choice([level.value for level in Audit]), help="Detail of the audit trail.")
+@click.option(
+    "--metrics", metavar="[HOST]:PORT", help="Show metrics for Prometheus at this address, which processes may share."
+)
 @click.option(
     "--stop-at-eof", is_flag=True, help="Also stop when standard input ends, as it does when the parent process dies."
 )
@@ -97,7 +115,9 @@ def worker(
     log_level: str | None,
     log_format: str | None,
     audit: str | None,
+    metrics: str | None,
     stop_at_eof: bool,
+    processes: int | str | None,
     output: Printer,
     **options: Any,
 ) -> None:
@@ -107,6 +127,13 @@ def worker(
     """
     if is_url(target):
         raise click.UsageError(f"a worker needs code: name an engine such as shop:engine, not {target}")
+    if processes is not None:
+        settings = FleetSettings(
+            target=target, options=options, log_level=log_level, log_format=log_format, json=output.json,
+            audit=audit, metrics=metrics, database_timeout=click.get_current_context().meta.get(DATABASE_TIMEOUT),
+        )  # fmt: skip
+        supervise(settings, processes, output, stop_at_eof=stop_at_eof)
+        return
     engine = load_engine(target)
     logs.configure(log_level, log_format, json=output.json)
     if audit is not None:
@@ -115,19 +142,57 @@ def worker(
         stop_with_parent()
     tune_collector()
     with asyncio.Runner(loop_factory=fast_loop()) as runner:
-        runner.run(_work(engine, options, output))
+        runner.run(_work(engine, options, metrics, output))
 
 
-async def _work(engine: Engine, options: dict[str, Any], output: Printer) -> None:
+def supervise(settings: FleetSettings, processes: int | str, output: Printer, *, stop_at_eof: bool) -> None:
+    """Run worker processes until a signal. Raises `UsageError`."""
+    if os.name != "posix":
+        raise UsageError(
+            "--processes needs Linux, macOS or WSL; on Windows start several `perdure worker`, each with a port of its "
+            "own for --metrics"
+        )
+    from perdure.cli.fleet.supervisor import FleetSupervisor
+
+    options = settings.options
+    options["types"] = options["types"] or None
+    options = {name: value for name, value in options.items() if value is not None}
+    checked = WorkerSettings.of(**options)
+    shares = Shares(
+        slots=options.pop("slots"),
+        step_processes=options.pop("step_processes", None),
+        worker_id=options.pop("worker_id", str(os.getpid())),
+    )
+    settings = msgspec.structs.replace(settings, options=options, grace=checked.grace)
+    logs.configure(settings.log_level, settings.log_format, json=output.json)
+    if stop_at_eof:
+        stop_with_parent()
+    asyncio.run(FleetSupervisor(settings, processes, shares, output).run())
+    output.result({"event": "stopped", "pid": os.getpid()}, f"stopped as process {os.getpid()}")
+
+
+async def _work(engine: Engine, options: dict[str, Any], metrics: str | None, output: Printer) -> None:
     options["types"] = options["types"] or None
     worker = engine.worker(**options)
     try:
-        await worker.connect()
-        _print_event(output, "working", engine)
-        await worker.run()
+        async with AsyncExitStack() as stack:
+            await worker.connect()
+            if metrics is not None:
+                await stack.enter_async_context(metrics_endpoint(engine, metrics))
+            _print_event(output, "working", engine)
+            await worker.run()
     finally:
         await engine.close()
     _print_event(output, "stopped", engine)
+
+
+def metrics_endpoint(engine: Engine, address: str) -> AbstractAsyncContextManager[object]:
+    """Make the end point of `--metrics`. Raises `UsageError`."""
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise UsageError("--metrics needs the extra `metrics`: pip install 'perdure[metrics]'")
+    from perdure.metrics.endpoint import Endpoint
+
+    return Endpoint(engine, address)
 
 
 def _print_event(output: Printer, event: str, engine: Engine) -> None:
@@ -136,18 +201,6 @@ def _print_event(output: Printer, event: str, engine: Engine) -> None:
         output.document({"event": event, "pid": os.getpid(), "url": shown(engine.url), "types": types})
     else:
         output.line(f"{event} on {shown(engine.url)} as process {os.getpid()}: {', '.join(types)}")
-
-
-def stop_with_parent() -> None:
-    """Start a thread that stops this process when its standard input ends, as it does when the parent dies."""
-    threading.Thread(target=_await_eof, name="perdure stdin", daemon=True).start()
-
-
-def _await_eof() -> None:
-    # Unbuffered: a thread inside a buffered read would abort the interpreter when it ends.
-    while os.read(0, 4096):
-        continue
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @click.command("list", cls=Command, example="perdure workers list sqlite:///shop.db")

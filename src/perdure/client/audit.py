@@ -14,7 +14,6 @@ from perdure.core.ids import check_id
 from perdure.core.model.documents import StoredDeployReport
 from perdure.core.option_checks import check_known, check_list, check_page, check_position, check_text
 from perdure.core.time.duration import Duration, instant, microseconds
-from perdure.worker import delete_events
 
 #: Events read, or deleted, in one transaction.
 CHUNK = 1000
@@ -98,6 +97,8 @@ class AuditTrail:
         """
         store = await self._session.connect()
         before = await store.now() - microseconds(older_than)
+        from perdure.worker import delete_events
+
         return await delete_events(store, before, self._session.actor)
 
     async def deploy_checks(self, *, limit: int = 10) -> builtins.list[StoredDeployReport]:

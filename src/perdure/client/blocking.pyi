@@ -13,7 +13,6 @@ from perdure.client.engine import Engine as AsyncEngine
 from perdure.client.outbox import Subscription
 from perdure.client.runs.namespace import BulkOptions, PruneReport, RunFilters
 from perdure.client.runs.reopen import ForkOptions, RetryOptions
-from perdure.client.runs.results import StreamItem
 from perdure.client.runs.start import Moment, StartOptions
 from perdure.client.schedules import ScheduleOptions
 from perdure.client.session import (
@@ -39,7 +38,7 @@ from perdure.core.model.documents import StoredDeployReport, WorkflowSource
 from perdure.core.model.events import StickyEvent
 from perdure.core.model.histories import ExportReport, HistoriesReport
 from perdure.core.model.lock import LockInfo
-from perdure.core.model.outputs import Interruption
+from perdure.core.model.outputs import Interruption, StreamItem
 from perdure.core.model.record import Message, Record
 from perdure.core.model.reports import BulkPreview, BulkReport, DeployReport, RunReport
 from perdure.core.model.run import DEFAULT_QUEUE, Run, RunGroup, RunPage, Status
@@ -51,6 +50,7 @@ from perdure.core.policy.retry import Retry
 from perdure.core.policy.singleton import Singleton
 from perdure.core.policy.watermark import Watermark
 from perdure.core.routing import TypeInfo
+from perdure.core.run_log import LoggedLine
 from perdure.core.system import System
 from perdure.core.time.cron import Timing
 from perdure.core.time.duration import Duration
@@ -60,6 +60,7 @@ from perdure.core.time.schedule import (
     Schedule,
     ScheduledRun,
 )
+from perdure.core.tracing import Tracer
 from perdure.store.contract import Store
 from perdure.worker import WorkerOptions
 from perdure.workflow.channels import Channel, Question
@@ -100,6 +101,7 @@ class Engine:
         register_sources: bool = True,
         outbox: Iterable[Subscription] = (),
         middleware: Iterable[Middleware] = (),
+        tracing: Tracer | None = None,
         system: System | None = None,
         store: Store | None = None,
     ) -> None:
@@ -118,7 +120,8 @@ class Engine:
         package and the git commit of its checkout. With `pinned`, only workers of that build continue the runs of
         workflows that do not say `pinned` themselves. Workers store the source and docstring of each type for the
         dashboard, unless `register_sources` is false. `outbox`: subscriptions to published events, which workers serve.
-        `middleware` surrounds what workers execute; the first is outermost. `system` and `store` are for tests.
+        `middleware` surrounds what workers execute; the first is outermost. `tracing` makes spans: `Tracing()` of
+        `perdure.tracing`. `system` and `store` are for tests.
         """
     def open(self) -> None:
         """Connect now instead of at the first use."""
@@ -160,15 +163,6 @@ class Engine:
     @property
     def tokens(self) -> Tokens:
         """Create, list and revoke bearer tokens for access over HTTP."""
-    def lock(
-        self, name: str, ttl: Duration = "5m", *, wait: Duration | None = None, owner: str | None = None
-    ) -> LockContext:
-        """Hold a named lock for as long as a block lasts: `async with engine.lock("nightly-import") as lock: ...`.
-
-        It is extended automatically, so that `ttl` is how long it outlives a process that dies. Waits for it, at most
-        for `wait`, then raises `Locked`. If it is lost while the block goes on, the block is cancelled and `LockLost`
-        raised.
-        """
     def worker(self, **options: Unpack[WorkerOptions]) -> EngineWorker:
         """Make a worker for the engine's workflows.
 
@@ -227,16 +221,26 @@ class Engine:
     def get(self, run_id: str, workflow: Definition[..., R]) -> Handle[R]: ...
     @overload
     def send(
-        self, run_id: str, name: Channel[T], value: T, *, key: str | None = None, connection: object = None
+        self,
+        run_id: str,
+        name: Channel[T],
+        value: T,
+        *,
+        key: str | None = None,
+        connection: object = None,
+        reason: str = "",
     ) -> None: ...
     @overload
     def send(
-        self, run_id: str, name: str, value: object = None, *, key: str | None = None, connection: object = None
+        self,
+        run_id: str,
+        name: str,
+        value: object = None,
+        *,
+        key: str | None = None,
+        connection: object = None,
+        reason: str = "",
     ) -> None: ...
-    @overload
-    def broadcast(self, name: Channel[T], value: T, *, correlation: str, key: str | None = None) -> int: ...
-    @overload
-    def broadcast(self, name: str, value: object = None, *, correlation: str, key: str | None = None) -> int: ...
     def cancel(self, run_id: str, reason: str = "") -> bool:
         """Ask a run to stop: its workflow gets a `CancelledError` and may clean up.
 
@@ -264,6 +268,11 @@ class Handle(Generic[R_co]):
         """Read its recorded operations, in order."""
     def inbox(self) -> builtins.list[Message]:
         """Read the messages that were sent to it and that it has not received yet, in order."""
+    def logs(self, *, after: int | None = None, limit: int = 100) -> builtins.list[LoggedLine]:
+        """Read the log lines that workers with `keep_log` have kept with it, in order.
+
+        They are the latest ones, at most `limit`; with `after`, the first ones past the line of that number.
+        """
     def events(self) -> builtins.list[Event]:
         """Read its audit trail."""
     def report(self) -> RunReport:
@@ -273,9 +282,13 @@ class Handle(Generic[R_co]):
     def why(self) -> str:
         """Say in a sentence why it is where it is."""
     @overload
-    def send(self, name: Channel[T], value: T, *, key: str | None = None, connection: object = None) -> None: ...
+    def send(
+        self, name: Channel[T], value: T, *, key: str | None = None, connection: object = None, reason: str = ""
+    ) -> None: ...
     @overload
-    def send(self, name: str, value: object = None, *, key: str | None = None, connection: object = None) -> None: ...
+    def send(
+        self, name: str, value: object = None, *, key: str | None = None, connection: object = None, reason: str = ""
+    ) -> None: ...
     def set_aside_messages(self) -> builtins.list[SetAsideMessage]:
         """List the messages that its workflow could not decode, with their errors and what became of them."""
     def deliver_again(self, number: int, value: object = ...) -> None:
@@ -315,6 +328,12 @@ class Handle(Generic[R_co]):
     def state(self, key: str, type: type[T]) -> T | None: ...
     @overload
     def state(self, key: str, type: Any = ..., *, default: Any = ...) -> Any: ...
+    @overload
+    def wait_state(
+        self, key: str, wanted: T | Callable[[T], bool], type: type[T], *, timeout: Duration | None = None
+    ) -> T: ...
+    @overload
+    def wait_state(self, key: str, wanted: Any = ..., type: Any = ..., *, timeout: Duration | None = None) -> Any: ...
     def states(self) -> dict[str, Any]:
         """Read everything that it has published, by key."""
     @overload
@@ -334,15 +353,15 @@ class Handle(Generic[R_co]):
         """
     def pause(self, reason: str = "") -> bool:
         """Pause it once the steps that are under way have ended; False if it is paused already or has finished."""
-    def resume(self) -> bool:
+    def resume(self, reason: str = "") -> bool:
         """End its pause; False if it is not paused."""
     def set_priority(self, priority: int, reason: str = "") -> bool:
         """Change its priority; False if it has that priority already, or has finished."""
     def unpin(self, reason: str = "") -> bool:
         """Let workers of every build continue it; False if it is not pinned, or has finished."""
-    def evict(self) -> bool:
+    def evict(self, reason: str = "") -> bool:
         """Make the worker that holds it give it back, for another to take; False if no worker held it."""
-    def wake(self, at: Moment | None = None) -> None:
+    def wake(self, at: Moment | None = None, reason: str = "") -> None:
         """End its sleep at another time, by default now. Raises `UsageError` if it is not asleep."""
     def retry(self, **changes: Unpack[RetryOptions]) -> int:
         """Let it go again, as its status allows, and return its generation.
@@ -419,7 +438,7 @@ class Queues:
 
         Workers claim none of its runs any more. Runs that a worker has go on until they wait for something.
         """
-    def resume(self, *, queue: str | None = None, type: str | None = None) -> bool:
+    def resume(self, *, queue: str | None = None, type: str | None = None, reason: str = "") -> bool:
         """End the pause of a queue or a type; False if it was not paused."""
     def paused(self) -> builtins.list[Pause]:
         """List the queues and types that are paused."""
@@ -509,14 +528,23 @@ class Locks:
     def acquire(self, name: str, ttl: Duration = "5m", *, wait: Duration | None = 0, owner: str | None = None) -> Lock:
         """Acquire a lock for `ttl`. Wait for it for `wait`, or with None as long as it takes, then raise `Locked`.
 
-        It is not extended automatically: use `engine.lock` for that. `owner` is the holder's name that others see; host
+        It is not extended automatically: use `hold` for that. `owner` is the holder's name that others see; host
         and process by default.
+        """
+    def hold(
+        self, name: str, ttl: Duration = "5m", *, wait: Duration | None = None, owner: str | None = None
+    ) -> LockContext:
+        """Hold a lock for as long as a block lasts: `async with engine.locks.hold("nightly-import") as lock: ...`.
+
+        It is extended automatically, so that `ttl` is how long it outlives a process that dies. Waits for it, at most
+        for `wait`, then raises `Locked`. If it is lost while the block goes on, the block is cancelled and `LockLost`
+        raised.
         """
     def list(self, *, limit: int = 100, after: str = "") -> builtins.list[LockInfo]:
         """List locks that are held, by name, beginning after a name."""
     def get(self, name: str) -> LockInfo | None:
         """Read one lock; None if it is free."""
-    def force_release(self, name: str) -> bool:
+    def force_release(self, name: str, reason: str = "") -> bool:
         """Take a lock from its holder, which learns of it when it extends or releases the lock; False if it is free."""
 
 class LockContext:
@@ -551,6 +579,10 @@ class Runs:
         `by` is `status`, `type`, `queue`, `build` or `attribute:NAME`. The counts are exact while the filters
         leave at most 10,000 runs; by status, at most 10,000 of that status.
         """
+    @overload
+    def broadcast(self, name: Channel[T], value: T, *, correlation: str, key: str | None = None) -> int: ...
+    @overload
+    def broadcast(self, name: str, value: object = None, *, correlation: str, key: str | None = None) -> int: ...
     def complete(self, token: str, value: object = None) -> None:
         """Complete an activity that has returned `Pending`, with its result.
 
@@ -574,6 +606,8 @@ class Runs:
         """Say in a sentence why a run is where it is."""
     def unserved(self, runs: Sequence[Run]) -> set[str]:
         """Return the ids of runs that are ready, but whose type or queue no live worker serves."""
+    def updated_at(self, runs: Sequence[Run]) -> dict[str, int]:
+        """Return the time of the last change of each run, by id, in microseconds since the epoch."""
     def terminate(self, run_id: str, reason: str = "", *, undo: bool = False) -> bool:
         """End a run now, in whatever status it is, without its code; False if it had finished already.
 
@@ -587,7 +621,7 @@ class Runs:
 
         Messages and timers are kept for later. A cancellation, and its deadline, still end the run.
         """
-    def resume(self, run_id: str) -> bool:
+    def resume(self, run_id: str, reason: str = "") -> bool:
         """End the pause of a run; False if it is not paused."""
     def set_priority(self, run_id: str, priority: int, reason: str = "") -> bool:
         """Change the priority of a run that has not finished; lower numbers go first.
@@ -601,12 +635,12 @@ class Runs:
         False if it is not pinned, or has finished. Check first that the code of the other builds follows its history:
         `perdure check --pinned`. Raises `RunNotFound`.
         """
-    def evict(self, run_id: str) -> bool:
+    def evict(self, run_id: str, reason: str = "") -> bool:
         """Make the worker that holds a run give it back, for another to take; False if no worker held it.
 
         Steps that are under way may end first, for as long as that worker's grace lasts.
         """
-    def wake(self, run_id: str, at: Moment | None = None) -> None:
+    def wake(self, run_id: str, at: Moment | None = None, reason: str = "") -> None:
         """End the sleep of a run at another time, by default now; or begin a run that was to begin later.
 
         Raises `RunNotFound`, `RunFinished`, and `UsageError` if it is not asleep.
@@ -734,13 +768,15 @@ class Schedules:
 
         Fire times during the pause are skipped when it is resumed.
         """
-    def resume(self, id: str, *, catch_up: bool = False) -> bool:
+    def resume(self, id: str, *, catch_up: bool = False, reason: str = "") -> bool:
         """Start runs again; False if it is not paused. With `catch_up`, fire times during the pause count as missed."""
-    def delete(self, id: str) -> None:
+    def delete(self, id: str, reason: str = "") -> None:
         """Delete a schedule; runs that it has started go on. Raises `ScheduleNotFound`."""
-    def trigger(self, id: str) -> Handle[Any]:
+    def trigger(self, id: str, reason: str = "") -> Handle[Any]:
         """Start a run now, regardless of timing, pause and overlap. Raises `ScheduleNotFound`, and `SingletonBusy`."""
-    def backfill(self, id: str, start: datetime.datetime, end: datetime.datetime) -> builtins.list[str]:
+    def backfill(
+        self, id: str, start: datetime.datetime, end: datetime.datetime, reason: str = ""
+    ) -> builtins.list[str]:
         """Start the runs of all fire times from `start` on and before `end`, which is not in the future; their ids.
 
         A `datetime` without a time zone is a wall clock in the schedule's own time zone, which is that of its `Cron`

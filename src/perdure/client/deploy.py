@@ -15,13 +15,12 @@ from perdure.core.model.claim import LoadedRun
 from perdure.core.model.documents import Document, DocumentKind, StoredDeployReport, deploy_body, deploy_report
 from perdure.core.model.record import Record, RecordKind
 from perdure.core.model.reports import DeployFinding, DeployProblem, DeployReport
-from perdure.core.model.run import UNFINISHED, Reason, Run, RunFilter
+from perdure.core.model.run import BULK_TYPE, STICKY_TYPE, UNFINISHED, Reason, Run, RunFilter
 from perdure.core.option_checks import check_list, check_page, check_whole
 from perdure.core.printed_text import closest
-from perdure.errors import StoreError
+from perdure.errors import StoreCorrupt, StoreError
 from perdure.store import open_store
 from perdure.store.contract import Store
-from perdure.worker import ReplayCheck
 from perdure.workflow.definition import Definition, Workflow
 
 T = TypeVar("T")
@@ -48,7 +47,10 @@ async def check(
             left_out += len(page) - len(runs)
             room = len(runs) if limit is None else limit - checked
             more = len(runs) > room
-            for loaded in await store.load([run.id for run in runs[:room]]):
+            readable_runs, unreadable = await _load(store, runs[:room])
+            findings += unreadable
+            checked += len(unreadable)
+            for loaded in readable_runs:
                 if not loaded.run.status.finished:
                     checked += 1
                     by_type[loaded.run.type] = by_type.get(loaded.run.type, 0) + 1
@@ -59,6 +61,37 @@ async def check(
         if save:
             await _save(session, store, report)
     return report
+
+
+async def _load(store: Store, runs: Sequence[Run]) -> tuple[list[LoadedRun], list[DeployFinding]]:
+    """Read runs with their histories; one that cannot be read is a finding, and the others are read one at a time."""
+    try:
+        return await store.load([run.id for run in runs]), []
+    except StoreCorrupt as error:
+        if len(runs) == 1:
+            return [], [_unreadable(runs[0], error)]
+    found: list[LoadedRun] = []
+    findings: list[DeployFinding] = []
+    for run in runs:
+        loaded, unreadable = await _load(store, [run])
+        found += loaded
+        findings += unreadable
+    return found, findings
+
+
+def _unreadable(run: Run, error: StoreCorrupt) -> DeployFinding:
+    return DeployFinding(
+        run_id=run.id,
+        type=run.type,
+        problem=DeployProblem.UNDECODABLE,
+        expected="a run and a history that can be read",
+        found=str(error),
+        fix="restore the rows of this run from a backup; the code need not change",
+    )
+
+
+#: Types of runs that need no code of an engine: bulk actions have workers of their own, sticky events none.
+_OWN_TYPES = frozenset({BULK_TYPE, STICKY_TYPE})
 
 
 async def _save(session: Session, store: Store, report: DeployReport) -> None:
@@ -91,9 +124,12 @@ async def check_history(
     """Replay one history against the code of an engine; `children`: locations whose outcome is outstanding."""
     workflow = session.workflows.get(run.type)
     if workflow is None:
-        return [] if delivers(session.outbox, run.type) else [_unserved(run, session.workflows)]
+        served = run.type in _OWN_TYPES or delivers(session.outbox, run.type)
+        return [] if served else [_unserved(run, session.workflows)]
     if not isinstance(workflow, Workflow):
         return []  # an activity has no history that its code would have to follow
+    from perdure.worker import ReplayCheck
+
     checkup = ReplayCheck(session.codec, session.errors, session.layers)
     return await aside(lambda: checkup.findings(run, workflow, records, children))
 

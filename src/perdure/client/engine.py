@@ -15,7 +15,7 @@ from perdure.client.dead_letters import DeadLetters
 from perdure.client.events import Events
 from perdure.client.handle import Handle, get_handle
 from perdure.client.limits import Breakers, Limits
-from perdure.client.locks import LockContext, Locks
+from perdure.client.locks import Locks
 from perdure.client.outbox import Outbox, Subscription, check_subscriptions
 from perdure.client.remote.transport import is_server
 from perdure.client.runs import messages
@@ -42,11 +42,12 @@ from perdure.core.printed_text import brief
 from perdure.core.routing import select_types
 from perdure.core.system import System
 from perdure.core.time.duration import Duration
+from perdure.core.tracing import Tracer, check_tracer
 from perdure.errors import BadArguments, UsageError
 from perdure.host import Host
 from perdure.store.contract import Store
 from perdure.store.url import check_url_text, shown
-from perdure.worker import WorkerOptions, WorkerSettings
+from perdure.worker import WorkerOptions
 from perdure.workflow.channels import Channel
 from perdure.workflow.definition import Call, Definition, misplaced_hint
 from perdure.workflow.discover import Definable, definition_of
@@ -89,6 +90,7 @@ class Engine(AsyncOnly):
         register_sources: bool = True,
         outbox: Iterable[Subscription] = (),
         middleware: Iterable[Middleware] = (),
+        tracing: Tracer | None = None,
         system: System | None = None,
         store: Store | None = None,
     ) -> None:
@@ -107,7 +109,8 @@ class Engine(AsyncOnly):
         package and the git commit of its checkout. With `pinned`, only workers of that build continue the runs of
         workflows that do not say `pinned` themselves. Workers store the source and docstring of each type for the
         dashboard, unless `register_sources` is false. `outbox`: subscriptions to published events, which workers serve.
-        `middleware` surrounds what workers execute; the first is outermost. `system` and `store` are for tests.
+        `middleware` surrounds what workers execute; the first is outermost. `tracing` makes spans: `Tracing()` of
+        `perdure.tracing`. `system` and `store` are for tests.
         """
         errors = check_list("errors", errors, "[PaymentDeclined]")
         _check_options(payload_warn, payload_limit, migrate, errors)
@@ -120,7 +123,7 @@ class Engine(AsyncOnly):
             hooks=Hooks(on_error=on_error, on_dead_letter=on_dead_letter, on_event=on_event),
             database_timeout=database_timeout, build=None if build is None else check_build(build),
             pinned=check_flag("pinned", pinned), register_sources=check_flag("register_sources", register_sources),
-            outbox=check_subscriptions(outbox), layers=check_middleware(middleware),
+            outbox=check_subscriptions(outbox), layers=check_middleware(middleware), tracer=check_tracer(tracing),
         )  # fmt: skip
         self._session = self._make_session(url, options, Host() if system is None else system, store, token)
         if audit is not None:
@@ -224,17 +227,6 @@ class Engine(AsyncOnly):
 
     # working
 
-    def lock(
-        self, name: str, ttl: Duration = "5m", *, wait: Duration | None = None, owner: str | None = None
-    ) -> LockContext:
-        """Hold a named lock for as long as a block lasts: `async with engine.lock("nightly-import") as lock: ...`.
-
-        It is extended automatically, so that `ttl` is how long it outlives a process that dies. Waits for it, at most
-        for `wait`, then raises `Locked`. If it is lost while the block goes on, the block is cancelled and `LockLost`
-        raised.
-        """
-        return LockContext(self._session, name, ttl, wait, owner)
-
     def worker(self, **options: Unpack[WorkerOptions]) -> EngineWorker:
         """Make a worker for the engine's workflows.
 
@@ -244,6 +236,8 @@ class Engine(AsyncOnly):
         beginning of one followed by `%`. When it starts, it waits for a server that cannot be reached, at most for
         `wait_for_database`.
         """
+        from perdure.worker import WorkerSettings
+
         code = self._session.served_code()
         require_workflows(code)
         checked = WorkerSettings.of(**options, retention=self._session.retention)
@@ -297,7 +291,7 @@ class Engine(AsyncOnly):
         return await self._start(call, self._session.new_run(call, options), options, connection)
 
     async def _start(self, call: Call[R], run: NewRun, options: StartOptions, connection: object) -> Handle[R]:
-        if not self._session.backpressure.is_idle:
+        if self._session.system.monotonic() >= self._session.backpressure.idle_until:
             await self._admit([run], connection)
         [handle] = await self._create([call], [run], connection)
         return handle
@@ -328,7 +322,7 @@ class Engine(AsyncOnly):
     async def _start_all(
         self, calls: Sequence[Call[R]], runs: Sequence[NewRun], options: StartOptions, connection: object
     ) -> list[Handle[R]]:
-        if not self._session.backpressure.is_idle:
+        if self._session.system.monotonic() >= self._session.backpressure.idle_until:
             await self._admit(runs, connection)
         if connection is not None:
             return await self._create(calls, runs, connection)
@@ -341,11 +335,9 @@ class Engine(AsyncOnly):
         ids = None if ids is None else check_list("ids", ids, "['order-17']")
         if ids is not None and len(ids) != len(calls):
             raise UsageError(f"{len(calls)} calls but {len(ids)} ids; give one id a call")
-        runs = [
-            self._session.new_run(call, options if ids is None else {**options, "id": ids[index]})
-            for index, call in enumerate(calls)
-        ]
-        self._session.duplicates.check_among(runs, calls)
+        runs = self._session.new_runs(calls, options, ids)
+        if ids is not None:
+            self._session.duplicates.check_among(runs, calls)
         return runs
 
     async def _admit(self, runs: Sequence[NewRun], connection: object) -> None:
@@ -358,7 +350,7 @@ class Engine(AsyncOnly):
 
     async def _create(self, calls: Sequence[Call[R]], runs: Sequence[NewRun], connection: object) -> list[Handle[R]]:
         if connection is None:
-            created = await (await self._session.connect()).create(runs, self._session.actor)
+            created = [await self._session.start_batches.create(run, self._session.actor) for run in runs]
             self._session.duplicates.check_created(created, runs, calls)
         else:
             created = await create_on(
@@ -380,12 +372,26 @@ class Engine(AsyncOnly):
 
     @overload
     async def send(
-        self, run_id: str, name: Channel[T], value: T, *, key: str | None = None, connection: object = None
+        self,
+        run_id: str,
+        name: Channel[T],
+        value: T,
+        *,
+        key: str | None = None,
+        connection: object = None,
+        reason: str = "",
     ) -> None: ...
 
     @overload
     async def send(
-        self, run_id: str, name: str, value: object = None, *, key: str | None = None, connection: object = None
+        self,
+        run_id: str,
+        name: str,
+        value: object = None,
+        *,
+        key: str | None = None,
+        connection: object = None,
+        reason: str = "",
     ) -> None: ...
 
     def send(
@@ -396,29 +402,15 @@ class Engine(AsyncOnly):
         *,
         key: str | None = None,
         connection: object = None,
+        reason: str = "",
     ) -> Coroutine[Any, Any, None]:
         """Send a message to a run; it is kept until the run receives it. Raises `RunNotFound` or `RunFinished`.
 
-        With a `key`, sending it twice is sending it once. On a `connection` of yours, it is sent when you commit.
+        With a `key`, sending it twice is sending it once. On a `connection` of yours, it is sent when you commit. The
+        audit trail keeps the `reason`.
         """
         # A snapshot of the value now: the coroutine may be awaited later.
-        return messages.send(self._session, run_id, name, snapshot(value), key, connection)
-
-    @overload
-    async def broadcast(self, name: Channel[T], value: T, *, correlation: str, key: str | None = None) -> int: ...
-
-    @overload
-    async def broadcast(self, name: str, value: object = None, *, correlation: str, key: str | None = None) -> int: ...
-
-    def broadcast(
-        self, name: Channel[Any] | str, value: object = None, *, correlation: str, key: str | None = None
-    ) -> Coroutine[Any, Any, int]:
-        """Send a message to every run that listens for that name and correlation value; their number.
-
-        A run listens from its first `ctx.receive(name, correlation=...)` until it ends. Runs are reached a hundred at a
-        time. With a `key`, an interrupted broadcast may be repeated: no run gets it twice.
-        """
-        return messages.broadcast(self._session, name, snapshot(value), correlation, key)
+        return messages.send(self._session, run_id, name, snapshot(value), key, connection, reason)
 
     async def cancel(self, run_id: str, reason: str = "") -> bool:
         """Ask a run to stop: its workflow gets a `CancelledError` and may clean up.

@@ -17,6 +17,7 @@ import sys
 import threading
 import warnings
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import wraps
 from types import GenericAlias, TracebackType
@@ -92,6 +93,17 @@ class Portal:
             coroutine.close()
             raise
         return asyncio.run_coroutine_threadsafe(coroutine, self._running()).result()
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the background loop, for a caller that awaits it on a loop of its own."""
+        try:
+            refuse_in_workflow()
+            if self._closed:
+                raise EngineClosed(f"{self._name} was closed; make a new one")
+        except BaseException:
+            coroutine.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(coroutine, self._running())
 
     def run_here(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on a new event loop of this thread, where it may handle signals."""

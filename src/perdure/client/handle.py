@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Generic, TypeVar, Unpack, overload
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from perdure.client.runs import messages, reopen, results
 from perdure.client.runs.inspect import read_report
 from perdure.client.runs.namespace import Runs
 from perdure.client.runs.reopen import ForkOptions, RetryOptions
-from perdure.client.runs.results import StreamItem
 from perdure.client.runs.start import Moment
 from perdure.client.session import Session
 from perdure.core.audit import Event
 from perdure.core.codec.snapshot import snapshot
-from perdure.core.model.outputs import Interruption
+from perdure.core.model.outputs import Interruption, StreamItem
 from perdure.core.model.record import Message, Record
 from perdure.core.model.reports import RunReport
 from perdure.core.model.run import Run, Status
 from perdure.core.model.set_aside_messages import SetAsideMessage
 from perdure.core.option_checks import check_instance
+from perdure.core.run_log import LoggedLine, check_log_page
 from perdure.core.time.duration import Duration
-from perdure.store.sql.reads import interruptions
+from perdure.store.sql.reads import interruptions, read_log
 from perdure.workflow.channels import Channel, Question
 from perdure.workflow.definition import Definition
 
@@ -80,6 +81,15 @@ class Handle(Generic[R_co]):
         """Read the messages that were sent to it and that it has not received yet, in order."""
         return await (await self._session.connect()).inbox(self.id, 0)
 
+    async def logs(self, *, after: int | None = None, limit: int = 100) -> builtins.list[LoggedLine]:
+        """Read the log lines that workers with `keep_log` have kept with it, in order.
+
+        They are the latest ones, at most `limit`; with `after`, the first ones past the line of that number.
+        """
+        last, most = check_log_page(after, limit)
+        await self._session.find(self.id)
+        return await read_log(await self._session.connect(), self.id, last, most)
+
     async def events(self) -> builtins.list[Event]:
         """Read its audit trail."""
         return await (await self._session.connect()).events(self.id)
@@ -98,21 +108,29 @@ class Handle(Generic[R_co]):
         return await self._runs.why(self.id)
 
     @overload
-    async def send(self, name: Channel[T], value: T, *, key: str | None = None, connection: object = None) -> None: ...
+    async def send(
+        self, name: Channel[T], value: T, *, key: str | None = None, connection: object = None, reason: str = ""
+    ) -> None: ...
 
     @overload
     async def send(
-        self, name: str, value: object = None, *, key: str | None = None, connection: object = None
+        self, name: str, value: object = None, *, key: str | None = None, connection: object = None, reason: str = ""
     ) -> None: ...
 
     def send(
-        self, name: Channel[Any] | str, value: object = None, *, key: str | None = None, connection: object = None
+        self,
+        name: Channel[Any] | str,
+        value: object = None,
+        *,
+        key: str | None = None,
+        connection: object = None,
+        reason: str = "",
     ) -> Coroutine[Any, Any, None]:
         """Send it a message. With a `key`, sending twice is sending once.
 
-        On a `connection` of yours, it is sent when you commit.
+        On a `connection` of yours, it is sent when you commit. The audit trail keeps the `reason`.
         """
-        return messages.send(self._session, self.id, name, snapshot(value), key, connection)
+        return messages.send(self._session, self.id, name, snapshot(value), key, connection, reason)
 
     async def set_aside_messages(self) -> builtins.list[SetAsideMessage]:
         """List the messages that its workflow could not decode, with their errors and what became of them."""
@@ -187,6 +205,27 @@ class Handle(Generic[R_co]):
         """Read the latest value that it published under a key, also after its end; `default` if there is none."""
         return await results.state(self._session, self.id, key, type, default)
 
+    @overload
+    async def wait_state(
+        self, key: str, wanted: T | Callable[[T], bool], type: type[T], *, timeout: Duration | None = None
+    ) -> T: ...
+
+    @overload
+    async def wait_state(
+        self, key: str, wanted: Any = ..., type: Any = ..., *, timeout: Duration | None = None
+    ) -> Any: ...
+
+    async def wait_state(
+        self, key: str, wanted: Any = UNSET, type: Any = Any, *, timeout: Duration | None = None
+    ) -> Any:
+        """Wait until it has published a certain value under a key, and return that value.
+
+        `wanted` is the value, or a function that tells of a value whether it is meant; without it, any value is. A
+        value that is replaced at once may not be seen. Raises `TimeoutError` after `timeout`, and `RunFinished` if the
+        run ends without such a value.
+        """
+        return await results.wait_state(self._session, self.id, key, wanted, type, timeout)
+
     async def states(self) -> dict[str, Any]:
         """Read everything that it has published, by key."""
         return await results.states(self._session, self.id)
@@ -226,9 +265,9 @@ class Handle(Generic[R_co]):
         """Pause it once the steps that are under way have ended; False if it is paused already or has finished."""
         return await self._runs.pause(self.id, reason)
 
-    async def resume(self) -> bool:
+    async def resume(self, reason: str = "") -> bool:
         """End its pause; False if it is not paused."""
-        return await self._runs.resume(self.id)
+        return await self._runs.resume(self.id, reason)
 
     async def set_priority(self, priority: int, reason: str = "") -> bool:
         """Change its priority; False if it has that priority already, or has finished."""
@@ -238,13 +277,13 @@ class Handle(Generic[R_co]):
         """Let workers of every build continue it; False if it is not pinned, or has finished."""
         return await Runs(self._session).unpin(self.id, reason)
 
-    async def evict(self) -> bool:
+    async def evict(self, reason: str = "") -> bool:
         """Make the worker that holds it give it back, for another to take; False if no worker held it."""
-        return await self._runs.evict(self.id)
+        return await self._runs.evict(self.id, reason)
 
-    async def wake(self, at: Moment | None = None) -> None:
+    async def wake(self, at: Moment | None = None, reason: str = "") -> None:
         """End its sleep at another time, by default now. Raises `UsageError` if it is not asleep."""
-        await self._runs.wake(self.id, at)
+        await self._runs.wake(self.id, at, reason)
 
     async def retry(self, **changes: Unpack[RetryOptions]) -> int:
         """Let it go again, as its status allows, and return its generation.

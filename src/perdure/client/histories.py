@@ -23,6 +23,7 @@ from perdure.core.model.histories import (
     HistoriesHeader,
     HistoriesReport,
     RunHistory,
+    UnreadableRun,
     portable,
     read_histories,
     redact_history,
@@ -35,7 +36,7 @@ from perdure.core.model.run import RunFilter
 from perdure.core.option_checks import check_list, check_whole
 from perdure.core.printed_text import brief
 from perdure.core.redaction import Redaction
-from perdure.errors import UsageError
+from perdure.errors import StoreCorrupt, UsageError
 from perdure.store.contract import Store
 from perdure.workflow.definition import Workflow
 
@@ -105,7 +106,9 @@ async def _write(
         stream.write(to_header(header))
         async for found in _pages(store, ids, filter):
             room = len(found) if limit is None else limit - report.runs
-            for history in await load_histories(store, found[:room]):
+            histories, unreadable = await _readable_histories(store, found[:room])
+            report = replace(report, unreadable=(*report.unreadable, *unreadable))
+            for history in histories:
                 known = isinstance(session.workflows.get(history.run.type), Workflow)
                 written = history if known else without_proof(history)
                 stream.write(to_line(written if redact is None else redact_history(written, redact)))
@@ -113,6 +116,22 @@ async def _write(
             if len(found) > room:
                 return replace(report, more=True)
     return report
+
+
+async def _readable_histories(store: Store, run_ids: Sequence[str]) -> tuple[list[RunHistory], list[UnreadableRun]]:
+    """Read histories; a run that cannot be read is reported, and the others are read one at a time."""
+    try:
+        return await load_histories(store, run_ids), []
+    except StoreCorrupt as error:
+        if len(run_ids) == 1:
+            return [], [UnreadableRun(run_id=run_ids[0], error=str(error))]
+    histories: list[RunHistory] = []
+    unreadable: list[UnreadableRun] = []
+    for run_id in run_ids:
+        found, left_out = await _readable_histories(store, [run_id])
+        histories += found
+        unreadable += left_out
+    return histories, unreadable
 
 
 async def _pages(store: Store, ids: tuple[str, ...] | None, filter: RunFilter | None) -> AsyncIterator[Sequence[str]]:

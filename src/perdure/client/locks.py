@@ -1,4 +1,4 @@
-"""Named locks: `engine.lock(name)` for as long as a block lasts, `engine.locks` for everything else.
+"""Named locks, `engine.locks`: `hold` for as long as a block lasts, `acquire` for everything else.
 
 The database decides who holds a lock, and until when, by its own clock. A holder measures the time besides, from before
 its request: once that is over it does not rely on the lock any more, even if the database cannot be reached.
@@ -200,10 +200,21 @@ class Locks:
     ) -> Lock:
         """Acquire a lock for `ttl`. Wait for it for `wait`, or with None as long as it takes, then raise `Locked`.
 
-        It is not extended automatically: use `engine.lock` for that. `owner` is the holder's name that others see; host
+        It is not extended automatically: use `hold` for that. `owner` is the holder's name that others see; host
         and process by default.
         """
         return await acquire(Lock, self._session, name, ttl, wait, owner)
+
+    def hold(
+        self, name: str, ttl: Duration = "5m", *, wait: Duration | None = None, owner: str | None = None
+    ) -> LockContext:
+        """Hold a lock for as long as a block lasts: `async with engine.locks.hold("nightly-import") as lock: ...`.
+
+        It is extended automatically, so that `ttl` is how long it outlives a process that dies. Waits for it, at most
+        for `wait`, then raises `Locked`. If it is lost while the block goes on, the block is cancelled and `LockLost`
+        raised.
+        """
+        return LockContext(self._session, name, ttl, wait, owner)
 
     async def list(self, *, limit: int = 100, after: str = "") -> builtins.list[LockInfo]:
         """List locks that are held, by name, beginning after a name."""
@@ -216,11 +227,12 @@ class Locks:
         found = await (await self._session.connect()).locks("", 1, check_key(name, "lock name"))
         return found[0] if found else None
 
-    async def force_release(self, name: str) -> bool:
+    async def force_release(self, name: str, reason: str = "") -> bool:
         """Take a lock from its holder, which learns of it when it extends or releases the lock; False if it is free."""
+        reason = check_text("reason", reason)
         held = await self.get(name)
         store = await self._session.connect()
-        return held is not None and await store.release_lock(name, held.token, None, self._session.actor)
+        return held is not None and await store.release_lock(name, held.token, None, self._session.actor, reason)
 
 
 class LockContext(AsyncOnly):

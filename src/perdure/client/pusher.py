@@ -9,7 +9,7 @@ import asyncio
 import builtins
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perdure.client.engine import Engine
 from perdure.client.session import refuse_in_workflow, require_workflows, session_of
@@ -22,7 +22,9 @@ from perdure.core.process_fork import never_finalize, watch_forks
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import RunNotFound, UnknownWorkflow, UsageError
 from perdure.store.url import shown
-from perdure.worker import UnknownRun, UnservedType, Worker, WorkerSettings
+
+if TYPE_CHECKING:
+    from perdure.worker import Worker
 
 #: Runs of dead workers given back, and schedules fired, in one transaction.
 _SWEPT = 500
@@ -49,6 +51,8 @@ class Pusher:
         """The options are those of `Engine.worker`."""
         self._session = session_of(engine)
         require_workflows(self._session.served_code())
+        from perdure.worker import WorkerSettings
+
         self._settings = WorkerSettings.of(
             lease=lease, grace=grace, retry=retry, resident=resident, retention=self._session.retention, claims=False
         )
@@ -135,6 +139,8 @@ class Pusher:
     @contextmanager
     def _naming(self, run_id: str) -> Generator[None]:
         """Name the run that cannot be executed here."""
+        from perdure.worker import UnknownRun, UnservedType
+
         try:
             yield
         except UnknownRun:

@@ -173,9 +173,10 @@ class Schedules:
 
         return await self._change(id, "schedule_paused", paused)
 
-    async def resume(self, id: str, *, catch_up: bool = False) -> bool:
+    async def resume(self, id: str, *, catch_up: bool = False, reason: str = "") -> bool:
         """Start runs again; False if it is not paused. With `catch_up`, fire times during the pause count as missed."""
         check_flag("catch_up", catch_up)
+        reason = check_text("reason", reason)
         now = await self._now()
 
         def resumed(one: Schedule) -> Schedule | None:
@@ -184,22 +185,26 @@ class Schedules:
             following = one.next_fire_time if catch_up or one.next_fire_time > now else next_fire_time(one.window, now)
             return _due(structs.replace(one, paused=False, reason="", next_fire_time=following), now)
 
-        return await self._change(id, "schedule_resumed", resumed)
+        return await self._change(id, "schedule_resumed", resumed, reason)
 
-    async def delete(self, id: str) -> None:
+    async def delete(self, id: str, reason: str = "") -> None:
         """Delete a schedule; runs that it has started go on. Raises `ScheduleNotFound`."""
+        reason = check_text("reason", reason)
         await self.get(id)
-        await (await self._session.connect()).delete_schedule(id, self._session.actor)
+        await (await self._session.connect()).delete_schedule(id, self._session.actor, reason)
 
-    async def trigger(self, id: str) -> Handle[Any]:
+    async def trigger(self, id: str, reason: str = "") -> Handle[Any]:
         """Start a run now, regardless of timing, pause and overlap. Raises `ScheduleNotFound`, and `SingletonBusy`."""
+        reason = check_text("reason", reason)
         key = f"now-{self._session.system.entropy(8).hex()}"
-        started = await self._trigger(id, (), key)
+        started = await self._trigger(id, (), key, reason)
         if not started:
             raise SingletonBusy(f"the schedule {id!r} starts a singleton, and another run of that is not over yet")
         return await get_handle(self._session, started[0])
 
-    async def backfill(self, id: str, start: datetime.datetime, end: datetime.datetime) -> builtins.list[str]:
+    async def backfill(
+        self, id: str, start: datetime.datetime, end: datetime.datetime, reason: str = ""
+    ) -> builtins.list[str]:
         """Start the runs of all fire times from `start` on and before `end`, which is not in the future; their ids.
 
         A `datetime` without a time zone is a wall clock in the schedule's own time zone, which is that of its `Cron`
@@ -207,10 +212,11 @@ class Schedules:
         policies: the overlap policy does not hold them back, so give the type a limit if few shall run at a time. An
         interrupted backfill may be repeated. `preview_backfill` says what it would start.
         """
+        reason = check_text("reason", reason)
         wanted = await self._backfilled(id, start, end)
         started: builtins.list[str] = []
         for at in range(0, len(wanted), _CHUNK):
-            started += await self._trigger(id, wanted[at : at + _CHUNK], "")
+            started += await self._trigger(id, wanted[at : at + _CHUNK], "", reason)
         return started
 
     async def preview_backfill(self, id: str, start: datetime.datetime, end: datetime.datetime) -> BackfillPreview:
@@ -298,14 +304,18 @@ class Schedules:
     async def _now(self) -> int:
         return await (await self._session.connect()).now()
 
-    async def _trigger(self, id: str, fire_times: builtins.list[int] | tuple[()], key: str) -> builtins.list[str]:
+    async def _trigger(
+        self, id: str, fire_times: builtins.list[int] | tuple[()], key: str, reason: str
+    ) -> builtins.list[str]:
         store = await self._session.connect()
-        started = await store.trigger(check_name(id, "schedule id"), fire_times, key, self._session.actor)
+        started = await store.trigger(check_name(id, "schedule id"), fire_times, key, self._session.actor, reason)
         if started is None:
             raise ScheduleNotFound(f"there is no schedule {id!r}")
         return started
 
-    async def _change(self, id: str, event: str, change: Callable[[Schedule], Schedule | None]) -> bool:
+    async def _change(
+        self, id: str, event: str, change: Callable[[Schedule], Schedule | None], reason: str = ""
+    ) -> bool:
         """Compare and swap a schedule until it succeeds; False if there is nothing to change."""
         store = await self._session.connect()
         write_id = self._session.system.entropy(16).hex()
@@ -314,7 +324,7 @@ class Schedules:
             changed = change(there)
             # Without a change, this asks whether the last write is that of an earlier attempt whose answer was lost.
             wanted, version = (there, _NO_VERSION) if changed is None else (changed, there.version)
-            saved = await store.save_schedule(wanted, version, write_id, event, self._session.actor)
+            saved = await store.save_schedule(wanted, version, write_id, event, self._session.actor, reason)
             if saved is SaveOutcome.DONE:
                 return True
             if changed is None:

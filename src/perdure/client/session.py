@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
@@ -18,13 +18,15 @@ from msgspec import Struct, structs
 from perdure.client.build import build_of
 from perdure.client.outbox import Subscription, delivery_code
 from perdure.client.runs.results import Results
-from perdure.client.runs.start import DuplicateCheck, StartOptions, new_run
+from perdure.client.runs.start import DuplicateCheck, RunMaker, StartOptions
+from perdure.client.runs.start_batches import StartBatches
 from perdure.client.watermarks import Backpressure
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes
 from perdure.core.hooks import Hooks
 from perdure.core.ids import check_id
 from perdure.core.middleware import NO_LAYERS, Layers
+from perdure.core.model.headers import check_headers
 from perdure.core.model.run import NewRun, Run
 from perdure.core.option_checks import check_time
 from perdure.core.pinning import pinned_queue
@@ -35,15 +37,17 @@ from perdure.core.process_fork import never_finalize, watch_forks
 from perdure.core.routing import select_types
 from perdure.core.system import System
 from perdure.core.time.duration import Duration
+from perdure.core.tracing import Tracer, request_headers
 from perdure.errors import EngineClosed, NotInWorkflow, RunNotFound, UnknownWorkflow, UsageError
 from perdure.store import Retrying, open_store
 from perdure.store.contract import Store
-from perdure.store.url import is_in_memory, shown
-from perdure.worker import HookCaller, Worker, WorkerSettings, in_workflow
+from perdure.store.url import is_in_memory, shown, with_shared_pool
+from perdure.worker import in_workflow
 from perdure.workflow.definition import Call, Definition, Workflow, call_hint
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine
+    from perdure.worker import HookCaller, TraceListener, Worker, WorkerSettings, WorkerTracing
 
 
 #: Seconds for which a client repeats a call while the server cannot be reached. Longer than any statement may take.
@@ -81,6 +85,7 @@ class SessionOptions(Struct, frozen=True, kw_only=True):
     register_sources: bool = True
     outbox: tuple[Subscription, ...] = ()
     layers: Layers = NO_LAYERS
+    tracer: Tracer | None = None
 
 
 class Session:
@@ -95,6 +100,8 @@ class Session:
         store: Store | None,
     ) -> None:
         self.url = url
+        #: What the store is opened with.
+        self._store_url = url
         #: Code of this engine, by type.
         self.workflows = workflows
         self.system = system
@@ -110,6 +117,8 @@ class Session:
         self.outbox = options.outbox
         #: Middleware.
         self.layers = options.layers
+        self._tracer = options.tracer
+        self._trace_listener: TraceListener | None = None
         self._migrate = options.migrate
         self._database_timeout = _checked_timeout(options.database_timeout)
         #: The database, opened or not. Most callers want `opened` or `unclosed`.
@@ -126,18 +135,25 @@ class Session:
         """Set up what belongs to one process."""
         #: Name of this client in the audit trail.
         self.actor = f"client:{self.system.entropy(4).hex()}"
-        self._hook_caller = HookCaller(self._hooks, self.store, self.system) if self._hooks else None
+        self._hook_caller = self._new_hook_caller() if self._hooks else None
         self._opening: asyncio.Lock | None = None
         #: Workers and pushers that `close` stops.
         self.workers: set[Worker] = set()
         #: Waits for outcomes of runs.
         self.results = self._new_results()
+        #: Starts that share commits.
+        self.start_batches = StartBatches(self.connect)
+
+    def _new_hook_caller(self) -> HookCaller:
+        from perdure.worker import HookCaller
+
+        return HookCaller(self._hooks, self.store, self.system)
 
     def _new_results(self) -> Results:
         return Results(self)
 
     def _new_store(self) -> Store:
-        store = open_store(self.url, self.system, migrate=self._migrate)
+        store = open_store(self._store_url, self.system, migrate=self._migrate)
         return Retrying(store, self.system, self._database_timeout, strict=True)
 
     def _after_fork_in_child(self) -> None:
@@ -216,8 +232,23 @@ class Session:
         if isinstance(self.store, Retrying):
             self.store.bound = self._database_timeout
 
+    def share_connections(self, processes: int) -> None:
+        """Use one part of the connections that the URL allows, because so many processes share them.
+
+        For tools that are handed a finished engine, before it connects.
+        """
+        if self._lent or processes == 1 or self._state != "new":
+            return
+        audit = self.store.audit
+        self._store_url = with_shared_pool(self.url, processes)
+        self.store = self._new_store()
+        self.store.audit = audit
+        self._begin()
+
     def make_worker(self, settings: WorkerSettings, code: Mapping[str, Definition[Any, Any]] | None = None) -> Worker:
         """Make a worker on the open database that has not been started; `close` stops it. `code`: not the engine's."""
+        from perdure.worker import Worker
+
         store = self.store
         if isinstance(store, Retrying) and not self._lent:
             store = store.bounded(WORKER_TIMEOUT)
@@ -238,9 +269,22 @@ class Session:
             pinned=pinned,
             registers_sources=self._register_sources,
             layers=self.layers,
+            tracing=self._trace(),
         )
         self.workers.add(worker)
         return worker
+
+    def _trace(self) -> WorkerTracing | None:
+        """Return the tracing of a worker, if spans go anywhere; one listener hears of all claims and commits."""
+        tracer = self._tracer
+        if tracer is None or not tracer.is_active():
+            return None
+        from perdure.worker import TraceListener, WorkerTracing
+
+        if self._trace_listener is None:
+            self._trace_listener = TraceListener()
+            self.system.telemetry.attach(self._trace_listener)
+        return WorkerTracing(tracer, self._trace_listener)
 
     def served_code(self) -> Mapping[str, Definition[Any, Any]]:
         """Return the code that workers serve: that of the engine, and the deliveries of its outbox."""
@@ -283,16 +327,39 @@ class Session:
 
         `where`: name of the method that was called, for errors.
         """
+        [new] = self.new_runs([call], options, where=where)
+        return new
+
+    def new_runs(
+        self,
+        calls: Sequence[Call[Any]],
+        options: StartOptions,
+        ids: Sequence[str | None] | None = None,
+        where: str = "start",
+    ) -> list[NewRun]:
+        """Make the rows of runs with the same options, as `new_run` does; with `ids`, each has an id of its own."""
+        known = [self._known(call, where) for call in calls]
+        inputs = [call.encode(self.codec) for call in known]
+        carried = request_headers.get() if self._tracer is None else self._tracer.outgoing() or request_headers.get()
+        if carried:
+            options = {**options, "headers": {**carried, **check_headers(options.get("headers"))}}
+        maker = RunMaker(options, self.system, self.store.clock(), len(known))
+        if ids is None:
+            return list(map(maker.make, known, inputs))
+        return list(map(maker.make, known, inputs, ids))
+
+    def _known(self, call: object, where: str) -> Call[Any]:
         if not isinstance(call, Call):
             raise UsageError(f"{where} takes a call such as `checkout(order)`, not {call_hint(call)}")
-        if call.definition is not None and self.workflows and call.type not in self.workflows:
+        if call.definition is None:
+            return self.resolve_call(call)
+        if self.workflows and call.type not in self.workflows:
             raise UnknownWorkflow(
                 f"workflow {call.type!r} is not one of this engine's ({closest(call.type, self.workflows)}); add it to "
                 "Engine(url, [...]), or start it by name where another engine serves it: "
                 f"Call.named({call.type!r}, ...)"
             )
-        known = self.resolve_call(call)
-        return new_run(known, known.encode(self.codec), options, self.system, self.store.clock())
+        return call
 
     def resolve_call(self, call: Call[Any]) -> Call[Any]:
         """Turn a call by name into a call of its code, which checks the arguments, where this engine has that code."""

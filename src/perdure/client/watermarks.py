@@ -94,12 +94,9 @@ class Backpressure:
         self._own = {(mark.kind, mark.name): mark for mark in own}
         self._marks = self._own
         self._looked_at = float("-inf")
+        #: Monotonic time until which starts need not be admitted: no watermark is known, and that knowledge is fresh.
+        self.idle_until = float("-inf")
         self._gauges: dict[Place, _Gauge] = {}
-
-    @property
-    def is_idle(self) -> bool:
-        """True while no watermark is known and that knowledge is fresh: nothing has to be read."""
-        return not self._marks and self._system.monotonic() - self._looked_at < MARKS_FRESH
 
     async def admit(self, runs: Sequence[NewRun], reader: WatermarkReader, *, may_wait: bool) -> None:
         """Let runs be started, or wait until they may be. Raises `Overloaded`."""
@@ -107,6 +104,8 @@ class Backpressure:
         if now - self._looked_at >= MARKS_FRESH:
             self._looked_at = now
             self._marks = {**self._own, **{(mark.kind, mark.name): mark for mark in await reader.watermarks()}}
+            if not self._marks:
+                self.idle_until = now + MARKS_FRESH
         counts: dict[Place, int] = {}
         for run in runs:
             for place in (("queue", run.queue), ("type", run.type)):
@@ -121,7 +120,7 @@ class Backpressure:
 
     def forget(self) -> None:
         """Read the watermarks again before the next start."""
-        self._looked_at = float("-inf")
+        self._looked_at = self.idle_until = float("-inf")
 
     async def _admit(self, place: Place, mark: Watermark, reader: WatermarkReader, *, may_wait: bool) -> None:
         gauge = self._gauges.setdefault(place, _Gauge())

@@ -6,7 +6,7 @@ import builtins
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perdure.client.session import AsyncOnly, Session, refuse_in_workflow
 from perdure.client.watermarks import Watermarks
@@ -24,8 +24,10 @@ from perdure.core.option_checks import check_duration, check_text
 from perdure.core.routing import TypeInfo
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import StoreRefused, StoreUnavailable, UsageError, WorkerNotFound
-from perdure.worker import Worker, WorkerSettings
 from perdure.workflow.definition import Definition
+
+if TYPE_CHECKING:
+    from perdure.worker import Worker, WorkerSettings
 
 logger = logging.getLogger("perdure.client")
 
@@ -194,13 +196,15 @@ class Queues:
         await store.pause(Pause(kind=kind, name=name, reason=reason), self._session.actor)
         return True
 
-    async def resume(self, *, queue: str | None = None, type: str | None = None) -> bool:
+    async def resume(self, *, queue: str | None = None, type: str | None = None, reason: str = "") -> bool:
         """End the pause of a queue or a type; False if it was not paused."""
+        reason = check_text("reason", reason)
+        self._session.codec.encode(reason, "the reason for resuming")
         kind, name = _place(queue, type)
         store = await self._session.connect()
         if not any((one.kind, one.name) == (kind, name) for one in await store.pauses()):
             return False
-        await store.resume(kind, name, self._session.actor)
+        await store.resume(kind, name, self._session.actor, reason)
         return True
 
     async def paused(self) -> builtins.list[Pause]:

@@ -77,6 +77,8 @@ class LoopGuard:
         self.pause = min(self.pause * 2, LONGEST_PAUSE) if again else FIRST_PAUSE
         self._failed_at = now
         self.health.count(self.loop, error)
+        if (tell := self._system.telemetry.loop_failed) is not None:
+            tell(self.loop, error)
         # The message of an outage is enough; any other error is a bug and needs its traceback.
         trace = None if isinstance(error, self._outages) else error
         self._logger.error("%s failed, trying again in %.1f s: %s", self.loop, self.pause, error, exc_info=trace)

@@ -28,13 +28,10 @@ def uuid7(now_us: int, entropy: bytes) -> str:
     if len(entropy) < 8:
         raise ValueError(f"uuid7 needs 8 bytes of entropy, got {len(entropy)}")
     milliseconds, rest = divmod(now_us, 1000)
-    number = (milliseconds & 0xFFFF_FFFF_FFFF) << 80
-    number |= 0x7 << 76
     # RFC 9562, 6.2, method 3: a finer clock in place of random bits keeps ids of one millisecond in order.
-    number |= (rest * 4096 // 1000) << 64
-    number |= 0b10 << 62
-    number |= int.from_bytes(entropy[:8], "big") & 0x3FFF_FFFF_FFFF_FFFF
-    text = f"{number:032x}"
+    first = (milliseconds & 0xFFFF_FFFF_FFFF) << 16 | 0x7000 | rest * 4096 // 1000
+    last = int.from_bytes(entropy[:8], "big") & 0x3FFF_FFFF_FFFF_FFFF | 0x8000_0000_0000_0000
+    text = f"{first:016x}{last:016x}"
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 

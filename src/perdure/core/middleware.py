@@ -39,7 +39,7 @@ class Invocation(Struct, frozen=True, kw_only=True):
     headers: Headers
     function: Callable[..., Any]
 
-    def with_arguments(self, *args: Any, **kwargs: Any) -> Invocation:
+    def with_arguments(self, /, *args: Any, **kwargs: Any) -> Invocation:
         """A copy with other arguments, to be passed to `next`."""
         return replace(self, args=args, kwargs=kwargs)
 

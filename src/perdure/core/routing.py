@@ -22,6 +22,8 @@ T = TypeVar("T")
 ANY = "%"
 #: Runtime of the types that workers of this package serve.
 PYTHON = "python"
+#: Registered in place of a runtime: workers of every runtime may claim runs of the type.
+SHARED = "shared"
 
 
 class TypeInfo(Struct, frozen=True, kw_only=True):
@@ -30,7 +32,7 @@ class TypeInfo(Struct, frozen=True, kw_only=True):
     type: str
     #: `workflow`, whose history only its own runtime can read, or `activity`, which any language may serve.
     kind: str = "activity"
-    #: Runtime that serves it: `python`, or the name that a worker in another language gives itself.
+    #: Runtime that it belongs to: `python`, the name that a worker in another language gives itself, or `shared`.
     runtime: str = PYTHON
     #: First line of its docstring.
     description: str = ""
@@ -43,6 +45,14 @@ class TypeInfo(Struct, frozen=True, kw_only=True):
 def served_elsewhere(types: Iterable[TypeInfo]) -> dict[str, str]:
     """Map the types that workers in other languages have registered to their runtimes."""
     return {one.type: one.runtime for one in types if one.runtime != PYTHON}
+
+
+def runtime_of_type(registered: str | None, given: str) -> str:
+    """Return the runtime that a type belongs to, after a worker of a runtime has registered it.
+
+    The first runtime that registers a type has it. A type that any worker names as shared belongs to all of them.
+    """
+    return SHARED if SHARED in (registered, given) else registered or given
 
 
 def matches(pattern: str, type: str) -> bool:
@@ -63,11 +73,11 @@ def select_types(known: Mapping[str, T], patterns: Sequence[str] | None) -> dict
     return {type: value for type, value in known.items() if any(matches(pattern, type) for pattern in patterns)}
 
 
-def check_patterns(patterns: str | Iterable[str] | None) -> tuple[str, ...] | None:
+def check_patterns(patterns: str | Iterable[str] | None, option: str = "types") -> tuple[str, ...] | None:
     """Check patterns and return them. Raises `InvalidName`."""
     if patterns is None:
         return None
-    given = (patterns,) if isinstance(patterns, str) else check_list("types", patterns, "['billing.%']")
+    given = (patterns,) if isinstance(patterns, str) else check_list(option, patterns, "['billing.%']")
     if not given:
         raise UsageError(
             "types=[] would leave a worker nothing to do; leave it out for all, or name some: ['billing.%']"

@@ -1,4 +1,4 @@
-"""`System`: clocks, randomness, tasks, threads and crash points, behind one interface.
+"""`System`: clocks, randomness, tasks, threads, crash points and telemetry, behind one interface.
 
 Nothing else in Perdure reads a clock, draws a random number, spawns a task or starts a thread. With another `System`, a
 whole worker runs on a virtual clock under a seed, or dies at a chosen line.
@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from perdure.core.telemetry import Telemetry
 
 T = TypeVar("T")
 
@@ -98,6 +101,9 @@ class NoTicker(Ticker):
 
 class System(Protocol):
     """The engine's interface to the operating system."""
+
+    #: The bus on which the engine tells listeners about its work.
+    telemetry: Telemetry
 
     def now(self) -> int:
         """Wall-clock time in microseconds since the epoch, UTC."""

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 from starlette.responses import Response
 
+from perdure.client.runs.attempt_reports import pending_token
 from perdure.client.session import session_of
 from perdure.core.model.run import Reason, Run, Status
 from perdure.core.model.waits import RunWaits, WaitKind
@@ -23,6 +24,8 @@ from perdure.errors import PerdureError, UsageError
 
 #: More runs than this need their number typed.
 MANY = 100
+#: Longest wait of a page for the answer to a question.
+_ANSWER = "20s"
 
 Form = Mapping[str, str]
 
@@ -51,12 +54,15 @@ class RunAction(Struct, frozen=True, kw_only=True):
     sentence: Callable[[Run], str]
     fields: tuple[Field, ...] = ()
     allowed: Callable[[Run], bool]
-    perform: Callable[[PageRequest, str, Form], Awaitable[str]]
+    #: Returns the notice of the page of the run, or a page of its own.
+    perform: Callable[[PageRequest, str, Form], Awaitable[str | Response]]
     danger: bool = False
     #: Key of the keyboard.
     key: str = ""
-    #: It has a button of its own on the page of the run.
+    #: It has a button on the page of the run.
     listed: bool = True
+    #: The button is in the menu of the rarer ones.
+    rare: bool = False
 
 
 def read_json(form: Form, name: str) -> Any:
@@ -100,7 +106,8 @@ async def _pause(request: PageRequest, run_id: str, form: Form) -> str:
 
 
 async def _resume(request: PageRequest, run_id: str, form: Form) -> str:
-    return "The run goes on." if await request.engine.runs.resume(run_id) else "The run was not paused."
+    done = await request.engine.runs.resume(run_id, form.get("reason", ""))
+    return "The run goes on." if done else "The run was not paused."
 
 
 async def _set_priority(request: PageRequest, run_id: str, form: Form) -> str:
@@ -112,12 +119,12 @@ async def _set_priority(request: PageRequest, run_id: str, form: Form) -> str:
 
 
 async def _wake(request: PageRequest, run_id: str, form: Form) -> str:
-    await request.engine.runs.wake(run_id)
+    await request.engine.runs.wake(run_id, reason=form.get("reason", ""))
     return "The run wakes up now."
 
 
 async def _retry(request: PageRequest, run_id: str, form: Form) -> str:
-    generation = await request.engine.runs.retry(run_id)
+    generation = await request.engine.runs.retry(run_id, reason=form.get("reason", ""))
     return f"The run goes again, as generation {generation}." if generation > 1 else "The run goes again."
 
 
@@ -128,13 +135,65 @@ async def _fork(request: PageRequest, run_id: str, form: Form) -> str:
         input=read_json(form, "input"),
         results=read_json(form, "results"),
         id=form.get("id") or None,
+        reason=form.get("reason", ""),
     )
     return f"The run {made.id} was started."
 
 
 async def _send(request: PageRequest, run_id: str, form: Form) -> str:
-    await request.engine.send(run_id, form.get("name", ""), read_json(form, "value"), key=form.get("key") or None)
+    value, key = read_json(form, "value"), form.get("key") or None
+    await request.engine.send(run_id, form.get("name", ""), value, key=key, reason=form.get("reason", ""))
     return f"The message {form.get('name', '')} was sent."
+
+
+async def _ask(request: PageRequest, run_id: str, form: Form) -> Response:
+    handle = await request.engine.get(run_id)
+    name = form.get("name", "")
+    try:
+        answer = await handle.ask(name, read_json(form, "value"), timeout=_ANSWER)
+    except TimeoutError:
+        raise UsageError(f"no answer to {name!r} within {_ANSWER}; the question stays in the inbox") from None
+    # Not in an address, which proxies log.
+    return request.render(
+        "message.html",
+        page="runs",
+        title=f"Answer of {run_id}",
+        sentence=f"The run has answered {name}.",
+        value=request.shown.value(answer),
+        back=request.url("runs", run_id),
+        back_text="Back to the run",
+    )
+
+
+async def _evict(request: PageRequest, run_id: str, form: Form) -> str:
+    done = await request.engine.runs.evict(run_id, form.get("reason", ""))
+    return "Its worker gives the run back; another one takes it." if done else "No worker held the run."
+
+
+async def _unpin(request: PageRequest, run_id: str, form: Form) -> str:
+    done = await request.engine.runs.unpin(run_id, form.get("reason", ""))
+    return "Workers of every build may continue the run." if done else "It was not pinned, or has finished."
+
+
+async def _delete(request: PageRequest, run_id: str, form: Form) -> str:
+    done = await request.engine.runs.delete(run_id, form.get("reason", ""))
+    return "The run is deleted; lists leave it out." if done else "The run was deleted before."
+
+
+async def _undelete(request: PageRequest, run_id: str, form: Form) -> str:
+    return "The run is back." if await request.engine.runs.undelete(run_id) else "The run was not deleted."
+
+
+async def _complete(request: PageRequest, run_id: str, form: Form) -> str:
+    await request.engine.runs.complete(
+        await pending_token(session_of(request.engine), run_id), read_json(form, "value")
+    )
+    return "The activity is completed."
+
+
+async def _fail(request: PageRequest, run_id: str, form: Form) -> str:
+    await request.engine.runs.fail(await pending_token(session_of(request.engine), run_id), form.get("error", ""))
+    return "The attempt has failed; the activity is tried again if its policy says so."
 
 
 async def _deliver(request: PageRequest, run_id: str, form: Form) -> str:
@@ -151,6 +210,10 @@ async def _drop(request: PageRequest, run_id: str, form: Form) -> str:
 
 def _unfinished(run: Run) -> bool:
     return not run.status.finished
+
+
+def _is_pending(run: Run) -> bool:
+    return run.status is Status.WAITING and run.reason is Reason.COMPLETION
 
 
 def _retryable(run: Run) -> bool:
@@ -172,8 +235,25 @@ def _retry_sentence(run: Run) -> str:
 
 ACTIONS: tuple[RunAction, ...] = (
     RunAction(
+        name="undelete", label="Undelete", button="Bring the run back", perform=_undelete,
+        allowed=lambda run: bool(run.deleted_at),
+        sentence=lambda _: "Lists have the run again. One that was not over when it was deleted goes on.",
+    ),
+    RunAction(
+        name="complete", label="Complete", button="Complete the activity", perform=_complete, allowed=_is_pending,
+        fields=(Field(name="value", label="Result, as JSON", kind="json", value="null"),),
+        sentence=lambda _: "The activity has returned Pending and waits for this: it ends with the result, and the "
+        "workflow that called it goes on.",
+    ),
+    RunAction(
+        name="fail", label="Fail", button="Report the failure", perform=_fail, allowed=_is_pending, danger=True,
+        fields=(Field(name="error", label="Message of the error", required=True),),
+        sentence=lambda _: "The attempt that waits for its completion fails with this message. The activity is tried "
+        "again, as its policy says.",
+    ),
+    RunAction(
         name="retry", label="Retry", button="Retry the run", key="r", allowed=_retryable, sentence=_retry_sentence,
-        perform=_retry,
+        fields=(REASON,), perform=_retry,
     ),
     RunAction(
         name="send", label="Send", button="Send the message", allowed=_unfinished, perform=_send,
@@ -183,15 +263,25 @@ ACTIONS: tuple[RunAction, ...] = (
             Field(name="name", label="Name of the message", required=True),
             Field(name="value", label="Value, as JSON", kind="json", value="true"),
             Field(name="key", label="Key (optional)"),
+            REASON,
         ),
     ),
     RunAction(
-        name="wake", label="Wake", button="Wake the run now", perform=_wake,
+        name="ask", label="Ask", button="Ask the question", allowed=_unfinished, perform=_ask, rare=True,
+        sentence=lambda _: "The run gets a question and answers it, if its code takes one of this name. The page "
+        f"waits for the answer for {_ANSWER}.",
+        fields=(
+            Field(name="name", label="Name of the question", required=True),
+            Field(name="value", label="Value, as JSON", kind="json", value="null"),
+        ),
+    ),
+    RunAction(
+        name="wake", label="Wake", button="Wake the run now", perform=_wake, fields=(REASON,),
         allowed=lambda run: run.status is Status.WAITING and run.reason is Reason.TIMER,
         sentence=lambda _: "The sleep ends now instead of at its time. A run that was to begin later begins now.",
     ),
     RunAction(
-        name="resume", label="Resume", button="Resume the run", perform=_resume,
+        name="resume", label="Resume", button="Resume the run", perform=_resume, fields=(REASON,),
         allowed=lambda run: run.reason is Reason.PAUSED, sentence=lambda _: "The pause ends and the run goes on.",
     ),
     RunAction(
@@ -202,6 +292,7 @@ ACTIONS: tuple[RunAction, ...] = (
     ),
     RunAction(
         name="priority", label="Priority", button="Change the priority", allowed=_unfinished, perform=_set_priority,
+        rare=True,
         fields=(Field(name="priority", label="Priority; lower numbers go first", required=True), REASON),
         sentence=lambda run: f"The run has priority {run.priority}. Lower numbers are claimed first, also on the "
         "waitlist of a limit.",
@@ -215,7 +306,26 @@ ACTIONS: tuple[RunAction, ...] = (
             Field(name="input", label="Other arguments by name, as JSON; empty: the same", kind="json"),
             Field(name="results", label='Other results of earlier steps, as JSON: {"quote": 7}', kind="json"),
             Field(name="id", label="Id of the new run (optional)"),
+            REASON,
         ),
+    ),
+    RunAction(
+        name="evict", label="Evict", button="Evict the run", rare=True, fields=(REASON,), perform=_evict,
+        allowed=lambda run: run.status is Status.RUNNING,
+        sentence=lambda _: "The worker that holds the run gives it back once its steps have ended, or after its grace "
+        "period; another worker goes on with it.",
+    ),
+    RunAction(
+        name="unpin", label="Unpin", button="Unpin the run", rare=True, fields=(REASON,), perform=_unpin,
+        allowed=lambda run: _unfinished(run) and run.pinned_to is not None,
+        sentence=lambda run: f"The run is pinned to the build {run.pinned_to}, which began it. Workers of every build "
+        "may continue it from now on. Check first that their code follows its history: perdure check --pinned",
+    ),
+    RunAction(
+        name="delete", label="Delete", button="Delete the run", rare=True, danger=True, fields=(REASON,),
+        perform=_delete, allowed=lambda run: not run.deleted_at,
+        sentence=lambda run: "Lists leave the run out until it is undeleted; its page and its result stay. "
+        + ("" if run.status.finished else "It is not over, so it is paused until then."),
     ),
     RunAction(
         name="cancel", label="Cancel", button="Cancel the run", key="c", danger=True, fields=(REASON,),
@@ -250,8 +360,10 @@ BY_NAME = {action.name: action for action in ACTIONS}
 
 def run_actions(request: PageRequest, run: Run, waits: RunWaits | None) -> list[RunAction]:
     """Actions that a caller may take on a run in its state."""
-    if not request.operates or run.deleted_at:
+    if not request.operates:
         return []
+    if run.deleted_at:
+        return [BY_NAME["undelete"]]
     return [action for action in ACTIONS if action.listed and action.allowed(run)]
 
 
@@ -307,6 +419,8 @@ async def perform_run(request: PageRequest, run_id: str, name: str, form: Form) 
         done = await BY_NAME[name].perform(request, run_id, form)
     except PerdureError as error:
         return await confirm_run(request, run_id, name, problem=str(error), form=form)
+    if isinstance(done, Response):
+        return done
     return request.redirect(f"{request.url('runs', run_id)}?{urlencode({'done': done}, errors='replace')}")
 
 
@@ -331,7 +445,7 @@ async def _pause_queue(request: PageRequest, name: str, form: Form) -> object:
 
 
 async def _resume_queue(request: PageRequest, name: str, form: Form) -> object:
-    return await request.engine.queues.resume(queue=name)
+    return await request.engine.queues.resume(queue=name, reason=form.get("reason", ""))
 
 
 async def _pause_type(request: PageRequest, name: str, form: Form) -> object:
@@ -339,7 +453,7 @@ async def _pause_type(request: PageRequest, name: str, form: Form) -> object:
 
 
 async def _resume_type(request: PageRequest, name: str, form: Form) -> object:
-    return await request.engine.queues.resume(type=name)
+    return await request.engine.queues.resume(type=name, reason=form.get("reason", ""))
 
 
 async def _set_limit(request: PageRequest, name: str, form: Form) -> None:
@@ -390,16 +504,34 @@ async def _unmark_type(request: PageRequest, name: str, form: Form) -> None:
     await request.engine.queues.watermarks.remove(type=name, reason=form.get("reason", ""))
 
 
+async def _release_lock(request: PageRequest, name: str, form: Form) -> object:
+    return await request.engine.locks.force_release(name, form.get("reason", ""))
+
+
+async def _set_event(request: PageRequest, name: str, form: Form) -> object:
+    return await request.engine.events.emit(name, read_json(form, "value"), replace=True)
+
+
+async def _delete_event(request: PageRequest, name: str, form: Form) -> object:
+    return await request.engine.events.delete(name, form.get("reason", ""))
+
+
 async def _pause_schedule(request: PageRequest, name: str, form: Form) -> object:
     return await request.engine.schedules.pause(name, form.get("reason", ""))
 
 
 async def _resume_schedule(request: PageRequest, name: str, form: Form) -> object:
-    return await request.engine.schedules.resume(name, catch_up=form.get("catch_up") == "yes")
+    return await request.engine.schedules.resume(
+        name, catch_up=form.get("catch_up") == "yes", reason=form.get("reason", "")
+    )
 
 
 async def _trigger_schedule(request: PageRequest, name: str, form: Form) -> object:
-    return await request.engine.schedules.trigger(name)
+    return await request.engine.schedules.trigger(name, form.get("reason", ""))
+
+
+async def _delete_schedule(request: PageRequest, name: str, form: Form) -> None:
+    await request.engine.schedules.delete(name, form.get("reason", ""))
 
 
 async def _drain_worker(request: PageRequest, name: str, form: Form) -> object:
@@ -428,7 +560,7 @@ ORDERS: Mapping[tuple[str, str], PlaceAction] = {
         sentence=f"Workers claim no more runs of this queue. Runs that a worker has go on until they wait. {_AT_ONCE}",
     ),
     ("queue", "resume"): PlaceAction(
-        title="Resume the queue", button="Resume the queue", done="is open", perform=_resume_queue,
+        title="Resume the queue", button="Resume the queue", done="is open", fields=(REASON,), perform=_resume_queue,
         sentence=f"Workers claim runs of this queue again. {_AT_ONCE}",
     ),
     ("type", "pause"): PlaceAction(
@@ -436,7 +568,7 @@ ORDERS: Mapping[tuple[str, str], PlaceAction] = {
         sentence=f"Workers claim no more runs of this type. Runs that a worker has go on until they wait. {_AT_ONCE}",
     ),
     ("type", "resume"): PlaceAction(
-        title="Resume the type", button="Resume the type", done="is open", perform=_resume_type,
+        title="Resume the type", button="Resume the type", done="is open", fields=(REASON,), perform=_resume_type,
         sentence=f"Workers claim runs of this type again. {_AT_ONCE}",
     ),
     ("queue", "set-watermark"): PlaceAction(
@@ -485,6 +617,22 @@ ORDERS: Mapping[tuple[str, str], PlaceAction] = {
         done="follows its rule",
         sentence=f"The breaker follows its rule again, with empty counters. {_AT_ONCE}",
     ),
+    ("lock", "release"): PlaceAction(
+        title="Release the lock", button="Release the lock", danger=True, perform=_release_lock, done="is free",
+        fields=(REASON,),
+        sentence="The lock is taken from its holder, which learns of it when it extends or releases the lock; its "
+        "block is cancelled then. Another process may take the lock at once.",
+    ),
+    ("sticky", "set"): PlaceAction(
+        title="Replace the value of", button="Replace the value", done="has a new value", perform=_set_event,
+        fields=(Field(name="value", label="Value, as JSON", kind="json", required=True),),
+        sentence="Runs that ask for the event from now on get this value. Those that have the old one keep it.",
+    ),
+    ("sticky", "delete"): PlaceAction(
+        title="Delete the event", button="Delete the event", danger=True, fields=(REASON,), done="is deleted",
+        perform=_delete_event,
+        sentence="The event can be emitted and waited for anew. Runs that have its value keep it.",
+    ),
     ("worker", "drain"): PlaceAction(
         title="Drain worker", button="Drain the worker", done="drains", danger=True, perform=_drain_worker,
         fields=(
@@ -501,12 +649,18 @@ ORDERS: Mapping[tuple[str, str], PlaceAction] = {
     ),
     ("schedule", "resume"): PlaceAction(
         title="Resume the schedule", button="Resume the schedule", done="starts runs again", perform=_resume_schedule,
-        fields=(Field(name="catch_up", label="Make up for the fire times of the pause", kind="check"),),
+        fields=(Field(name="catch_up", label="Make up for the fire times of the pause", kind="check"), REASON),
         sentence="It starts runs again from its next fire time on.",
     ),
     ("schedule", "trigger"): PlaceAction(
         title="Run the schedule now", button="Start a run now", done="has started a run", perform=_trigger_schedule,
+        fields=(REASON,),
         sentence="One run starts now, regardless of timing, pause and overlap.",
+    ),
+    ("schedule", "delete"): PlaceAction(
+        title="Delete the schedule", button="Delete the schedule", danger=True, done="is deleted", fields=(REASON,),
+        perform=_delete_schedule,
+        sentence="It starts no more runs, and its timing and its call are lost. Runs that it has started go on.",
     ),
 }  # fmt: skip
 
@@ -558,13 +712,17 @@ def order_form(request: PageRequest, kind: str, name: str, action: str, **values
     )
 
 
+#: Words for kinds of things, where they differ.
+_WORDS = {"sticky": "event"}
+
+
 def _place(kind: str, name: str) -> tuple[tuple[str, ...], str]:
     """Path of a thing, and the page that lists it."""
     if kind == "worker":
         return ("workers", name), "workers"
     if kind == "schedule":
         return ("schedules", name), "schedules"
-    return ("queues", kind, name), "workflows" if kind == "type" else "queues"
+    return ("queues", kind, name), {"type": "workflows", "sticky": "events"}.get(kind, "queues")
 
 
 async def perform_order(request: PageRequest, kind: str, name: str, action: str, form: Form) -> Response:
@@ -574,7 +732,7 @@ async def perform_order(request: PageRequest, kind: str, name: str, action: str,
         await order.perform(request, name, form)
     except PerdureError as error:
         return confirm_order(request, kind, name, action, problem=str(error), form=form)
-    done = urlencode({"done": f"The {kind} {name} {order.done}."}, errors="replace")
+    done = urlencode({"done": f"The {_WORDS.get(kind, kind)} {name} {order.done}."}, errors="replace")
     return request.redirect(f"{request.url(_place(kind, name)[1])}?{done}")
 
 
@@ -642,7 +800,15 @@ BULK = {
     "pause": "stop once the steps that are under way have ended",
     "resume": "go on, if they are paused",
     "terminate": "fail now, without their code",
+    "send": "get a message",
+    "delete": "are left out of lists until they are undeleted; those that are not over are paused until then",
 }
+#: Actions on many runs that cannot be taken back.
+BULK_DANGER = frozenset({"cancel", "terminate", "delete"})
+_MESSAGE = (
+    Field(name="message", label="Name of the message", required=True),
+    Field(name="value", label="Value, as JSON", kind="json", value="true"),
+)
 
 
 class Chosen(Struct, frozen=True, kw_only=True):
@@ -690,7 +856,9 @@ async def choose_bulk(request: PageRequest, form: Form) -> Response:
     return await confirm_bulk(request, action, chosen)
 
 
-async def confirm_bulk(request: PageRequest, action: str, chosen: Chosen, problem: str = "") -> Response:
+async def confirm_bulk(
+    request: PageRequest, action: str, chosen: Chosen, problem: str = "", form: Form | None = None
+) -> Response:
     """The page that says what will happen to many runs."""
     found = await request.engine.runs.preview_bulk(**await chosen.options(request))
     number = found.count.count
@@ -699,7 +867,10 @@ async def confirm_bulk(request: PageRequest, action: str, chosen: Chosen, proble
     fields = [Field(name=name, kind="hidden", value=value) for name, value in choice.items()]
     # The same form sent twice is one action.
     job = f"bulk-{session_of(request.engine).system.entropy(8).hex()}"
-    fields += [Field(name="id", kind="hidden", value=job), REASON]
+    asked = (*(_MESSAGE if action == "send" else ()), REASON)
+    given = {} if form is None else form
+    fields.append(Field(name="id", kind="hidden", value=job))
+    fields += [msgspec.structs.replace(one, value=given.get(one.name, one.value)) for one in asked]
     if number > MANY:
         fields.append(Field(name="number", label=f"Type {number} to confirm", required=True))
     more = [f"and {number - 10:,} more"] if number > 10 else []
@@ -713,7 +884,7 @@ async def confirm_bulk(request: PageRequest, action: str, chosen: Chosen, proble
         facts=[*(f"{run.id}, {run.status.value}" for run in found.first), *more],
         fields=fields,
         button=f"{action.capitalize()} {runs}",
-        danger=action in ("cancel", "terminate"),
+        danger=action in BULK_DANGER,
         problem=problem,
         action=request.url("bulk", action),
         back=request.runs_url(str(chosen.query)),
@@ -726,12 +897,15 @@ async def perform_bulk(request: PageRequest, action: str, form: Form) -> Respons
     options = await chosen.options(request)
     number = (await request.engine.runs.preview_bulk(**options)).count.count
     if number > MANY and form.get("number", "").strip().replace(",", "") != str(number):
-        return await confirm_bulk(request, action, chosen, problem=f"type {number}, the number of runs, to confirm")
+        problem = f"type {number}, the number of runs, to confirm"
+        return await confirm_bulk(request, action, chosen, problem=problem, form=form)
     try:
+        if action == "send":
+            options |= {"message": form.get("message", ""), "value": read_json(form, "value")}
         job = await request.engine.runs.start_bulk(
             action, id=form.get("id") or None, reason=form.get("reason", ""), **options
         )
     except PerdureError as error:
-        return await confirm_bulk(request, action, chosen, problem=str(error))
+        return await confirm_bulk(request, action, chosen, problem=str(error), form=form)
     await request.start_bulk_worker()
     return request.redirect(request.url("runs", job))

@@ -86,7 +86,7 @@ async def perform_backfill(request: PageRequest, schedule_id: str, form: Mapping
         found = await request.engine.schedules.preview_backfill(schedule_id, start, end)
         if found.missing > MANY and form.get("number", "").strip().replace(",", "") != str(found.missing):
             raise UsageError(f"type {found.missing}, the number of runs, to confirm")
-        await request.engine.schedules.backfill(schedule_id, start, end)
+        await request.engine.schedules.backfill(schedule_id, start, end, form.get("reason", ""))
     except PerdureError as error:
         return await confirm_backfill(request, schedule_id, problem=str(error))
     return request.redirect(request.runs_url(f"schedule:{schedule_id}"))

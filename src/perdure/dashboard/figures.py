@@ -89,6 +89,8 @@ def overview_figures(recent: Sequence[RunTimes], workers: Sequence[WorkerInfo], 
     alive = [one for one in workers if one.status is WorkerStatus.ALIVE and not one.is_late(now)]
     busy = sum(len(one.running.steps) + one.running.more for one in alive)
     spent = durations(recent)
+    # Percentiles of several workers have no common one; the slowest worker is the one to know of.
+    slowest = max((one.running.commit_p99 for one in alive), default=0)
     return [
         Figure(
             name="started, last 5 min",
@@ -114,7 +116,8 @@ def overview_figures(recent: Sequence[RunTimes], workers: Sequence[WorkerInfo], 
         Figure(
             name="long steps, slots",
             value=f"{busy:,} of {sum(one.slots for one in alive):,}",
-            note=f"{len(alive)} worker{'s' * (len(alive) != 1)} alive",
+            note=f"{len(alive)} worker{'s' * (len(alive) != 1)} alive"
+            + (f", commit p99 {length(slowest)}" if slowest else ""),
         ),
         Figure(
             name="duration p50, p99",

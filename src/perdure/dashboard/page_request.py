@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +18,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from perdure.client.engine import Engine
 from perdure.core.access import Role
 from perdure.core.model.run import Run, Status
+from perdure.core.pinning import base_queue
 from perdure.core.status_signs import STATUS_SIGNS
 from perdure.core.time.duration import length
 from perdure.dashboard import texts
@@ -45,6 +46,7 @@ PAGES = (
     ("workflows", "Workflows"),
     ("schedules", "Schedules"),
     ("queues", "Queues"),
+    ("events", "Events"),
     ("dead-letters", "Dead letters"),
     ("workers", "Workers"),
     ("deploy", "Deploy"),
@@ -53,7 +55,19 @@ PAGES = (
 #: Templates with parts that are drawn again while the page is open: elements with `data-live`.
 LIVE = frozenset(
     f"{name}.html"
-    for name in ("overview", "runs", "run", "workflows", "schedules", "queues", "dead_letters", "workers", "deploy")
+    for name in (
+        "overview",
+        "runs",
+        "run",
+        "workflows",
+        "schedules",
+        "queues",
+        "events",
+        "event",
+        "dead_letters",
+        "workers",
+        "deploy",
+    )
 )
 
 #: Signs of states that are not a run's.
@@ -85,6 +99,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "left_out": lambda text: texts.cut(text)[1],
     "first_line": texts.first_line,
     "short_type": lambda name: name.rpartition(".")[2] or name,
+    "base_queue": base_queue,
     "frames": texts.frames,
     "frame_name": texts.first_line,
     "rows": lambda text: min(24, max(4, 2 + text.count("\n"))),
@@ -134,6 +149,8 @@ class PageRequest:
         csrf: str,
         session: bool,
         start_bulk_worker: Callable[[], Awaitable[None]],
+        name: str = "",
+        neighbours: Mapping[str, str] | None = None,
     ) -> None:
         self.engine = engine
         #: The request as the server received it.
@@ -145,6 +162,9 @@ class PageRequest:
         #: The caller has logged in here, and may log out.
         self.session = session
         self.start_bulk_worker = start_bulk_worker
+        #: Name of this dashboard among its neighbours, and their addresses by name.
+        self.name = name
+        self.neighbours = neighbours or {}
         self.prefix: str = http.scope.get("root_path", "").rstrip("/")
         #: Path and query of this page, as the browser has them.
         self.here = f"{self.prefix}{path}{'?' * bool(http.url.query)}{http.url.query}"

@@ -15,16 +15,16 @@ from starlette.responses import Response
 from perdure.client.session import session_of
 from perdure.core.codec.failure import Failure
 from perdure.core.limits.breaker import BreakerInfo, Circuit
-from perdure.core.limits.limit import LimitBounds, LimitInfo, PermitInfo, pace_of
+from perdure.core.limits.limit import LimitBounds, LimitInfo, PermitInfo, WaitingRun, pace_of
 from perdure.core.model.dead_letter import DeadLetter
-from perdure.core.model.run import DEFAULT_QUEUE, Reason, Run, RunPage, RunTimes, Status
+from perdure.core.model.run import DEFAULT_QUEUE, STICKY_TYPE, Reason, Run, RunPage, RunTimes, Status
 from perdure.core.model.run_orders import Pause, PauseKind
 from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
 from perdure.core.policy.watermark import REFUSE, Watermark
 from perdure.core.time.cron import At, Cron, Every, Window, zone_of
 from perdure.core.time.duration import NEVER, length, microseconds, moment_of
 from perdure.core.time.schedule import Fire, Schedule
-from perdure.dashboard.actions import BULK, OrderForm, order_form
+from perdure.dashboard.actions import BULK, BULK_DANGER, OrderForm, order_form
 from perdure.dashboard.charts import RANGES
 from perdure.dashboard.figures import (
     HOUR,
@@ -46,7 +46,7 @@ from perdure.store.contract import Store
 SAMPLE = 1000
 ROWS = 50
 LETTERS = 1000
-#: Permits that the page of queues reads of all limits.
+#: Permits, and runs on waitlists, that the page of queues reads of all limits.
 _PERMITS = 500
 #: Ready runs of a queue are counted up to this.
 _MOST_READY = 10_000
@@ -75,7 +75,8 @@ def run_line(request: PageRequest, run: Run, now: int) -> RunLine:
     """Make the row of a run."""
     until = f", {age(run.wake_at, now)}" if run.status is Status.WAITING and age(run.wake_at, now) else ""
     notes = {
-        Status.WAITING: f"{run.reason.value if run.reason else 'later'}{until}",
+        # The status says what it waits for.
+        Status.WAITING: until.removeprefix(", "),
         Status.PENDING: "a free slot of a worker",
         Status.RUNNING: f"worker {run.worker[-8:]}" if run.worker else "",
     }
@@ -363,6 +364,7 @@ async def runs(request: PageRequest) -> Response:
         sentence=_runs_sentence(query, total, problem),
         total=total,
         bulk=[*BULK],
+        bulk_danger=BULK_DANGER,
         query=str(query),
         problem=problem,
         chips=[Chip(str(term), request.runs_url(str(query.without(term)))) for term in query.terms],
@@ -468,7 +470,9 @@ async def workflows(request: PageRequest) -> Response:
     alive = [one for one in await engine.workers.list() if one.status is WorkerStatus.ALIVE]
     paused = {pause.name for pause in await engine.queues.paused() if pause.kind is PauseKind.TYPE}
     lines: list[TypeLine] = []
-    for name in sorted({*types, *(run.type for run in recent)}):
+    # Perdure's own types last. A sticky event is no work.
+    names = {*types, *(run.type for run in recent)} - {STICKY_TYPE}
+    for name in sorted(names, key=lambda name: (name.startswith("perdure."), name)):
         mine = [run for run in recent if run.type == name]
         spent, info = durations(mine), types.get(name)
         lines.append(
@@ -576,11 +580,21 @@ async def _schedule_line(request: PageRequest, one: Schedule) -> ScheduleLine:
 # queues
 
 
+class WaitingKey(Struct, frozen=True, kw_only=True):
+    """The runs of one fairness key that wait for a limit."""
+
+    key: str
+    number: int
+    since: int
+
+
 class LimitLine(Struct, frozen=True, kw_only=True):
-    """A limit, the permits that are in use, and its forms."""
+    """A limit, the permits that are in use, the fairness keys that wait, and its forms."""
 
     info: LimitInfo
     permits: tuple[PermitInfo, ...]
+    #: Empty if the runs that wait have no keys.
+    waiting: tuple[WaitingKey, ...]
     forms: tuple[OrderForm, ...]
 
 
@@ -623,7 +637,24 @@ def _queue_with_forms(request: PageRequest, line: QueueLine, mark: Watermark | N
     )
 
 
-def _limit_line(request: PageRequest, info: LimitInfo, permits: Sequence[PermitInfo]) -> LimitLine:
+def _waiting_keys(request: PageRequest, runs: Sequence[WaitingRun]) -> tuple[WaitingKey, ...]:
+    keys: dict[str, list[WaitingRun]] = {}
+    for run in runs:
+        keys.setdefault(run.key, []).append(run)
+    if not any(keys):
+        return ()
+    found = [
+        WaitingKey(
+            key=request.shown.text(key) or "without a key", number=len(mine), since=min(run.since for run in mine)
+        )
+        for key, mine in keys.items()
+    ]
+    return tuple(sorted(found, key=lambda one: -one.number))
+
+
+def _limit_line(
+    request: PageRequest, info: LimitInfo, permits: Sequence[PermitInfo], waiting: Sequence[WaitingRun]
+) -> LimitLine:
     forms: list[OrderForm] = []
     if request.operates:
         bounds = info.bounds
@@ -633,7 +664,8 @@ def _limit_line(request: PageRequest, info: LimitInfo, permits: Sequence[PermitI
         if info.override is not None:
             forms.append(order_form(request, "limit", info.name, "clear"))
     mine = tuple(permit for permit in permits if permit.limit == info.name)
-    return LimitLine(info=info, permits=mine, forms=tuple(forms))
+    keys = _waiting_keys(request, [run for run in waiting if run.limit == info.name])
+    return LimitLine(info=info, permits=mine, waiting=keys, forms=tuple(forms))
 
 
 def rate_text(bounds: LimitBounds) -> str:
@@ -663,6 +695,8 @@ async def queues(request: PageRequest) -> Response:
     breakers = await engine.breakers.list(limit=200)
     used = [one.name for one in limits if one.held]
     permits = await store.permits(used, _PERMITS) if used else []
+    full = [one.name for one in limits if one.waiting]
+    waiting = await store.waiting_runs(full, _PERMITS) if full else []
     return request.render(
         "queues.html",
         page="queues",
@@ -676,9 +710,10 @@ async def queues(request: PageRequest) -> Response:
             for (kind, name), mark in sorted(marks.items())
             if kind == "type"
         ],
-        limits=[_limit_line(request, one, permits) for one in limits],
+        limits=[_limit_line(request, one, permits, waiting) for one in limits],
         breakers=[_breaker_line(request, one) for one in breakers],
         locks=await engine.locks.list(limit=200),
+        lock_form=lambda name: order_form(request, "lock", name, "release"),
         now=now,
         notice=request.http.query_params.get("done", "")[:300],
     )
@@ -766,7 +801,14 @@ async def workers(request: PageRequest) -> Response:
     sentence += f", {draining} draining" if draining else ""
     sentence += _builds(found)
     sentence += f", {late} {'is' if late == 1 else 'are'} late with the heartbeat." if late else "."
+    builds = await request.engine.workers.builds()
+    if lost := [one for one in builds if one.pinned.count and one.workers == one.draining]:
+        sentence += (
+            f" {lost[0].pinned} run{'s' * (str(lost[0].pinned) != '1')} pinned to the build {lost[0].build} wait"
+            f"{'s' * (str(lost[0].pinned) == '1')}: start a worker of that build, or unpin them."
+        )
     return request.render(
         "workers.html", page="workers", title="Workers", sentence=sentence, workers=found[:200], now=now,
+        builds=builds if len(builds) > 1 or any(one.pinned.count for one in builds) else [],
         notice=request.http.query_params.get("done", "")[:300],
     )  # fmt: skip

@@ -21,6 +21,7 @@ from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.reports import RunSnapshot
 from perdure.core.model.run import Run, Status
 from perdure.core.model.set_aside_messages import SetAsideMessage, set_aside_of
+from perdure.core.run_log import LoggedLine
 from perdure.core.time.duration import NEVER, length
 from perdure.dashboard.actions import run_actions
 from perdure.dashboard.page_request import HEADERS, PageRequest, glyph, shown_attributes, shown_headers
@@ -29,6 +30,7 @@ from perdure.dashboard.texts import age, count
 from perdure.dashboard.timeline import Bar, BarKind, BarState, DrawnTimeline, Row, RunFacts, View, as_of, draw
 from perdure.http.redaction import FailureView
 from perdure.store.contract import Store
+from perdure.store.sql.reads import read_log
 
 #: Rows of the tabs, and records of one step in detail.
 PAGE = 100
@@ -39,6 +41,8 @@ _FAMILY = 200
 _STREAM_ITEMS = 50
 #: Latest items of each stream among the logs.
 _LOGGED_ITEMS = 200
+#: Latest lines of workers among the logs.
+_LOGGED_LINES = 1000
 #: Digits of a position in the URL.
 _LONGEST_NUMBER = 15
 _EVENTS = 1000
@@ -678,6 +682,7 @@ async def _logs(request: PageRequest, snapshot: RunSnapshot, facts: RunFacts, li
         LogLine(at=one.at, level="info", source=f"stream {one.name}", text=_payload_line(request, one.payload))
         for one in await store.outputs(facts.run.id, OutputKind.STREAM, None, -1, _LOGGED_ITEMS, before=NEVER)
     ]
+    lines += [_log_of_line(request, line) for line in await read_log(store, facts.run.id, -1, _LOGGED_LINES)]
     found = sorted((line for line in lines if line.at <= facts.now), key=lambda line: line.at)
     page, text = _page(request, found, links)
     return {"log": page, "steps_pages": text}
@@ -698,6 +703,17 @@ def _log_of_record(request: PageRequest, record: Record) -> LogLine:
         return LogLine(at=record.at, level="error", source=record.location, text=f"{title} failed{took}", detail=detail)
     detail = _payload_line(request, record.payload)
     return LogLine(at=record.at, level="info", source=record.location, text=f"{title} ended{took}", detail=detail)
+
+
+def _log_of_line(request: PageRequest, line: LoggedLine) -> LogLine:
+    level = "error" if line.level in ("ERROR", "CRITICAL") else "warning" if line.level == "WARNING" else "info"
+    return LogLine(
+        at=line.at,
+        level=level,
+        source=line.location or line.logger,
+        text=request.shown.text(line.text),
+        detail=request.shown.text(line.traceback),
+    )
 
 
 async def _source(request: PageRequest, snapshot: RunSnapshot, facts: RunFacts, links: RunLinks) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode
 
@@ -19,7 +19,8 @@ from starlette.responses import Response
 
 from perdure.client.engine import Engine
 from perdure.core.access import Role
-from perdure.dashboard import actions, backfill_page, deploy_page, pages
+from perdure.core.option_checks import check_text
+from perdure.dashboard import actions, backfill_page, deploy_page, events_page, pages
 from perdure.dashboard.charts import RANGES, Charts
 from perdure.dashboard.diff_page import choose_diff, show_diff
 from perdure.dashboard.live import LiveViews, ViewKey
@@ -159,6 +160,11 @@ ROUTES = (
     PageRoute("GET", "/queues", VIEWER, pages.queues),
     PageRoute("GET", "/queues/{}/{}/{}", OPERATOR, _confirm_order),
     PageRoute("POST", "/queues/{}/{}/{}", OPERATOR, _perform_order),
+    PageRoute("GET", "/events", VIEWER, events_page.events),
+    PageRoute("POST", "/events", OPERATOR, events_page.emit),
+    PageRoute("GET", "/events/{}", VIEWER, events_page.show_event),
+    PageRoute("GET", "/events/{}/replay", OPERATOR, events_page.confirm_replay),
+    PageRoute("POST", "/events/{}/replay", OPERATOR, events_page.perform_replay),
     PageRoute("GET", "/dead-letters", VIEWER, pages.dead_letters),
     PageRoute("GET", "/dead-letters/{}/{}", OPERATOR, _confirm_group),
     PageRoute("POST", "/dead-letters/{}/{}", OPERATOR, _perform_group),
@@ -185,9 +191,20 @@ def find_route(method: str, path: str) -> tuple[PageRoute, list[str]]:
 
 
 class Dashboard:
-    """The pages of an engine's database: `HttpApp(engine, pages=Dashboard())`."""
+    """The pages of an engine's database: `HttpApp(engine, pages=Dashboard())`.
 
-    def __init__(self) -> None:
+    `neighbours` are the addresses of other dashboards by name, such as `{"billing": "/billing/"}`: the head of each
+    page has a menu of them. `name` is that of this one. `login` is the address of the host application's login page,
+    which gets the wanted page as the parameter `next`; by default a page asks for a token.
+    """
+
+    def __init__(self, *, name: str = "", neighbours: Mapping[str, str] | None = None, login: str = "") -> None:
+        for label, address in (neighbours or {}).items():
+            if not isinstance(address, str) or not address.startswith(("/", "http://", "https://")):
+                raise UsageError(f"the address of {label!r} is {address!r}; give one such as /billing/ or https://...")
+        self._name = name
+        self._neighbours = dict(neighbours or {})
+        self._login = check_text("login", login)
         # Now, because the first request of each page would otherwise block the event loop.
         for name in environment().list_templates():
             environment().get_template(name)
@@ -216,6 +233,8 @@ class Dashboard:
             csrf=api.principal.csrf,
             session=api.principal.session is not None,
             start_bulk_worker=api.services.start_bulk_worker,
+            name=self._name,
+            neighbours=self._neighbours,
         )
         try:
             if path.startswith("/static/"):
@@ -223,7 +242,8 @@ class Dashboard:
             if path == "/login":
                 return await _login(request, api, content)
             if not known:
-                return request.redirect(f"{request.url('login')}?{urlencode({'next': request.here})}")
+                login = self._login or request.url("login")
+                return request.redirect(f"{login}?{urlencode({'next': request.here})}")
             if path == "/logout" and api.request.method == "POST":
                 return await _logout(request, api, content)
             if path == "/live" and api.request.method == "GET":

@@ -35,7 +35,7 @@ _METHODS = {
     WaitKind.MESSAGE: ("receive", "receive_many", "receive_question", "ask"),
     WaitKind.TIMER: ("sleep", "sleep_until"),
     WaitKind.CHILD: ("call",),
-    WaitKind.RUN: ("result",),
+    WaitKind.RUN: ("result", "state", "wait_state", "stream"),
 }
 #: Lines of one mark. More of them tell nothing.
 _LINES = 5
@@ -203,7 +203,7 @@ def _place_of_wait(wait: Wait) -> _Place:
         case WaitKind.CHILD:
             name = ""
         case WaitKind.RUN:
-            name, text = "", f"waits for the end of run {wait.name}"
+            name, text = "", f"waits for {wait.detail or 'the end'} of run {wait.name}"
         case WaitKind.COMPLETION:
             text = "waits for its completion from outside"
         case WaitKind.RETRY:

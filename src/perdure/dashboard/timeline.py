@@ -299,6 +299,7 @@ def read_marks(facts: RunFacts) -> list[Mark]:
             text=f"worker {one.worker} {'was lost; another one took over' if one.reason == 'lost' else 'stopped'}",
         )
         for one in facts.interruptions
+        if one.generation == facts.run.generation
     ]
     attempt = 1
     for record in facts.records:
@@ -524,22 +525,22 @@ class _Node(Struct):
 
 def draw(facts: RunFacts, view: View) -> DrawnTimeline:
     """The rows and bars of a run that a view shows."""
-    lanes = read_lanes(facts)
-    begin, end = _span(facts, lanes)
+    lanes, marks = read_lanes(facts), read_marks(facts)
+    begin, end = _span(facts, lanes, marks)
     since = begin if view.since is None else min(max(begin, begin + view.since), end - 1)
     until = end if view.until is None else min(max(since + 1, begin + view.until), end)
     folds = folded(idle_times(lanes, begin, end), begin, end)
     scale = Scale(since, until, () if view.true_scale else folds)
     rows = list(_rows(_tree(lanes), view, opened=len(lanes) <= OPEN_ROWS))
     first = min(max(0, view.first), max(0, len(rows) - 1))
-    marks = [PlacedMark(mark=mark, x=scale.x(mark.at)) for mark in read_marks(facts) if since <= mark.at <= until]
+    placed = [PlacedMark(mark=mark, x=scale.x(mark.at)) for mark in marks if since <= mark.at <= until]
     return DrawnTimeline(
         rows=tuple(make(scale) for make in rows[first : first + ROWS]),
         total=len(rows),
         first=first,
         folds=tuple(scale.folds),
         ticks=tuple(scale.ticks(begin)),
-        marks=tuple(marks[-ROWS:]),
+        marks=tuple(placed[-ROWS:]),
         begin=begin,
         end=end,
         since=since,
@@ -549,11 +550,12 @@ def draw(facts: RunFacts, view: View) -> DrawnTimeline:
     )
 
 
-def _span(facts: RunFacts, lanes: Sequence[Lane]) -> tuple[int, int]:
+def _span(facts: RunFacts, lanes: Sequence[Lane], marks: Sequence[Mark]) -> tuple[int, int]:
     run = facts.run
     starts = [lane.bars[0].start for lane in lanes] or [run.started_at or run.created_at]
     ends = [bar.end for lane in lanes for bar in lane.bars]
-    begin = min(starts)
+    # A worker may be lost before the first bar: the steps that it had begun were not stored.
+    begin = min([*starts, *(mark.at for mark in marks)])
     end = max([*ends, run.finished_at if run.status.finished else facts.now])
     return begin, max(end, begin + 1)
 

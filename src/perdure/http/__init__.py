@@ -5,6 +5,6 @@ It needs the extra `perdure[dashboard]`.
 
 from perdure.core.redaction import Redaction
 from perdure.http.access import Access, Principal, ProxyLogin
-from perdure.http.app import HttpApp
+from perdure.http.app import HttpApp, SideBySide
 
-__all__ = ["Access", "HttpApp", "Principal", "ProxyLogin", "Redaction"]
+__all__ = ["Access", "HttpApp", "Principal", "ProxyLogin", "Redaction", "SideBySide"]

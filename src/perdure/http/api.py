@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
+import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import Request
+from starlette.responses import StreamingResponse
 
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
@@ -17,6 +20,7 @@ from perdure.client.session import session_of
 from perdure.core.ids import check_id
 from perdure.core.model.cloud_event import EVENT_TYPE, check_event_arguments
 from perdure.core.printed_text import brief
+from perdure.core.system import System
 from perdure.core.time.duration import microseconds
 from perdure.errors import InvalidDuration, UnknownWorkflow, UsageError
 from perdure.http.access import Authenticator, Principal
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
     from perdure.http.live import Hub
 
 T = TypeVar("T")
+
+#: Media type of server-sent events.
+EVENT_STREAM = "text/event-stream"
 
 #: Size of a page.
 Limit = Annotated[int, Meta(ge=1, le=1000, description="Most items of a page.")]
@@ -109,6 +116,62 @@ class EventStream(Struct, frozen=True):
     events: AsyncIterator[ServerEvent | None]
 
 
+def event_text(event: ServerEvent | None) -> bytes:
+    """Encode a server-sent event; None is a comment, a sign of life."""
+    if event is None:
+        return b": \n\n"
+    lines = [f"{name}: {value}" for name, value in (("event", event.event), ("id", event.id)) if value]
+    return "\n".join([*lines, "data: "]).encode() + msgspec.json.encode(event.data) + b"\n\n"
+
+
+async def with_signs_of_life(
+    system: System, events: AsyncIterator[ServerEvent | None], interval: float
+) -> AsyncGenerator[ServerEvent | None]:
+    """Yield events as they come, and None after each interval (in seconds) without one."""
+    pending: asyncio.Task[ServerEvent | None] | None = None
+    try:
+        while True:
+            if pending is None:
+                pending = system.spawn(_next(events), "perdure event")
+            done, _ = await asyncio.wait({pending}, timeout=interval)
+            if not done:
+                yield None
+                continue
+            try:
+                event = pending.result()
+            except StopAsyncIteration:
+                return
+            pending = None
+            yield event
+    finally:
+        if pending is not None:
+            pending.cancel()
+            await asyncio.wait({pending})
+        if isinstance(events, AsyncGenerator):
+            await events.aclose()
+
+
+async def _next(events: AsyncIterator[ServerEvent | None]) -> ServerEvent | None:
+    return await anext(events)
+
+
+class EventStreamResponse(StreamingResponse):
+    """Server-sent events. Their end is reported and their source closed, even if the client left before they began."""
+
+    def __init__(self, texts: AsyncGenerator[bytes], headers: Mapping[str, str], on_end: Callable[[], None]) -> None:
+        super().__init__(texts, 200, headers, media_type=EVENT_STREAM)
+        self._texts = texts
+        self._on_end = on_end
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send the events."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._on_end()
+            await self._texts.aclose()
+
+
 def moment(text: str | None) -> Moment | None:
     """Parse a time with its offset from UTC, or a duration. Raises `InvalidDuration`."""
     if text is None:
@@ -153,7 +216,11 @@ def handle_on(api: ApiRequest, run_id: str) -> Handle[Any]:
 
 def last_event_id(api: ApiRequest, otherwise: int | None) -> int | None:
     """Number in the header `Last-Event-ID`. Raises `UsageError` if it is none."""
-    text = api.request.headers.get("last-event-id")
+    return parse_event_id(api.request.headers.get("last-event-id"), otherwise)
+
+
+def parse_event_id(text: str | None, otherwise: int | None) -> int | None:
+    """Parse the header `Last-Event-ID`; `otherwise` if there is none. Raises `UsageError`."""
     if text is None or text == "":
         return otherwise
     if not text.isdecimal() or not text.isascii() or len(text) > 18:

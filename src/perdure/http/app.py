@@ -16,22 +16,34 @@ from urllib.parse import quote
 
 import msgspec
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response
 
 from perdure.client.engine import Engine
 from perdure.client.session import acting_as, session_of
 from perdure.client.workers import EngineWorker
 from perdure.core.access import Role
 from perdure.core.codec.decoders import convert_to, decoder_for
-from perdure.core.ids import check_id
+from perdure.core.ids import check_id, check_name
 from perdure.core.option_checks import check_whole
+from perdure.core.printed_text import brief
 from perdure.core.redaction import Redaction
 from perdure.core.time.duration import Duration, seconds
-from perdure.errors import PerdureError
+from perdure.core.tracing import carried_headers, request_headers
+from perdure.errors import PerdureError, UsageError
 from perdure.http.access import LOOPBACK_HOSTS, Access, Authenticator, Principal, check_csrf, without_port
-from perdure.http.api import ApiRequest, ApiServices, EventStream, Reply, ServerEvent
+from perdure.http.api import (
+    EVENT_STREAM,
+    ApiRequest,
+    ApiServices,
+    EventStream,
+    EventStreamResponse,
+    Reply,
+    ServerEvent,
+    event_text,
+    with_signs_of_life,
+)
 from perdure.http.bounds import RateLimit, RecentOrders, StreamLimit, read_body
-from perdure.http.health import HealthView, readiness
+from perdure.http.health import METRICS, HealthView, readiness
 from perdure.http.live import LIVE_RATE, Hub
 from perdure.http.openapi import make_document
 from perdure.http.problems import (
@@ -39,6 +51,7 @@ from perdure.http.problems import (
     FORBIDDEN,
     INVALID,
     MEDIA_TYPE,
+    METHOD_NOT_ALLOWED,
     NOT_FOUND,
     UNAUTHENTICATED,
     UNAVAILABLE,
@@ -61,7 +74,6 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 JSON = "application/json"
-EVENTS = "text/event-stream"
 #: Headers of every answer. No answer may be stored, shown in a frame, or taken for something else than it is.
 SAFE_HEADERS = {
     "cache-control": "no-store",
@@ -77,7 +89,10 @@ HANDLER_TIME = 30.0
 BODY_TIME = 30.0
 #: Seconds for which a browser remembers that another origin may call.
 _PREFLIGHT_AGE = "600"
-_ALLOWED_HEADERS = "authorization, content-type, idempotency-key, last-event-id, request-id, x-csrf-token"
+_ALLOWED_HEADERS = (
+    "authorization, baggage, content-type, idempotency-key, last-event-id, request-id, traceparent, tracestate, "
+    "x-csrf-token"
+)
 _BUG = ProblemKind(500, "internal-error")
 
 
@@ -194,6 +209,8 @@ class HttpApp:
         return self._with_cors(request, response)
 
     async def _answer(self, request: Request, path: str) -> Response:
+        if path == METRICS.path:
+            return await self._metrics(request)
         if not path.startswith(f"{PREFIX}/"):
             return await self._page(request, path)
         principal = await self._known(request)
@@ -229,6 +246,16 @@ class HttpApp:
             self._rate.take(_address(request))
             raise
 
+    async def _metrics(self, request: Request) -> Response:
+        principal = await self._known(request)
+        self._rate.take(_address(request) if principal is None else principal.account)
+        _authorized(principal, METRICS)
+        if request.method not in ("GET", "HEAD"):
+            raise Refused(METHOD_NOT_ALLOWED, "metrics are read by GET", {"allow": "GET"})
+        await self._engine.open()
+        content, kind = await METRICS.handler(self._engine, request)
+        return Response(content, 200, {**SAFE_HEADERS, "content-type": kind})
+
     async def _page(self, request: Request, path: str) -> Response:
         if self._pages is None:
             raise Refused(NOT_FOUND, f"there is nothing at this path; the API is under {PREFIX}")
@@ -241,6 +268,7 @@ class HttpApp:
 
     async def _api(self, request: Request, principal: Principal | None, seed: bytes | None = None) -> ApiRequest:
         caller = principal or Principal(name="anonymous", role=Role.VIEWER)
+        request_headers.set(carried_headers(request.headers))
         await self._engine.open()
         return ApiRequest(
             acting_as(self._engine, caller.name, seed),
@@ -309,49 +337,31 @@ class HttpApp:
     def _stream(self, api: ApiRequest, answer: EventStream) -> Response:
         headers, caller = {**SAFE_HEADERS, "x-accel-buffering": "no"}, api.principal.account
         if api.request.method == "HEAD":
-            return Response(b"", 200, headers, media_type=EVENTS)
+            return Response(b"", 200, headers, media_type=EVENT_STREAM)
         self._streams.enter(caller)
-        return _StreamResponse(self._texts(api, answer.events), headers, lambda: self._streams.leave(caller))
+        return EventStreamResponse(self._texts(api, answer.events), headers, lambda: self._streams.leave(caller))
 
     async def _texts(self, api: ApiRequest, events: AsyncIterator[ServerEvent | None]) -> AsyncGenerator[bytes]:
         async with aclosing(self._kept_alive(api, events)) as kept:
             async for event in kept:
-                yield b": \n\n" if event is None else _event_text(event)
+                yield event_text(event)
 
     async def _kept_alive(
         self, api: ApiRequest, events: AsyncIterator[ServerEvent | None]
     ) -> AsyncGenerator[ServerEvent | None]:
         """Events, with a sign of life now and then; ends when the caller's credentials do, or with an error."""
         system = session_of(api.engine).system
-        pending: asyncio.Task[ServerEvent | None] | None = None
         checked = system.monotonic()
-        try:
-            while True:
-                if pending is None:
-                    pending = system.spawn(_next(events), "perdure event")
-                done, _ = await asyncio.wait({pending}, timeout=KEEP_ALIVE)
-                if system.monotonic() - checked >= KEEP_ALIVE:
-                    if not await self._is_still_known(api.request):
-                        return
-                    checked = system.monotonic()
-                if not done:
-                    yield None
-                    continue
-                try:
-                    event = pending.result()
-                except StopAsyncIteration:
-                    return
-                except Exception as error:
-                    yield ServerEvent(_shown_problem(error, api.shown), event="problem")
-                    return
-                pending = None
-                yield event
-        finally:
-            if pending is not None:
-                pending.cancel()
-                await asyncio.wait({pending})
-            if isinstance(events, AsyncGenerator):
-                await events.aclose()
+        async with aclosing(with_signs_of_life(system, events, KEEP_ALIVE)) as kept:
+            try:
+                async for event in kept:
+                    if system.monotonic() - checked >= KEEP_ALIVE:
+                        if not await self._is_still_known(api.request):
+                            return
+                        checked = system.monotonic()
+                    yield event
+            except Exception as error:
+                yield ServerEvent(_shown_problem(error, api.shown), event="problem")
 
     async def _is_still_known(self, request: HTTPConnection) -> bool:
         try:
@@ -387,20 +397,67 @@ class HttpApp:
         return response
 
 
-class _StreamResponse(StreamingResponse):
-    """Server-sent events. Their end is counted and their source closed, even if the client left before they began."""
+class SideBySide:
+    """An ASGI application with several engines, each under its name: `/orders/`, `/billing/`.
 
-    def __init__(self, texts: AsyncGenerator[bytes], headers: Mapping[str, str], on_end: Callable[[], None]) -> None:
-        super().__init__(texts, 200, headers, media_type=EVENTS)
-        self._texts = texts
-        self._on_end = on_end
+    The path `/` leads to the first one. A probe at the root answers for all of them.
+    """
+
+    def __init__(self, apps: Mapping[str, HttpApp]) -> None:
+        for name in apps:
+            if "/" in check_name(name, "name of an engine"):
+                raise UsageError(f"{brief(name)} would be two parts of a path; give the engine a name without '/'")
+        if not apps:
+            raise UsageError("name at least one engine")
+        self._apps = dict(apps)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._on_end()
-            await self._texts.aclose()
+        """Answer a request."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+        root: str = scope.get("root_path", "").rstrip("/")
+        path: str = scope.get("path", "").removeprefix(root)
+        if path in ("/livez", "/readyz") and scope["type"] == "http":
+            await self._probe(scope, receive, send)
+            return
+        name, found, _ = path.removeprefix("/").partition("/")
+        app = self._apps.get(name)
+        if app is not None and found:
+            await app({**scope, "root_path": f"{root}/{name}", "perdure.mount": f"/{name}"}, receive, send)
+        elif scope["type"] == "http":
+            await self._elsewhere(root, path, name)(scope, receive, send)
+
+    def _elsewhere(self, root: str, path: str, name: str) -> Response:
+        if path in ("", "/") or name in self._apps:
+            first = name if name in self._apps else next(iter(self._apps))
+            return RedirectResponse(f"{root}/{first}/", 303, SAFE_HEADERS)
+        return Response(b"there is no engine of this name", 404, SAFE_HEADERS, media_type="text/plain")
+
+    async def _probe(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with the first probe that fails, or with the last one."""
+        messages: list[Any] = []
+
+        async def keep(message: Any) -> None:
+            messages.append(message)
+
+        for app in self._apps.values():
+            messages.clear()
+            await app(scope, receive, keep)
+            if messages[0]["status"] != 200:
+                break
+        for message in messages:
+            await send(message)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.shutdown":
+                for app in self._apps.values():
+                    await app.close()
+            await send({"type": f"{message['type']}.complete"})
+            if message["type"] == "lifespan.shutdown":
+                return
 
 
 def _shown_problem(error: Exception, shown: Redactor) -> Problem:
@@ -470,15 +527,6 @@ def _encoded(answer: Any, route: Route) -> Response:
     return Response(msgspec.json.encode(reply.value), reply.status, {**SAFE_HEADERS, **reply.headers}, media_type=JSON)
 
 
-async def _next(events: AsyncIterator[ServerEvent | None]) -> ServerEvent | None:
-    return await anext(events)
-
-
-def _event_text(event: ServerEvent) -> bytes:
-    lines = [f"{name}: {value}" for name, value in (("event", event.event), ("id", event.id)) if value]
-    return "\n".join([*lines, "data: "]).encode() + msgspec.json.encode(event.data) + b"\n\n"
-
-
 def _own_path(scope: Scope) -> str:
     """Path of a request without the prefix of this application, its parts still encoded."""
     raw = scope.get("raw_path")
@@ -508,6 +556,6 @@ def _apply_forwarded(scope: Scope, access: Access) -> None:
             headers.append((b"host", host.encode("latin-1")))
             found["host"] = host
         if prefix := found.get("x-forwarded-prefix", "").rstrip("/"):
-            scope["root_path"] = prefix
+            scope["root_path"] = prefix + scope.get("perdure.mount", "")
     scope["headers"] = headers
     scope["perdure.loopback"] = without_port(found.get("host", "")) in LOOPBACK_HOSTS

@@ -1,4 +1,4 @@
-"""Handlers for sticky events."""
+"""Handlers for sticky events, and for events that are published for other systems."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 from msgspec import Struct
 
+from perdure.core.model.cloud_event import DELIVERY_PREFIX, PublishedEvent
 from perdure.core.model.events import StickyEvent
+from perdure.core.model.run import Run
 from perdure.http.api import ApiRequest, Limit, ReasonQuery, Reply, WaitSeconds
-from perdure.http.redaction import Redactor
+from perdure.http.redaction import FailureView, Redactor
 from perdure.http.views import Page, Time, time_of
 
 
@@ -86,3 +88,140 @@ class DeletedEventView(Struct, frozen=True):
 async def delete_sticky_event(api: ApiRequest, name: str, query: ReasonQuery) -> DeletedEventView:
     """Delete a sticky event for good; it can be emitted and waited for anew."""
     return DeletedEventView(await api.engine.events.delete(name, query.reason))
+
+
+#: Attributes of the run of an event.
+_TYPE, _KEY = "event", "event_key"
+
+
+class PublishedEventView(Struct, frozen=True, kw_only=True):
+    """An event for other systems. The first fields are the attributes of CloudEvents 1.0."""
+
+    id: str
+    type: str
+    source: str
+    subject: str | None
+    time: Time
+    partitionkey: str | None
+    data: Any
+    #: Run that hands it to the subscriptions, and its status.
+    run_id: str
+    status: str
+    #: Runs that deliver it; empty before it was handed to subscriptions.
+    deliveries: tuple[str, ...]
+
+    @classmethod
+    def of(cls, one: PublishedEvent, shown: Redactor) -> PublishedEventView:
+        """Convert an event."""
+        event = one.event
+        return cls(
+            id=event.id,
+            type=event.type,
+            source=event.source,
+            subject=None if event.subject is None else shown.text(event.subject),
+            time=event.time,
+            partitionkey=None if event.partitionkey is None else shown.members({_KEY: event.partitionkey})[_KEY],
+            data=shown.value(event.data),
+            run_id=one.run_id,
+            status=one.status.value,
+            deliveries=one.deliveries,
+        )
+
+
+class PublishedEventsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Events of a type, which may end in `%`, and of a key; the latest first."""
+
+    type: str | None = None
+    key: str | None = None
+    limit: Limit = 50
+    cursor: str | None = None
+
+
+async def list_published_events(api: ApiRequest, query: PublishedEventsQuery) -> Page[PublishedEventView]:
+    """List events that were published for other systems, the latest first."""
+    api.shown.check_filter(
+        None, [name for name, given in ((_TYPE, query.type), (_KEY, query.key)) if given is not None]
+    )
+    page = await api.engine.outbox.list(type=query.type, key=query.key, limit=query.limit, cursor=query.cursor)
+    return Page(tuple(PublishedEventView.of(one, api.shown) for one in page.events), page.cursor)
+
+
+class PublishBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An event for other systems. With an `id`, publishing it twice is publishing it once."""
+
+    type: str
+    data: Any = None
+    #: Events of a key are delivered in the order of their publication.
+    key: str | None = None
+    subject: str | None = None
+    source: str = "perdure"
+    id: str | None = None
+
+
+class PublishedIdView(Struct, frozen=True):
+    """Id of a published event."""
+
+    id: str
+
+
+async def publish_event(api: ApiRequest, body: PublishBody) -> PublishedIdView:
+    """Publish an event for other systems."""
+    published = await api.engine.outbox.publish(
+        body.type, body.data, key=body.key, subject=body.subject, source=body.source, id=body.id
+    )
+    return PublishedIdView(published)
+
+
+class DeliveryView(Struct, frozen=True, kw_only=True):
+    """A run that delivers an event to a subscription."""
+
+    subscription: str
+    run_id: str
+    status: str
+    attempt: int
+    error: FailureView | None
+
+    @classmethod
+    def of(cls, run: Run, shown: Redactor) -> DeliveryView:
+        """Convert a run."""
+        return cls(
+            subscription=run.type.removeprefix(DELIVERY_PREFIX),
+            run_id=run.id,
+            status=run.status.value,
+            attempt=run.attempt,
+            error=shown.failure(run.error),
+        )
+
+
+class DeliveredEventView(Struct, frozen=True):
+    """An event, and the runs that deliver it."""
+
+    event: PublishedEventView
+    deliveries: tuple[DeliveryView, ...]
+
+
+async def show_published_event(api: ApiRequest, event_id: str) -> DeliveredEventView:
+    """Read an event and its deliveries, one for each subscription that wants it."""
+    found = await api.engine.outbox.get(event_id)
+    runs = await api.engine.outbox.deliveries(event_id)
+    return DeliveredEventView(
+        PublishedEventView.of(found, api.shown), tuple(DeliveryView.of(run, api.shown) for run in runs)
+    )
+
+
+class ReplayBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Subscription that gets the event again; all that want it by default."""
+
+    to: str | None = None
+
+
+class ReplayedEventView(Struct, frozen=True):
+    """Run that delivers an event again."""
+
+    run_id: str
+
+
+async def replay_published_event(api: ApiRequest, event_id: str, body: ReplayBody) -> ReplayedEventView:
+    """Deliver an event again, with the same id."""
+    [run_id] = await api.engine.outbox.replay(event_id, to=body.to)
+    return ReplayedEventView(run_id)

@@ -2,16 +2,25 @@
 
 Ready means: the database answers, its schema is that of this version, and at least one worker claims runs. The answer
 names each check. Details are for callers who are known.
+
+`/metrics` has metrics for Prometheus, for callers with the role of a viewer, as for readings of the API. Its path is
+not under `/api/v1`, because Prometheus reads `/metrics` unless it is told otherwise.
 """
 
 from __future__ import annotations
 
+import importlib.util
+
 from msgspec import Struct
+from starlette.requests import Request
 
 from perdure.client.engine import Engine
 from perdure.client.session import session_of
+from perdure.core.access import Role
 from perdure.core.model.worker_info import WorkerStatus
 from perdure.errors import PerdureError, SchemaMismatch, StoreError
+from perdure.http.problems import NOT_FOUND, Refused
+from perdure.http.routes import Route
 
 
 class CheckView(Struct, frozen=True):
@@ -53,3 +62,15 @@ async def readiness(engine: Engine, *, needs_workers: bool = True) -> HealthView
 
 def _workers(known: int, claiming: int, well: int) -> str:
     return f"{well} of {known} workers claim runs; {claiming} are alive"
+
+
+async def show_metrics(engine: Engine, request: Request) -> tuple[bytes, str]:
+    """Read all metrics, and their content type, in the format that the header `Accept` asks for."""
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise Refused(NOT_FOUND, "metrics need the extra `metrics` on the server: pip install 'perdure[metrics]'")
+    from perdure.metrics.prometheus import metrics_of
+
+    return await metrics_of(engine).exposition(request.headers.get("accept", ""))
+
+
+METRICS = Route("GET", "/metrics", Role.VIEWER, show_metrics)

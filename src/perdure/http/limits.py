@@ -174,16 +174,17 @@ async def show_lock(api: ApiRequest, name: str) -> LockStateView:
 
 
 class ReleaseQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holder that is meant, by the token of the lock; any by default."""
+    """Holder that is meant, by the token of the lock, any by default; and the reason."""
 
     token: Position | None = None
+    reason: Reason = ""
 
 
 async def release_lock(api: ApiRequest, name: str, query: ReleaseQuery) -> Done:
     """Take a lock from its holder, which learns of it when it extends or releases the lock."""
     if query.token is None:
-        return Done(await api.engine.locks.force_release(name))
+        return Done(await api.engine.locks.force_release(name, query.reason))
     session = session_of(api.engine)
     store = await session.connect()
     # The lock of that token need not be held any more: then the answer to an earlier request was lost.
-    return Done(await store.release_lock(check_key(name, "lock name"), query.token, None, session.actor))
+    return Done(await store.release_lock(check_key(name, "lock name"), query.token, None, session.actor, query.reason))

@@ -104,6 +104,7 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/runs/batch", OPERATOR, start.start_many, (201,), (409, 422)),
     Route("POST", "/runs/prune", ADMIN, control.prune, (200,), (422,)),
     Route("POST", "/runs/unserved", VIEWER, inspect.unserved, (200,), (422,)),
+    Route("POST", "/runs/updated", VIEWER, inspect.updated, (200,), (422,)),
     Route("GET", "/runs", VIEWER, inspect.list_runs, (200,), (422,)),
     Route("POST", "/runs/count", VIEWER, inspect.count_runs, (200,), (422,)),
     Route("GET", "/runs/{run_id}", VIEWER, inspect.show, (200,), _RUN),
@@ -114,6 +115,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/runs/{run_id}/history", VIEWER, inspect.history, (200,), _RUN),
     Route("GET", "/runs/{run_id}/inbox", VIEWER, inspect.inbox, (200,), _RUN),
     Route("GET", "/runs/{run_id}/events", VIEWER, inspect.events, (200,), _RUN),
+    Route("GET", "/runs/{run_id}/logs", VIEWER, inspect.logs, (200,), _RUN),
     Route("GET", "/runs/{run_id}/interruptions", VIEWER, inspect.interruptions, (200,), _RUN),
     Route("GET", "/runs/{run_id}/states", VIEWER, results.states, (200,), _RUN),
     Route("GET", "/runs/{run_id}/states/{key}", VIEWER, results.state, (200,), _RUN),
@@ -180,6 +182,11 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/sticky-events/{name}", VIEWER, events.sticky_event, (200, 202), (422,)),
     Route("PUT", "/sticky-events/{name}", OPERATOR, events.emit_sticky_event, (200,), (409, 422)),
     Route("DELETE", "/sticky-events/{name}", OPERATOR, events.delete_sticky_event, (200,), (422,)),
+    # events for other systems
+    Route("GET", "/outbox", VIEWER, events.list_published_events, (200,), (422,)),
+    Route("POST", "/outbox", OPERATOR, events.publish_event, (201,), (409, 422)),
+    Route("GET", "/outbox/{event_id}", VIEWER, events.show_published_event, (200,), _RUN),
+    Route("POST", "/outbox/{event_id}/replay", OPERATOR, events.replay_published_event, (201,), _RUN),
     # limits, breakers and locks
     Route("GET", "/limits", VIEWER, limits.list_limits, (200,), (422,)),
     Route("GET", "/limits/{name}/permits", VIEWER, limits.list_permits, (200,), (422,)),

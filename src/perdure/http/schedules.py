@@ -17,7 +17,18 @@ from perdure.core.time.cron import At, Cron, Every, Timing, Window
 from perdure.core.time.duration import microseconds
 from perdure.core.time.schedule import Misfire, Overlap, Schedule, trail_of
 from perdure.errors import InvalidSchedule
-from perdure.http.api import ApiRequest, Arguments, DurationText, Instant, Limit, Reply, call_of
+from perdure.http.api import (
+    ApiRequest,
+    Arguments,
+    DurationText,
+    Instant,
+    Limit,
+    Reason,
+    ReasonBody,
+    ReasonQuery,
+    Reply,
+    call_of,
+)
 from perdure.http.audit import EventView
 from perdure.http.redaction import Redactor
 from perdure.http.runs.inspect import RunView
@@ -37,7 +48,6 @@ from perdure.http.views import (
     view_of,
     views_of,
 )
-from perdure.http.workers import PauseBody
 
 
 class TimingView(Struct, frozen=True, kw_only=True):
@@ -251,13 +261,13 @@ async def show_schedule(api: ApiRequest, schedule_id: str) -> ScheduleView:
     return ScheduleView.of(await api.engine.schedules.get(schedule_id), api.shown)
 
 
-async def delete_schedule(api: ApiRequest, schedule_id: str) -> Done:
+async def delete_schedule(api: ApiRequest, schedule_id: str, query: ReasonQuery) -> Done:
     """Delete a schedule; runs that it has started go on."""
-    await api.engine.schedules.delete(schedule_id)
+    await api.engine.schedules.delete(schedule_id, query.reason)
     return Done(True)
 
 
-async def pause_schedule(api: ApiRequest, schedule_id: str, body: PauseBody) -> Done:
+async def pause_schedule(api: ApiRequest, schedule_id: str, body: ReasonBody) -> Done:
     """Start no more runs of a schedule."""
     return Done(await api.engine.schedules.pause(schedule_id, body.reason))
 
@@ -266,16 +276,17 @@ class ResumeBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Choice whether fire times during the pause count as missed."""
 
     catch_up: bool = False
+    reason: Reason = ""
 
 
 async def resume_schedule(api: ApiRequest, schedule_id: str, body: ResumeBody) -> Done:
     """Start runs of a schedule again."""
-    return Done(await api.engine.schedules.resume(schedule_id, catch_up=body.catch_up))
+    return Done(await api.engine.schedules.resume(schedule_id, catch_up=body.catch_up, reason=body.reason))
 
 
-async def trigger_schedule(api: ApiRequest, schedule_id: str) -> Reply[RunView]:
+async def trigger_schedule(api: ApiRequest, schedule_id: str, body: ReasonBody) -> Reply[RunView]:
     """Start a run of a schedule now, regardless of timing, pause and overlap."""
-    handle = await api.engine.schedules.trigger(schedule_id)
+    handle = await api.engine.schedules.trigger(schedule_id, body.reason)
     return Reply(RunView.of(await handle.info(), api.shown), 201)
 
 
@@ -286,15 +297,22 @@ class BackfillBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     end: Instant
 
 
+class BackfillOrder(BackfillBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Range of fire times, and the reason of the backfill."""
+
+    reason: Reason = ""
+
+
 class BackfilledView(Struct, frozen=True):
     """Ids of the runs that were started."""
 
     ids: tuple[str, ...]
 
 
-async def backfill_schedule(api: ApiRequest, schedule_id: str, body: BackfillBody) -> Reply[BackfilledView]:
+async def backfill_schedule(api: ApiRequest, schedule_id: str, body: BackfillOrder) -> Reply[BackfilledView]:
     """Start the runs of all fire times of a range. An interrupted backfill may be repeated."""
-    return Reply(BackfilledView(tuple(await api.engine.schedules.backfill(schedule_id, body.start, body.end))), 201)
+    started = await api.engine.schedules.backfill(schedule_id, body.start, body.end, body.reason)
+    return Reply(BackfilledView(tuple(started)), 201)
 
 
 class BackfillPreviewView(Struct, frozen=True, kw_only=True):

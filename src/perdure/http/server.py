@@ -10,7 +10,7 @@ from perdure.client.engine import Engine
 from perdure.core.printed_text import brief
 from perdure.errors import UsageError
 from perdure.http.access import LOOPBACK_HOSTS, Access
-from perdure.http.app import HttpApp
+from perdure.http.app import HttpApp, SideBySide
 
 #: Seconds for which requests may end after a stop signal; streams are cut off then.
 GRACE = 5
@@ -57,7 +57,7 @@ async def check_bind(engine: Engine, access: Access, host: str) -> None:
         )
 
 
-def make_server(app: HttpApp, host: str, port: int, root_path: str = "") -> uvicorn.Server:
+def make_server(app: HttpApp | SideBySide, host: str, port: int, root_path: str = "") -> uvicorn.Server:
     """Make a server that has not been started."""
     config = uvicorn.Config(
         app,

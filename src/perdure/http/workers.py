@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
-from perdure.http.api import ApiRequest, DurationText, Reason
+from perdure.http.api import ApiRequest, DurationText, Reason, ReasonBody
 from perdure.http.redaction import Redactor
 from perdure.http.runs.inspect import RunningStepView
 from perdure.http.views import Done, Page, ShownText, Time, view_of, views_of
@@ -121,30 +121,24 @@ async def list_pauses(api: ApiRequest) -> Page[PauseView]:
     return Page(views_of(PauseView, await api.engine.queues.paused(), api.shown))
 
 
-class PauseBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Reason of a pause."""
-
-    reason: Reason = ""
-
-
-async def pause_queue(api: ApiRequest, queue: str, body: PauseBody) -> Done:
+async def pause_queue(api: ApiRequest, queue: str, body: ReasonBody) -> Done:
     """Pause all runs in a queue."""
     return Done(await api.engine.queues.pause(queue=queue, reason=body.reason))
 
 
-async def resume_queue(api: ApiRequest, queue: str) -> Done:
+async def resume_queue(api: ApiRequest, queue: str, body: ReasonBody) -> Done:
     """End the pause of a queue."""
-    return Done(await api.engine.queues.resume(queue=queue))
+    return Done(await api.engine.queues.resume(queue=queue, reason=body.reason))
 
 
-async def pause_type(api: ApiRequest, type: str, body: PauseBody) -> Done:
+async def pause_type(api: ApiRequest, type: str, body: ReasonBody) -> Done:
     """Pause all runs of a type."""
     return Done(await api.engine.queues.pause(type=type, reason=body.reason))
 
 
-async def resume_type(api: ApiRequest, type: str) -> Done:
+async def resume_type(api: ApiRequest, type: str, body: ReasonBody) -> Done:
     """End the pause of a type."""
-    return Done(await api.engine.queues.resume(type=type))
+    return Done(await api.engine.queues.resume(type=type, reason=body.reason))
 
 
 async def list_types(api: ApiRequest) -> Page[TypeView]:

@@ -9,32 +9,38 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import msgspec
+from msgspec import Struct, field
 
 from perdure.core.codec.decoders import decoder_for
 from perdure.core.model.record import Record, RecordKind
 from perdure.workflow.runtime import Checkpoint
 
+# Looking up an enum member through its class is slow; this is needed for every record.
+_SCOPE = RecordKind.SCOPE
 
-class Checkpoints:
+
+class Checkpoints(Struct, eq=False):
     """Checkpoints of one execution."""
 
-    def __init__(self, earlier: Sequence[Record], history: Sequence[Record]) -> None:
-        #: By location, the latest checkpoint and its record's number; those of earlier attempts included.
-        self._latest: dict[str, tuple[int, Checkpoint]] = {}
-        for records in (earlier, history) if history or earlier else ():
-            self._latest |= {
-                one.location: (one.seq, read_checkpoint(one)) for one in records if one.kind is RecordKind.SCOPE
-            }
-        #: Numbers of the records inside each scope, by the scope's path.
-        self._inside: dict[str, list[int]] = {}
-        #: Numbers of the messages received inside each scope. Their records do not name the scope.
-        self._messages: dict[str, list[int]] = {}
-        #: Numbers of records that the next turn deletes.
-        self.trimmed: list[int] = []
-        #: Whether anything was trimmed since the last turn, even if it was not saved yet.
-        self.has_trimmed = False
+    #: By location, the latest checkpoint and its record's number; those of earlier attempts included.
+    _latest: dict[str, tuple[int, Checkpoint]] = field(default_factory=dict)
+    #: Numbers of the records inside each scope, by the scope's path.
+    _inside: dict[str, list[int]] = field(default_factory=dict)
+    #: Numbers of the messages received inside each scope. Their records do not name the scope.
+    _messages: dict[str, list[int]] = field(default_factory=dict)
+    #: Numbers of records that the next turn deletes.
+    trimmed: list[int] = field(default_factory=list)
+    #: Whether anything was trimmed since the last turn, even if it was not saved yet.
+    has_trimmed: bool = False
+
+    @classmethod
+    def of(cls, earlier: Iterable[Record], history: Iterable[Record]) -> Checkpoints:
+        """Read the checkpoints of a history, and of the attempts before it."""
+        records = chain(earlier, history)
+        return cls({one.location: (one.seq, read_checkpoint(one)) for one in records if one.kind is _SCOPE})
 
     def latest(self, location: str) -> Checkpoint | None:
         """Return the latest checkpoint of a scope."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from asyncio.events import _set_running_loop
 from collections.abc import Callable, MutableMapping, Sequence
 from contextvars import Context as ContextVars
 from functools import cached_property
@@ -56,7 +57,15 @@ from perdure.replay.outcome import (
     stopped,
 )
 from perdure.replay.reused_results import NOTHING, EarlierAttempts
-from perdure.replay.run_loop import DrainContext, RunTask, end_code, end_tasks, new_operation_future, refusal_of
+from perdure.replay.run_loop import (
+    DrainContext,
+    RunTask,
+    end_code,
+    end_tasks,
+    new_operation_future,
+    refusal_of,
+    thread_id,
+)
 from perdure.workflow.answers import refused
 from perdure.workflow.channels import question_key, question_of
 from perdure.workflow.context import Context
@@ -133,6 +142,8 @@ class Execution(OperationsApi):
     _broken_before: str | None = None
     #: By location, the record that led to an operation that was open at the end of the replay.
     asked: dict[str, int] | None = None
+    #: Closed operations that a replay does not mind, and the length of `fresh` from which it forgets them.
+    _spare = _room = 64
 
     def __init__(
         self,
@@ -158,7 +169,8 @@ class Execution(OperationsApi):
             if current and current[-1].kind is _BROKEN:
                 self._broken_before = current[-1].payload
             current = without_broken(current)
-        super().__init__(origin, EarlierAttempts(earlier) if earlier else NOTHING, Checkpoints(earlier, current), codec)
+        checkpoints = Checkpoints.of(earlier, current) if history else Checkpoints()
+        super().__init__(origin, EarlierAttempts(earlier) if earlier else NOTHING, checkpoints, codec)
         #: Whether earlier attempts have left results for `recall`.
         self.has_earlier = bool(earlier)
         self.cancel_requested = False
@@ -231,10 +243,12 @@ class Execution(OperationsApi):
                 before = len(self.fresh)
                 if record.kind is _MESSAGE and record.digest:
                     self._replay_batch(record)
-                elif self.outcome is None:
+                elif self.outcome is None and not (record.kind is _STEP and self._apply_result(record)):
                     self._apply(record)
                 for operation in self.fresh[before:]:
                     asked[operation.location] = record.seq
+                if len(self.fresh) > self._room and self.replaying:
+                    self._forget_closed(asked)
                 if self._applied % 32 == 0 and not budget():
                     return False
         if self._arguments is not None:
@@ -247,6 +261,13 @@ class Execution(OperationsApi):
         if not history and (self.outcome is None or self.outcome.renewed is not None):
             self.record_messages([(each.location, each.payload, 0) for each in self._earlier.messages], self.time)
         return True
+
+    def _forget_closed(self, asked: dict[str, int]) -> None:
+        """Forget closed operations: those of a long history take much memory, and time of the garbage collector."""
+        self.fresh = [operation for operation in self.fresh if operation.open]
+        for location in [location for location in asked if location not in self._open]:
+            del asked[location]
+        self._room = 2 * len(self.fresh) + self._spare
 
     def _replay_batch(self, first: Record) -> None:
         """Apply the messages of one batch; `first` is its first record."""
@@ -474,11 +495,6 @@ class Execution(OperationsApi):
         return self.silent or (self.replaying and self._origin.taken_up_before)
 
     @property
-    def log_fields(self) -> dict[str, object]:
-        """Fields of log records of the workflow."""
-        return {"run_id": self.run_id, "run_type": self._origin.type, "attempt": self._origin.attempt}
-
-    @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
         """Logger for `ctx.log`. Made each time, because a stored one would make a reference cycle."""
         return ReplayLog(self._logger, self)
@@ -539,6 +555,36 @@ class Execution(OperationsApi):
             self.drain()
         else:
             self._end(self._closing)
+
+    def _apply_result(self, record: Record) -> bool:
+        """Apply the recorded result of a step; False if nothing was done, because it needs the checks of `_apply`.
+
+        This is the fast path of `_apply` for long histories: it does the same, in the same order.
+        """
+        location = record.location
+        operation = self._open.get(location)
+        if type(operation) is not StepOperation or record.failed or record.digest != operation.digest or self._begun:
+            return False
+        future = operation.future
+        payload = record.payload
+        if payload is None or future.done():
+            return False
+        try:
+            value = self._codec.decode_quickly(payload, operation.request.spec.returns)
+        except Exception:
+            return False
+        if "/" in location:
+            self.checkpoints.note(location[: location.rindex("/") + 1], record.seq)
+        if record.at > self.time:
+            self.time = record.at
+        self.loop.seconds = (self.time - self._origin.started_at) / 1e6
+        del self._open[location]
+        operation.open = False
+        future.watcher = future.operation = None
+        future.note_waiters()
+        future.set_result(value)
+        self.drain()
+        return True
 
     def _cancel(self, record: Record) -> None:
         again, self.cancel_requested = self.cancel_requested, True
@@ -848,11 +894,21 @@ class Execution(OperationsApi):
 
     def drain(self, drain_context: DrainContext | None = None) -> None:
         """Run the ready callbacks, and end or break the run by its errors. The loop watch looks for its frame."""
-        trace = self._trace
+        trace, loop = self._trace, self.loop
         if not trace.waiting[DUE]:
             trace.note(trace)
         try:
-            self.loop.drain(drain_context)
+            if drain_context is None or not drain_context.entered or loop.thread:
+                loop.drain()
+            else:
+                # As `drain` does; inlined, because every step passes here.
+                loop.thread = thread_id()
+                _set_running_loop(loop)
+                try:
+                    loop.run_ready()
+                finally:
+                    loop.thread = 0
+                    _set_running_loop(drain_context.loop)
         except LoopStuck as error:
             self._end(failed(error, self._codec))
         except CodeHalted as halted:

@@ -29,6 +29,9 @@ class ObservedExecution(Execution):
         self._observer(record)
         super()._apply(record)
 
+    def _apply_result(self, record: Record) -> bool:
+        return False
+
     def _apply_messages(self, batch: Sequence[Record]) -> None:
         for record in batch:
             self._observer(record)

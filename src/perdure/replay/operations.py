@@ -23,6 +23,7 @@ from perdure.core.codec.codec import Codec
 from perdure.core.codec.snapshot import FIXED
 from perdure.core.ids import WATCH_KEY, child_id, short_key, watch_key
 from perdure.core.model.headers import Headers, headers_of, inherit_headers
+from perdure.core.model.outputs import WantedOutput
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.run import (
     DEFAULT_PRIORITY,
@@ -35,6 +36,7 @@ from perdure.core.model.run import (
 )
 from perdure.core.model.waits import Wait
 from perdure.core.time.duration import NEVER
+from perdure.core.tracing import trace_id_of
 from perdure.errors import DuplicateName, WorkflowError
 from perdure.replay.checkpoints import Checkpoints, is_location_over
 from perdure.replay.mailbox import Mailbox, bound
@@ -52,7 +54,7 @@ from perdure.workflow.runtime import (
 )
 from perdure.workflow.saga import UndoLog
 from perdure.workflow.scopes import Scope, WorkflowRandom, current_scope
-from perdure.workflow.step import current_step
+from perdure.workflow.step import NO_STEP_SETTINGS, current_step
 
 
 class OpenOperation:
@@ -73,7 +75,7 @@ class OpenOperation:
 class StepOperation(OpenOperation):
     """A step, with the state that failed attempts have left."""
 
-    __slots__ = ("attempts", "context", "ephemeral", "request", "retry_at")
+    __slots__ = ("attempts", "context", "ephemeral", "is_usual", "request", "retry_at")
     kind = RecordKind.STEP
     future: OperationFuture[Any]
 
@@ -91,7 +93,9 @@ class StepOperation(OpenOperation):
         #: Time of the next attempt.
         self.retry_at = 0
         #: Context variables of the code that has asked for the step.
-        self.context = copy_context()
+        self.context = context = copy_context()
+        #: Whether nothing but its function says how it is executed: no option, and no variable of the workflow.
+        self.is_usual = request.options is NO_STEP_SETTINGS and not request.transaction and len(context) == 1
 
 
 class TimerOperation(OpenOperation):
@@ -142,9 +146,9 @@ class RunOperation(OpenOperation):
 
 
 class WatchOperation(RunOperation):
-    """A run that is not a child, whose result is awaited."""
+    """A run that is not a child, whose result or outputs are awaited."""
 
-    __slots__ = ("event", "key", "target")
+    __slots__ = ("event", "key", "target", "wants")
 
     def __init__(
         self,
@@ -160,6 +164,8 @@ class WatchOperation(RunOperation):
         self.target = target
         #: Whether the target is a sticky event, which is created by the first wait for it.
         self.event = False
+        #: Outputs that are awaited; None: the result.
+        self.wants: WantedOutput | None = None
         #: Key of the inbox entry that has the outcome. Another attempt, and a run that continues as new, wait anew.
         self.key = key
 
@@ -312,6 +318,8 @@ class OperationsApi(ABC):
     # Class attributes: most of very many runs never change them, and no step reads them.
     #: Difference between the randomness of a fork and that of its origin.
     _salt = ""
+    #: Id of the trace that the run belongs to, if it is not that of its headers.
+    trace_id = ""
     _open_children = 0
     #: By the name of its message: type and validator of a question.
     validators: Mapping[str, tuple[Any, Callable[[Any], object]]] = MappingProxyType({})
@@ -347,6 +355,15 @@ class OperationsApi(ABC):
     def headers(self) -> Headers:
         """Headers of the run."""
         return headers_of(self._origin.options)
+
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """Fields of log records of the workflow."""
+        fields: dict[str, object] = {"run_id": self.run_id, "run_type": self._origin.type}
+        fields["attempt"] = self._origin.attempt
+        if trace_id := self.trace_id or trace_id_of(self.headers):
+            fields["trace_id"] = trace_id
+        return fields
 
     @cached_property
     def _closed_children(self) -> set[str]:
@@ -581,14 +598,16 @@ class OperationsApi(ABC):
             self.effects.append(new)
         return new.id
 
-    def watch(self, name: str, target: str, returns: Any, *, event: bool = False) -> asyncio.Future[Any]:
-        """Wait for the end of any run, or for an event."""
+    def watch(
+        self, name: str, target: str, returns: Any, *, event: bool = False, wants: WantedOutput | None = None
+    ) -> asyncio.Future[Any]:
+        """Wait for the end of any run, for outputs of it, or for an event."""
         self._check_inside()
         location, future = self._place(name)
         key = watch_key(self._origin.life, self._origin.attempt, location, target)
-        digest = self._codec.digest(target)
+        digest = self._codec.digest(target if wants is None else [target, wants.kind.value, wants.name])
         watch = WatchOperation(location, future, self.time, target, returns, key, digest)
-        watch.event = event
+        watch.event, watch.wants = event, wants
         return self._opened(watch, future)
 
     def _begin_child(
@@ -610,6 +629,10 @@ class OperationsApi(ABC):
     def encode(self, value: Any, what: str, declared: Any = Any) -> str:
         """Encode a value of the workflow. Raises `EncodeError`."""
         return self._codec.encode(value, f"{what} of run {self.run_id!r}", declared)
+
+    def decode(self, payload: str, type: Any, what: str) -> Any:
+        """Decode a value for the workflow. Raises `DecodeError`."""
+        return self._codec.decode(payload, type, f"{what}, in run {self.run_id!r}")
 
     def effect(self, name: str, make: Callable[[str], Effect]) -> None:
         """Cause an effect with the next turn, under a key.

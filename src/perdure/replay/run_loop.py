@@ -90,6 +90,10 @@ class TimerSink(Protocol):
     def drop_timer(self, handle: RunTimerHandle) -> None:
         """Cancel the timer of a handle."""
 
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """Fields of log records of the workflow."""
+
 
 class WorkflowGuard(Protocol):
     """Observer of what workflow code does besides waiting."""
@@ -154,6 +158,7 @@ class RunLoop(asyncio.AbstractEventLoop):
     def __init__(self, run_id: str, timers: TimerSink) -> None:
         self._ready: deque[ReadyCallback] = deque()
         self._timers: TimerSink | None = timers
+        self.run_id = run_id
         # A bare counter would collide between runs in asyncio's global set of tasks.
         self.hash_base = crc32(run_id.encode()) << 24
         #: Scope of everything that is in no other scope.
@@ -170,6 +175,11 @@ class RunLoop(asyncio.AbstractEventLoop):
         self.generators: list[tuple[AsyncGenerator[Any, Any], str]] = []
         #: Called with errors that no task or future could deliver.
         self.on_error: Callable[[dict[str, Any]], None] = _ignore
+
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """Fields of log records of the workflow; none after its end."""
+        return {} if self._timers is None else self._timers.log_fields
 
     # identity
 
@@ -268,26 +278,16 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     # draining
 
-    def drain(self, drain_context: DrainContext | None = None) -> None:
+    def drain(self) -> None:
         """Run callbacks until none is ready. Raises `LoopStuck` if that never happens."""
         if self.thread:
-            self._run_ready()
-        elif not self._ready:
-            return
-        elif drain_context is None or not drain_context.entered:
+            self.run_ready()
+        elif self._ready:
             with self.inside():
-                self._run_ready()
-        else:
-            # As `inside` does; inlined, because every step passes here.
-            self.thread = thread_id()
-            _set_running_loop(self)
-            try:
-                self._run_ready()
-            finally:
-                self.thread = 0
-                _set_running_loop(drain_context.loop)
+                self.run_ready()
 
-    def _run_ready(self) -> None:
+    def run_ready(self) -> None:
+        """Run callbacks until none is ready, with this as the running loop. Raises as `drain`."""
         self.idle_callbacks = 0
         ready = self._ready
         while ready:
@@ -310,7 +310,7 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     def wrap_drains(self, wrap: Callable[[Callable[[], None]], None]) -> None:
         """Let `wrap` call what runs the ready callbacks; for tests."""
-        self._run_ready = partial(wrap, self._run_ready)  # type: ignore[method-assign] # only tests pay for it
+        self.run_ready = partial(wrap, self.run_ready)  # type: ignore[method-assign] # only tests pay for it
 
     @property
     def is_current(self) -> bool:
@@ -378,15 +378,35 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     default_exception_handler = call_exception_handler
 
+    def get_task_factory(self) -> None:
+        """Return None: tasks are made by `create_task`. anyio asks before it starts a task."""
+        return
+
+    def run_in_executor(  # type: ignore[override] # see above
+        self, executor: Any, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        """Call a function here, if the executor has `runs_in_workflows`; refuse threads and processes."""
+        if getattr(executor, "runs_in_workflows", False) is not True:
+            _refuse_io()
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    @property
+    def runtime(self) -> TimerSink | None:
+        """The execution that the loop belongs to; None after its end."""
+        return self._timers
+
     # Typed loosely: the parameters of refused methods do not matter.
     _refuse: Any = _refuse_io
 
     set_debug = _refuse
     get_exception_handler = _refuse
     set_exception_handler = _refuse
-    get_task_factory = _refuse
     set_task_factory = _refuse
-    run_in_executor = _refuse
     set_default_executor = _refuse
     shutdown_default_executor = _refuse
     shutdown_asyncgens = _refuse
@@ -429,6 +449,12 @@ class RunLoop(asyncio.AbstractEventLoop):
 def in_workflow() -> bool:
     """True if the caller is workflow code: the running loop is that of a run."""
     return isinstance(_get_running_loop(), RunLoop)
+
+
+def current_log_fields() -> dict[str, object]:
+    """Fields of log records of the workflow whose code calls; none elsewhere."""
+    loop = _get_running_loop()
+    return loop.log_fields if isinstance(loop, RunLoop) else {}
 
 
 async def _await(future: asyncio.Future[T]) -> T:

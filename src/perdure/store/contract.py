@@ -20,7 +20,7 @@ from perdure.core.access import NewToken, StoredToken, TokenInfo
 from perdure.core.audit import Audit, Event, EventFilter
 from perdure.core.limits.admission_requests import AdmissionPreview, AdmissionRequest, AdmissionResult
 from perdure.core.limits.breaker import Circuit
-from perdure.core.limits.limit import LimitBounds, LimitInfo, PermitInfo, WaitlistPosition
+from perdure.core.limits.limit import LimitBounds, LimitInfo, PermitInfo, WaitingRun, WaitlistPosition
 from perdure.core.model.attempt_reports import AttemptReport, ReportOutcome
 from perdure.core.model.attributes import AttributeValue
 from perdure.core.model.claim import ClaimByIdRequest, ClaimByIdResult, ClaimRequest, ClaimResult, LoadedRun
@@ -32,8 +32,9 @@ from perdure.core.model.dead_letter import (
 )
 from perdure.core.model.documents import Document, DocumentKind
 from perdure.core.model.events import EmitOutcome, NewStickyEvent
+from perdure.core.model.graph_checkpoints import GraphDeletion, GraphEntry, GraphQuery
 from perdure.core.model.lock import LockGrant, LockInfo
-from perdure.core.model.outputs import BroadcastResult, Output, OutputKind
+from perdure.core.model.outputs import BroadcastResult, NewOutput, Output, OutputKind
 from perdure.core.model.record import Message, NewMessage, Record, SendOutcome
 from perdure.core.model.reports import RunSnapshot
 from perdure.core.model.run import (
@@ -112,6 +113,9 @@ MUTATING_VERBS = (
     "register",
     "save_sources",
     "save_report",
+    "save_graph_entries",
+    "copy_graph_thread",
+    "delete_graph_entries",
     "heartbeat",
     "drain",
     "report_health",
@@ -120,6 +124,8 @@ MUTATING_VERBS = (
     "claim",
     "claim_by_id",
     "commit",
+    "pack",
+    "keep_log",
     "transact",
 )
 
@@ -130,6 +136,9 @@ SCAN = 10_000
 
 #: Longest result of a step that a brief history has, in characters.
 BRIEF = 1000
+
+#: Log lines that one transaction keeps at most.
+LOG_CHUNK = 500
 
 #: Outputs that a snapshot of a run has at most.
 SNAPSHOT_OUTPUTS = 1000
@@ -293,6 +302,9 @@ class Store(Protocol):
     async def waits(self, run_id: str) -> RunWaits | None:
         """Names of what a run waited for when it was last parked; None if it named nothing."""
 
+    async def updated_at(self, run_ids: Sequence[str]) -> dict[str, int]:
+        """Time of the last change of each of these runs that exists."""
+
     async def inbox(self, run_id: str, after: int, limit: int = 0) -> builtins.list[Message]:
         """The unread inbox entries of a run past `after`, in order; at most `limit`, or all of them."""
 
@@ -378,7 +390,7 @@ class Store(Protocol):
     async def pause(self, pause: Pause, actor: str) -> None:
         """Stop workers from claiming runs of a type or a queue. An existing pause is left as it is."""
 
-    async def resume(self, kind: PauseKind, name: str, actor: str) -> None:
+    async def resume(self, kind: PauseKind, name: str, actor: str, reason: str = "") -> None:
         """End the pause of a type or a queue."""
 
     async def pauses(self) -> builtins.list[Pause]:
@@ -405,15 +417,15 @@ class Store(Protocol):
         """Schedules in the order of their ids, after one."""
 
     async def save_schedule(
-        self, schedule: Schedule, version: int, write_id: str, event: str, actor: str
+        self, schedule: Schedule, version: int, write_id: str, event: str, actor: str, reason: str = ""
     ) -> SaveOutcome:
         """Create a schedule (version 0), or change one that still has the given version."""
 
-    async def delete_schedule(self, schedule_id: str, actor: str) -> None:
+    async def delete_schedule(self, schedule_id: str, actor: str, reason: str = "") -> None:
         """Delete a schedule; its runs continue."""
 
     async def trigger(
-        self, schedule_id: str, fire_times: Sequence[int], key: str, actor: str
+        self, schedule_id: str, fire_times: Sequence[int], key: str, actor: str, reason: str = ""
     ) -> builtins.list[str] | None:
         """Start the runs of some fire times, or, without any, one run under a key; returns their ids.
 
@@ -460,6 +472,12 @@ class Store(Protocol):
     async def permits(self, gates: Sequence[str], limit: int) -> builtins.list[PermitInfo]:
         """Permits of these gates that count, by gate and the oldest first; at most `limit` of all."""
 
+    async def waiting_runs(self, gates: Sequence[str], limit: int) -> builtins.list[WaitingRun]:
+        """Runs on the waitlists of these gates, by gate and in the order in which each type is admitted.
+
+        At most `limit` of all.
+        """
+
     async def gates(self, after: str, limit: int) -> builtins.list[LimitInfo]:
         """Gates in the order of their names, after one."""
 
@@ -471,7 +489,7 @@ class Store(Protocol):
     async def extend_lock(self, name: str, nonce: str, ttl: int, actor: str) -> LockInfo | None:
         """Hold a lock for `ttl` microseconds from now; None if it is no longer held under that nonce."""
 
-    async def release_lock(self, name: str, token: int, nonce: str | None, actor: str) -> bool:
+    async def release_lock(self, name: str, token: int, nonce: str | None, actor: str, reason: str = "") -> bool:
         """Release a lock held under that token and nonce.
 
         Without a nonce, take it away from the holder of that token.
@@ -553,8 +571,8 @@ class Store(Protocol):
 
     # workers
 
-    async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
-        """Register a worker, and record the types that it serves."""
+    async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> tuple[str, ...]:
+        """Register a worker and the types that it serves; return those that belong to another runtime."""
 
     async def heartbeat(self, worker_id: str, running: str | None = None) -> HeartbeatResult:
         """Renew the worker's row. LOST: it was declared dead and holds no runs any more. DRAIN: it is to drain.
@@ -590,6 +608,18 @@ class Store(Protocol):
     async def documents(self, kind: DocumentKind, name: str | None, limit: int) -> builtins.list[Document]:
         """Sources or reports, of one name if given, latest first."""
 
+    async def save_graph_entries(self, entries: Sequence[GraphEntry], actor: str) -> None:
+        """Store checkpoints of graphs and writes; an entry that does not replace leaves the first one as it is."""
+
+    async def copy_graph_thread(self, source: str, target: str, actor: str) -> None:
+        """Copy the checkpoints and writes of a thread to another one, except for those that it has."""
+
+    async def delete_graph_entries(self, choice: GraphDeletion, actor: str) -> None:
+        """Delete checkpoints of graphs with their writes, all of the choice or none."""
+
+    async def graph_checkpoints(self, query: GraphQuery) -> builtins.list[GraphEntry]:
+        """Checkpoints of graphs, the largest id first, each followed by its writes unless the query is brief."""
+
     async def types(self) -> builtins.list[TypeInfo]:
         """Every registered type, and if it is enabled."""
 
@@ -620,6 +650,19 @@ class Store(Protocol):
         """Commit turns in one transaction, each accepted or rejected on its own.
 
         Returns one verdict per turn, in order.
+        """
+
+    async def pack(self, lease: Lease, first: int, last: int, actor: str) -> bool:
+        """Let few rows hold records `first` to `last` of a held run, which are durable; False: the lease was lost.
+
+        Every verb reads the records as before. Records that have to stay rows of their own do. One of the records past
+        `last` has to exist, so that the newest record is never packed.
+        """
+
+    async def keep_log(self, lines: Sequence[tuple[str, NewOutput]], most: int, actor: str) -> None:
+        """Add lines, each with the id of its run, to the logs of runs; each run keeps the latest `most` lines.
+
+        Lines of a run that does not exist are dropped. At most `LOG_CHUNK` lines.
         """
 
     async def transact(self, step: TransactionStep) -> TurnOutcome:

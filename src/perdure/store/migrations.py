@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib import resources
 
 from msgspec import Struct
@@ -120,18 +121,23 @@ class MigrationStatus(Struct, frozen=True, kw_only=True):
     applied_at: int
 
 
-def known(dialect: Dialect) -> list[Migration]:
+def known(dialect: Dialect) -> tuple[Migration, ...]:
     """The files that this version of Perdure has for a database, in order."""
-    folder = resources.files("perdure.store") / "migrations" / dialect.name
+    return _read(dialect.name)
+
+
+@cache
+def _read(dialect: str) -> tuple[Migration, ...]:
+    folder = resources.files("perdure.store") / "migrations" / dialect
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
-    return [
+    return tuple(
         Migration(
             version=int(name.split("_", 1)[0]),
             name=name.removesuffix(".sql"),
             sql=(folder / name).read_text(encoding="utf-8"),
         )
         for name in names
-    ]
+    )
 
 
 def script(dialect: Dialect, tables: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from perdure.core.audit import Audit
 from perdure.core.model.turn import TurnOutcome
 from perdure.core.system import System
-from perdure.errors import StoreUnavailable
+from perdure.errors import StoreError, StoreUnavailable
 from perdure.store.contract import Change, EventObserver, Listener, Store
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.store import SqlStore
@@ -69,10 +69,13 @@ class Repeating:
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise StoreUnavailable(
+            unavailable = StoreUnavailable(
                 f"{self.other} did not answer within {self.bound:g} s; the request may have been carried out; "
                 f"check that {self.other} runs and can be reached"
-            ) from error
+            )
+            if (tell := self._system.telemetry.store_failed) is not None:
+                tell(unavailable)
+            raise unavailable from error
 
     async def _until_available(self, verb: Ask, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         until = self._system.monotonic() + self.bound
@@ -80,9 +83,11 @@ class Repeating:
         while True:
             try:
                 return await verb(*args, **options)
-            except StoreUnavailable:
+            except StoreError as error:
+                if (tell := self._system.telemetry.store_failed) is not None:
+                    tell(error)
                 left = until - self._system.monotonic()
-                if left <= 0:
+                if left <= 0 or not isinstance(error, StoreUnavailable):
                     raise
             pause = delay * (0.5 + self._system.random() / 2)
             await self._system.sleep(min(pause, left) if self._strict else pause)
@@ -153,6 +158,7 @@ class Retrying(Repeating):
     records = _repeated(Store.records)
     snapshot = _repeated(Store.snapshot)
     waits = _repeated(Store.waits)
+    updated_at = _repeated(Store.updated_at)
     inbox = _repeated(Store.inbox)
     events = _repeated(Store.events)
     events_page = _repeated(Store.events_page)
@@ -191,6 +197,7 @@ class Retrying(Repeating):
     set_bounds = _repeated(Store.set_bounds)
     set_breaker = _repeated(Store.set_breaker)
     permits = _repeated(Store.permits)
+    waiting_runs = _repeated(Store.waiting_runs)
     gates = _repeated(Store.gates)
     acquire_lock = _repeated(Store.acquire_lock)
     extend_lock = _repeated(Store.extend_lock)
@@ -221,6 +228,10 @@ class Retrying(Repeating):
     workers = _repeated(Store.workers)
     save_sources = _repeated(Store.save_sources)
     save_report = _repeated(Store.save_report)
+    save_graph_entries = _repeated(Store.save_graph_entries)
+    copy_graph_thread = _repeated(Store.copy_graph_thread)
+    delete_graph_entries = _repeated(Store.delete_graph_entries)
+    graph_checkpoints = _repeated(Store.graph_checkpoints)
     documents = _repeated(Store.documents)
     types = _repeated(Store.types)
     leases = _repeated(Store.leases)
@@ -231,6 +242,8 @@ class Retrying(Repeating):
     unread_messages = _repeated(Store.unread_messages)
     unread_messages_of_worker = _repeated(Store.unread_messages_of_worker)
     commit = _repeated(Store.commit)
+    pack = _repeated(Store.pack)
+    keep_log = _repeated(Store.keep_log)
     turn_outcome = _repeated(Store.turn_outcome)
 
     def user_transaction(

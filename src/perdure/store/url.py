@@ -189,6 +189,20 @@ def is_in_memory(url: str) -> bool:
     return isinstance(where, SqliteUrl) and where.path is None
 
 
+#: Connections that a process keeps, if the URL allows as many: two that commit, one that claims, one for the rest.
+_FEWEST = 4
+
+
+def with_shared_pool(url: str, processes: int) -> str:
+    """Return the URL with one process's part of its connections; unchanged for SQLite."""
+    where = parse(url)
+    if isinstance(where, SqliteUrl):
+        return url
+    part = max(min(where.pool, _FEWEST), -(-where.pool // processes))
+    rest = re.sub(r"(?<=[?&])pool=\d+&?", "", url).rstrip("?&")
+    return f"{rest}{'&' if '?' in rest else '?'}pool={part}"
+
+
 def hides_password(parse: Callable[[str], T]) -> Callable[[str], T]:
     """Let no error of a function that reads a URL tell its password. Every error about the URL is a `UsageError`."""
 

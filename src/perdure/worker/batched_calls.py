@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 from msgspec import Struct
 
 from perdure.core.model.headers import Headers
-from perdure.core.system import NO_TRACE, LoopTrace, System
+from perdure.core.system import DUE, NO_TRACE, Cancellable, LoopTrace, System
 from perdure.replay.run_loop import DrainContext
+from perdure.worker.steps.step_task import CalledAttempt, StepCaller
 
 if TYPE_CHECKING:
     from perdure.worker.run.held_run import HeldRun
@@ -59,21 +60,6 @@ def guarded(method: Callable[[B, *A], None]) -> Callable[[B, *A], None]:
     return call
 
 
-def is_executed_by(task: asyncio.Task[Any] | None) -> bool:
-    """True if that task executes the caller; False if the coroutine is being closed because its loop is gone."""
-    try:
-        return task is not None and asyncio.current_task() is task
-    except RuntimeError:
-        return False
-
-
-def is_end_of(task: asyncio.Task[Any] | None, error: BaseException) -> bool:
-    """True if an error from user code is the end of the calling task: it was cancelled, or closed with its loop."""
-    if isinstance(error, asyncio.CancelledError):
-        return task is None or task.cancelling() > 0
-    return isinstance(error, GeneratorExit) and not is_executed_by(task)
-
-
 #: Results that share one clock reading: what workflows do in between takes time, too.
 _AT_ONCE = 64
 
@@ -84,6 +70,9 @@ class ResultRecipient(Blockable, Protocol):
     def step_ended(self, attempt: Any, result: Any, error: BaseException | None, reading: ClockReading) -> None:
         """Handle the end of an attempt at a step."""
 
+    def step_returned(self, attempt: Any, result: Any, reading: ClockReading) -> None:
+        """Handle the end of an attempt whose function has returned; `step_ended` may be called instead."""
+
     def emit(self, attempt: Any, stream: str, value: object) -> None:
         """Emit an item of a step. Called from any thread."""
 
@@ -93,6 +82,9 @@ class ResultRecipient(Blockable, Protocol):
     def headers(self) -> Headers:
         """Return the headers of the run. Called from any thread."""
 
+    def run_fields(self) -> dict[str, object]:
+        """Return fields of log records about the run. Called from any thread."""
+
 
 class EndingAttempt(Protocol):
     """An attempt that has ended, unless it was closed before."""
@@ -101,6 +93,15 @@ class EndingAttempt(Protocol):
 
     def close(self) -> bool:
         """Close the attempt; True if it was open."""
+
+
+class BegunAttempt(EndingAttempt, CalledAttempt, Protocol):
+    """An attempt that begins without a task."""
+
+    #: Whether the end is reported to the run alone.
+    ends_plainly: bool
+    #: Timer of its timeout.
+    pending: Cancellable | None
 
 
 class Flushable(Protocol):
@@ -132,6 +133,7 @@ class StepResults:
         self._read_clock = read_clock
         self._journal = journal
         self._waiting: list[tuple[EndingAttempt, Any, BaseException | None]] = []
+        self._calls: list[BegunAttempt] = []
         #: Context variables of the worker. A callback that a step asks for runs in this context; in that of the step,
         #: it would pass the step's variables on to the steps that it begins.
         self.context = copy_context()
@@ -141,6 +143,65 @@ class StepResults:
         self._waiting.append((attempt, result, error))
         if len(self._waiting) == 1:
             asyncio.get_running_loop().call_soon(self._hand_over, context=self.context)
+
+    def call(self, attempt: BegunAttempt) -> None:
+        """Call the function of an async step soon."""
+        self._calls.append(attempt)
+        if len(self._calls) == 1:
+            asyncio.get_running_loop().call_soon(self._call_all, context=self.context)
+
+    def _call_all(self) -> None:
+        """Call functions, and tell their runs. In parts, so that what is told is not older than a part."""
+        calls, self._calls = self._calls, []
+        loop, trace = asyncio.get_running_loop(), self.trace
+        if not trace.waiting[DUE]:
+            trace.note(trace)
+        caller, reading = StepCaller(loop), None
+        self._journal.hold()
+        try:
+            for start in range(0, len(calls), _AT_ONCE):
+                ended: list[BegunAttempt] = []
+                for attempt in calls[start : start + _AT_ONCE]:
+                    if attempt.over or attempt.timed_out is not None:
+                        continue
+                    if caller.call(attempt):
+                        ended.append(attempt)
+                    else:
+                        caller = StepCaller(loop)
+                    if not trace.waiting[DUE]:
+                        trace.note(attempt)
+                with DrainContext() as drain_context:
+                    reading = self._read_clock(drain_context)
+                    self._tell_ended(ended, reading)
+        except BaseException:
+            self._journal.flush_later()
+            raise
+        assert reading is not None
+        self._journal.flush(reading)
+
+    def _tell_ended(self, ended: list[BegunAttempt], reading: ClockReading) -> None:
+        crash_point = self._system.crash_point
+        for attempt in ended:
+            # The error refers to the frame that called the function; without the cycle it is freed at once.
+            error, attempt.error = attempt.error, None
+            if not attempt.ends_plainly:
+                attempt.report_end(attempt.result if error is None else None, error)
+                continue
+            if attempt.over:
+                continue
+            attempt.over = True
+            if attempt.pending is not None:
+                attempt.pending.cancel()
+            if crash_point is not None:
+                crash_point("step.returned")
+            recipient = attempt.recipient
+            try:
+                if error is None:
+                    recipient.step_returned(attempt, attempt.result, reading)
+                else:
+                    recipient.step_ended(attempt, None, error, reading)
+            except Exception as failure:
+                recipient.block(failure)
 
     def _hand_over(self) -> None:
         waiting, self._waiting = self._waiting, []

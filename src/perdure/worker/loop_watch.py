@@ -64,7 +64,7 @@ _DRAIN = Execution.drain.__code__
 #: The outermost function of a `def` workflow, whose frames do not lead to those of its run.
 _BLOCKING = run_blocking.__code__
 #: Functions that call code of users, and the variable that has its owner.
-_OWNERS = {_DRAIN: "self", RUN_STEP: "self", _BLOCKING: "runtime"}
+_OWNERS = {_DRAIN: "self", **RUN_STEP, _BLOCKING: "runtime"}
 _PACKAGE = errors.__file__.removesuffix("errors.py")
 _STANDARD = sysconfig.get_path("stdlib")
 _ASYNCIO = asyncio.__file__.removesuffix("__init__.py")

@@ -24,8 +24,10 @@ from perdure.core.policy.retention import Retention
 from perdure.core.policy.retry import Retry
 from perdure.core.printed_text import brief
 from perdure.core.routing import check_patterns
+from perdure.core.run_log import MOST_LINES
 from perdure.core.time.duration import Duration
 from perdure.errors import BadArguments, UsageError
+from perdure.store.sql.packing import SEGMENT
 from perdure.worker.workflow_guard import IoGuard
 
 #: A shorter lease could not be renewed in time, in seconds.
@@ -43,6 +45,8 @@ class WorkerOptions(TypedDict, total=False):
     queues: str | Sequence[str]
     #: Patterns of the types that the worker takes, such as `["billing.%"]`; None: all that it has code for.
     types: str | Sequence[str] | None
+    #: Patterns of the types that workers of other runtimes may claim, too; other types belong to one runtime.
+    shared: str | Sequence[str] | None
     #: Without a heartbeat for this long, the worker is declared dead and its runs go to others.
     lease: Duration
     #: How long steps may go on after a shutdown was asked for.
@@ -62,7 +66,7 @@ class WorkerOptions(TypedDict, total=False):
     #: Children that a run may have under way.
     open_children: int
     #: Processes for steps with `process=True`; None: one for each processor.
-    processes: int | None
+    step_processes: int | None
     #: Classes of errors of a workflow's own code that block its run, for workflows that do not say; `()`: none.
     block_on: Sequence[type[Exception]]
     #: How long the worker waits at its start for a database server that cannot be reached.
@@ -75,6 +79,10 @@ class WorkerOptions(TypedDict, total=False):
     poll_interval: Duration | None
     #: How the pause between two polls changes: `first`, `shortest`, `longest`, `idle`, `busy`.
     poll_backoff: PollBackoffOptions
+    #: Number of records of a long history that share a row, except the newest ones; 0: each record is a row.
+    pack_history: int
+    #: Number of log lines that each run keeps, the latest ones; 0: none.
+    keep_log: int
 
 
 class WorkerSettings(Struct, frozen=True, kw_only=True):
@@ -83,6 +91,7 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     slots: int = 500
     queues: tuple[str, ...] = (DEFAULT_QUEUE,)
     types: tuple[str, ...] | None = None
+    shared: tuple[str, ...] = ()
     lease: float = 15.0
     grace: float = 10.0
     retry: Retry = Retry()
@@ -92,12 +101,14 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     warn_blocked: float = 0.1
     child_depth: int = 100
     open_children: int = 10_000
-    processes: int | None = None
+    step_processes: int | None = None
     wait_for_database: float = 300.0
     watch_io: bool = True
     worker_id: str | None = None
     poll_interval: float | None = None
     poll_backoff: PollBackoff = PollBackoff()
+    pack_history: int = SEGMENT
+    keep_log: int = 0
     #: Watches workflow code in place of the guard that warns.
     guard: IoGuard | None = None
     block_on: tuple[type[Exception], ...] = BROKEN_CODE
@@ -165,6 +176,20 @@ def _poll_interval(given: Duration | None) -> float | None:
     return checked
 
 
+def _pack_history(given: object) -> int:
+    checked = check_whole("pack_history", given, 0)
+    if checked == 1 or checked > SEGMENT:
+        raise UsageError(f"pack_history={brief(given)}: give 2 to {SEGMENT}, or 0 to leave histories as they are")
+    return checked
+
+
+def _keep_log(given: object) -> int:
+    checked = check_whole("keep_log", given, 0)
+    if checked > MOST_LINES:
+        raise UsageError(f"keep_log={brief(given)}: a run keeps at most {MOST_LINES} lines")
+    return checked
+
+
 def _whole(name: str, least: int) -> Callable[[object], int]:
     return lambda value: check_whole(name, value, least)
 
@@ -174,6 +199,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "slots": _whole("slots", 1),
     "queues": _queues,
     "types": check_patterns,
+    "shared": lambda value: () if value in ((), []) else check_patterns(value, "shared"),
     "lease": _lease,
     "grace": lambda value: check_duration("grace", value),
     "retry": check_retry,
@@ -183,11 +209,13 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "warn_blocked": lambda value: check_duration("warn_blocked", value),
     "child_depth": _whole("child_depth", 1),
     "open_children": _whole("open_children", 1),
-    "processes": lambda value: None if value is None else check_whole("processes", value, 1),
+    "step_processes": lambda value: None if value is None else check_whole("step_processes", value, 1),
     "watch_io": lambda value: check_flag("watch_io", value),
     "block_on": check_block_on,
     "wait_for_database": lambda value: check_duration("wait_for_database", value),
     "worker_id": _worker_id,
     "poll_interval": _poll_interval,
     "poll_backoff": check_poll_backoff,
+    "pack_history": _pack_history,
+    "keep_log": _keep_log,
 }

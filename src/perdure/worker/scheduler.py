@@ -86,8 +86,10 @@ class Scheduler:
                 await self._alarm.wait(None if self._due >= NEVER else max(_SHORTEST, left))
                 continue
             # A fire time that is noted during the call may be newer than its answer.
-            self._waiting, self._due = False, NEVER
+            due, self._waiting, self._due = self._due, False, NEVER
             fired = await self._store.fire_schedules(BATCH, self._actor())
+            if (tell := self._system.telemetry.schedules_fired) is not None and fired.runs:
+                tell(fired.runs, due, self._store.clock())
             self._due = min(self._due, fired.next_due)
             self._guard.succeeded()
 

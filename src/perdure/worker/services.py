@@ -26,6 +26,7 @@ from perdure.worker.workflow_guard import IoGuard
 if TYPE_CHECKING:
     from perdure.worker.run.activity_run import ActivityRun
     from perdure.worker.run.held_run import HeldRun
+    from perdure.worker.run.packing import HistoryPacking
     from perdure.worker.run.workflow_run import WorkflowRun
     from perdure.worker.steps.activity_attempt import ActivityAttempt
     from perdure.worker.steps.attempt import Attempt
@@ -61,6 +62,9 @@ class RunOwner(Protocol):
 
     def read_interruptions(self, held: WorkflowRun) -> None:
         """Read which steps an earlier holder of the run did not finish."""
+
+    def pack_history(self, held: WorkflowRun, packing: HistoryPacking) -> None:
+        """Pack the history of a run."""
 
     def read_earlier_attempts(self, held: ActivityRun) -> None:
         """Read the last heartbeat of an earlier attempt at an activity."""

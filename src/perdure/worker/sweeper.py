@@ -26,12 +26,14 @@ logger = logging.getLogger("perdure.worker")
 
 #: Runs given back in one transaction.
 BATCH = 500
+#: Seconds after the end of a lease within which the worker is declared dead.
+_LATEST = 0.5
 #: One in so many sweeps deletes gates that are not used any more.
 _FORGETS_EVERY = 8
 
 
 class Sweeper:
-    """Sweeps about twice per lease; `beside` is called as often."""
+    """Sweeps about twice per lease, and when a lease ends; `beside` is called as often."""
 
     def __init__(
         self,
@@ -74,6 +76,8 @@ class Sweeper:
         while True:
             swept = await self._store.sweep(BATCH)
             self._guard.succeeded()
+            if (tell := self._system.telemetry.swept) is not None:
+                tell(swept)
             for worker in swept.dead_workers:
                 logger.warning("worker %s is dead; its runs are given to others", worker)
             # A worker that died without runs may have died before it reported the permits that it had released.
@@ -85,7 +89,19 @@ class Sweeper:
                 continue
             self._beside()
             await self._delete_unused_gates()
-            await self._system.sleep(self._lease / 2 * (0.8 + 0.4 * self._system.random()))
+            await self._system.sleep(self._pause(swept.lease_ends_in))
+
+    def _pause(self, lease_ends_in: int | None) -> float:
+        """Return the seconds until the next sweep: half a lease, or until the lease of a worker has just ended.
+
+        Heartbeats renew leases long before that, so that only a worker that is silent causes a sweep more.
+        """
+        random = self._system.random()
+        usual = self._lease / 2 * (0.8 + 0.4 * random)
+        if lease_ends_in is None:
+            return usual
+        # A fleet does not sweep all at once.
+        return min(usual, lease_ends_in / 1e6 + min(_LATEST, self._lease / 20) * (0.2 + 0.8 * random))
 
     def _start_next(self, names: Sequence[str]) -> None:
         """Start the next runs of singletons, beside the sweep: a transaction may have one locked, and for long."""

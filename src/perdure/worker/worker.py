@@ -25,7 +25,7 @@ from perdure.core.model.record import Message, Record
 from perdure.core.model.run import NO_OPTIONS, Reason
 from perdure.core.model.turn import Lease, NextState, Park, RetryLater
 from perdure.core.model.worker_info import DrainOrder, RunningStep, WorkerInfo, steps_to_json
-from perdure.core.routing import TypeInfo
+from perdure.core.routing import PYTHON, SHARED, TypeInfo, matches
 from perdure.core.system import LoopTrace, System
 from perdure.errors import EngineClosed
 from perdure.replay.run_loop import DrainContext
@@ -34,7 +34,7 @@ from perdure.worker.batched_calls import ClockReading, RunStarts, StepResults
 from perdure.worker.claiming.claimer import Claimer
 from perdure.worker.claiming.inbox_reader import InboxReader
 from perdure.worker.claiming.pushed_runs import PushExecutor
-from perdure.worker.commit.attempt_log import AttemptLog
+from perdure.worker.commit.attempt_log import ACTIVITY, AttemptLog
 from perdure.worker.commit.hooks import HookCaller
 from perdure.worker.commit.journal import Journal
 from perdure.worker.heartbeat import Heartbeat
@@ -44,8 +44,10 @@ from perdure.worker.options import WorkerSettings
 from perdure.worker.run.activity_run import ActivityRun, read_earlier_attempts
 from perdure.worker.run.held_run import HeldRun, Stage
 from perdure.worker.run.interrupted_steps import read_interruptions
+from perdure.worker.run.packing import HistoryPacking
 from perdure.worker.run.pause_and_evict import relocate
 from perdure.worker.run.workflow_run import WorkflowRun
+from perdure.worker.run_log import RunLog
 from perdure.worker.scheduler import Scheduler
 from perdure.worker.services import Services
 from perdure.worker.signals import work_until_signalled
@@ -54,6 +56,7 @@ from perdure.worker.steps.emit import EmitBuffer
 from perdure.worker.steps.middleware_attempt import attempt_makers
 from perdure.worker.steps.threads import StepThreads
 from perdure.worker.sweeper import Sweeper, singleton_freed_by, start_successors
+from perdure.worker.tracing import WorkerTracing, traced_makers
 from perdure.worker.unserved_children import UnservedChildren
 from perdure.worker.workflow_guard import install_audit_hook, io_guard
 from perdure.workflow.activity import Activity
@@ -108,11 +111,14 @@ class Worker:
         pinned: frozenset[str] = frozenset(),
         registers_sources: bool = True,
         layers: Layers = NO_LAYERS,
+        tracing: WorkerTracing | None = None,
     ) -> None:
         """`where`: the database in the log, without a password. `build`: version of the code.
 
-        `pinned`: types whose runs are pinned to the build that begins them. `layers`: middleware.
+        `pinned`: types whose runs are pinned to the build that begins them. `layers`: middleware. `tracing`: makes
+        spans.
         """
+        self._tracing = tracing
         self.build, self._where = build, where
         self.settings = settings
         self.pinned = pinned
@@ -128,7 +134,7 @@ class Worker:
         self._hook_caller = hook_caller
         attempt_log = AttemptLog(None if hook_caller is None else hook_caller.queue_failures, lambda: self.id)
         self._journal = Journal(store, system, lambda: self.id, self._read_clock, self.health, attempt_log)
-        self._threads = StepThreads(settings.abandoned_threads, settings.processes)
+        self._threads = StepThreads(settings.abandoned_threads, settings.step_processes)
         self.executor = PushExecutor(store, system, self)
         self._claimer = Claimer(store, system, self)
         self.gatekeeper = Gatekeeper(store, system, codec, workflows, settings.queues, self._claimer.wake, build)
@@ -143,6 +149,7 @@ class Worker:
             lambda: self.scheduler.query_if_stale(self._claimer.claimed_at),
             *(self.health, settings.retention),
         )
+        self._run_log = self._keep_log() if settings.keep_log else None
         self._run_tasks: set[asyncio.Task[None]] = set()
         self._inbox_reader = InboxReader(store, system, self._spawn_for_run, self.health)
         self._sources = SourceRegistration(
@@ -166,7 +173,7 @@ class Worker:
             owner=self,
             credentials=self.executor.credentials,
             unserved_children=self._unserved_children,
-            attempts=attempt_makers(layers),
+            attempts=attempt_makers(layers) if self._tracing is None else traced_makers(layers),
             layers=layers,
             guard=self.settings.guard or (io_guard() if self.settings.watch_io else None),
         )
@@ -200,8 +207,12 @@ class Worker:
         self._unsubscribe = self._store.subscribe(partial(self._on_change, asyncio.get_running_loop()))
         if self._hook_caller is not None:
             self._hook_caller.start(self)
+        if self._run_log is not None:
+            self._run_log.start()
         self.scheduler.start()
         self._begin_to_claim()
+        if (tell := self._system.telemetry.worker_started) is not None:
+            tell(self)
         if self.settings.warn_blocked:
             self._loop_watch = LoopWatch(
                 *(self._system, self.settings.warn_blocked, lambda: self.id),
@@ -211,6 +222,13 @@ class Worker:
             )
             self._loop_watch.start()
         self._log_start()
+
+    def _keep_log(self) -> RunLog:
+        return RunLog(
+            *(self._store, self._system, self.health, self.settings.keep_log),
+            actor=lambda: self.id,
+            holds=lambda run_id: run_id in self._held,
+        )
 
     def _begin_to_claim(self) -> None:
         self._claimer.start()
@@ -232,7 +250,7 @@ class Worker:
         self._replaced = False
         # Turns of the previous life must not be written under the id of this one.
         self._journal.forget()
-        await self._store.register(
+        elsewhere = await self._store.register(
             WorkerInfo(
                 id=self.id,
                 host=socket.gethostname(),
@@ -243,8 +261,16 @@ class Worker:
                 lease=int(self.settings.lease * 1e6),
                 build=self.build,
             ),
-            [type_info(workflow) for workflow in self._workflows.values()],
+            [type_info(workflow, self.settings.shared) for workflow in self._workflows.values()],
         )
+        self.gatekeeper.set_elsewhere(elsewhere)
+        if elsewhere:
+            logger.warning(
+                "worker %s claims no runs of %s, which belong to workers of another runtime; see `perdure queues "
+                "types`, and share them by name: shared=[...]",
+                *(self.id, _listed(elsewhere)),
+                extra={"worker": self.id},
+            )
         self._heartbeat = Heartbeat(
             self._store,
             self._system,
@@ -254,7 +280,7 @@ class Worker:
             health=self.health,
             on_dead=self.declared_dead,
             on_drain=self.drain_ordered,
-            running=lambda: steps_to_json(self.running_steps()),
+            running=lambda: steps_to_json(self.running_steps(), self._journal.commit_p99()),
         )
         self._heartbeat.start()
 
@@ -449,6 +475,8 @@ class Worker:
         self.drop_everything()
         self._claimer.residents.clear()
         self._threads.processes.close()
+        if self._run_log is not None:
+            await self._run_log.stop()
         try:
             await self.gatekeeper.report(self.id)
             await self._store.retire(self.id)
@@ -460,6 +488,8 @@ class Worker:
             await self._sources.finish(self.id)
         if self._hook_caller is not None:
             await self._hook_caller.stop(self)
+        if (tell := self._system.telemetry.worker_stopped) is not None:
+            tell(self)
         logger.info("worker %s has stopped", self.id, extra={"worker": self.id})
 
     async def run_until_signalled(self) -> None:
@@ -473,6 +503,8 @@ class Worker:
         """End without writing to the database."""
         if self._giving_back is not None:
             self._giving_back.cancel()
+        if self._run_log is not None:
+            self._run_log.detach()
         self.drop_everything()
         self._threads.processes.close()
 
@@ -536,6 +568,16 @@ class Worker:
         return self.settings.slots - len(self._held) + min(self.settings.slots, len(self._ending))
 
     @property
+    def now(self) -> int:
+        """Time of the database, in microseconds."""
+        return self._store.clock()
+
+    @property
+    def held_runs(self) -> int:
+        """Number of runs that are held."""
+        return len(self._held)
+
+    @property
     def holds_nothing(self) -> bool:
         """True if no run is held."""
         return not self._held
@@ -580,6 +622,8 @@ class Worker:
         else:
             assert isinstance(definition, Activity)
             held = ActivityRun(claimed, definition, records, self._services)
+        if self._tracing is not None:
+            self._tracing.begin(held, claimed.run, is_activity=held.scope == ACTIVITY)
         self._hold(held)
         if inbox:
             held.receive(inbox)
@@ -587,6 +631,8 @@ class Worker:
 
     def continue_parked(self, held: WorkflowRun, claimed: ClaimedRun) -> None:
         """Go on with a run that stayed in memory."""
+        if self._tracing is not None:
+            self._tracing.resume(held, claimed.run)
         self._hold(held)
         asyncio.get_running_loop().call_soon(held.resume, claimed)
 
@@ -670,6 +716,10 @@ class Worker:
         self._spawn_for_run(
             lambda: read_interruptions(held, self._store, self._system), f"perdure interruptions {held.run.id}", held
         )
+
+    def pack_history(self, held: WorkflowRun, packing: HistoryPacking) -> None:
+        """Pack the history of a run."""
+        self._spawn_for_run(lambda: packing.pack(self._store, self.id), f"perdure packing {held.run.id}", held)
 
     def read_earlier_attempts(self, held: ActivityRun) -> None:
         """Read the last heartbeat of an earlier attempt at an activity."""
@@ -757,9 +807,11 @@ def _listed(names: Sequence[str]) -> str:
 _DESCRIPTION_CHARACTERS = 200
 
 
-def type_info(definition: Definition[Any, Any]) -> TypeInfo:
+def type_info(definition: Definition[Any, Any], shared: Sequence[str] = ()) -> TypeInfo:
     """Describe a type for the registry, with the first line of its docstring."""
     lines = (definition.__doc__ or "").strip().splitlines()
     description = lines[0].strip()[:_DESCRIPTION_CHARACTERS] if lines else ""
     kind = "activity" if isinstance(definition, Activity) else "workflow"
-    return TypeInfo(type=definition.type, kind=kind, description=description)
+    is_shared = kind == "activity" and any(matches(pattern, definition.type) for pattern in shared)
+    runtime = SHARED if is_shared else PYTHON
+    return TypeInfo(type=definition.type, kind=kind, runtime=runtime, description=description)

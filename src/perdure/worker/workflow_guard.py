@@ -7,6 +7,7 @@ tracebacks, time zones, log handlers and data of installed packages are exempt: 
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -16,7 +17,6 @@ from asyncio.events import _get_running_loop
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
@@ -66,6 +66,10 @@ _EXEMPT = frozenset(
     )
 )  # fmt: skip
 
+#: Libraries that call workflow code, such as the routing functions of a graph. What they do by themselves is theirs:
+#: they name checkpoints and measure durations, by which no graph goes.
+_FRAMEWORKS = frozenset(("langchain_core", "langgraph", "langsmith"))
+
 #: Parts of Perdure that call workflow code. I/O below other parts, such as the codec, is not the workflow's.
 _CALLERS = ("perdure.replay.", "perdure.workflow.")
 
@@ -100,16 +104,22 @@ def place_of(frame: FrameType | None) -> Place | None:
         root = name.partition(".")[0]
         if root == "perdure":
             return _innermost(inside) if name.startswith(_CALLERS) else None
-        if root in _EXEMPT or frame.f_code.co_name == "__del__":
+        if root in _EXEMPT or _is_of_collector(frame):
             return None
         inside.append((root, frame))
         frame = frame.f_back
     return None
 
 
+def _is_of_collector(frame: FrameType) -> bool:
+    """True for finalizers and callbacks of the garbage collector, which come in the middle of any code."""
+    code = frame.f_code
+    return code.co_name == "__del__" or any(getattr(one, "__code__", None) is code for one in gc.callbacks)
+
+
 def _innermost(inside: list[tuple[str, FrameType]]) -> Place | None:
     """The innermost frame of the package that the workflow belongs to: below it are libraries."""
-    own = [root for root, _ in inside if root not in sys.stdlib_module_names]
+    own = [root for root, _ in inside if root not in sys.stdlib_module_names and root not in _FRAMEWORKS]
     called = ""
     for root, frame in inside:
         if own and root == own[-1]:
@@ -121,12 +131,11 @@ def _innermost(inside: list[tuple[str, FrameType]]) -> Place | None:
 class IoGuard:
     """Warns of I/O in workflow code, once for each line."""
 
+    #: Called with each drain of a run's loop, to trace it; None: drains are not traced.
+    trace: Callable[[Callable[[], None]], None] | None = None
+
     def __init__(self) -> None:
         self._warned: set[tuple[str, int]] = set()
-
-    def watch(self, loop: RunLoop, run_id: str) -> None:
-        """Watch the code of a run."""
-        loop.guard = self
 
     def saw_io(self, event: str, args: tuple[Any, ...], frame: FrameType | None) -> None:
         """Look at an audit event that happened while code of the run was executed."""
@@ -155,17 +164,11 @@ class StrictGuard(IoGuard):
         super().__init__()
         #: By run, the first error that was raised; the workflow may have caught it.
         self.raised: dict[str, NotInWorkflow] = {}
-        self._runs: WeakKeyDictionary[RunLoop, str] = WeakKeyDictionary()
-
-    def watch(self, loop: RunLoop, run_id: str) -> None:
-        """Watch the code of a run."""
-        super().watch(loop, run_id)
-        self._runs[loop] = run_id
 
     def saw(self, place: Place, what: str, remedy: str) -> None:
         """Raise `NotInWorkflow`."""
         loop = _get_running_loop()
-        run_id = self._runs.get(loop, "") if isinstance(loop, RunLoop) else ""
+        run_id = loop.run_id if isinstance(loop, RunLoop) else ""
         error = NotInWorkflow(f"workflow code of run {run_id!r} at {place} {what}; {remedy}")
         self.raised.setdefault(run_id, error)
         raise error

@@ -82,12 +82,16 @@ class QuestionHandler:
         self._question = question
         self._handler = handler
         self._validate = validate
+        #: Whether the next question was there before the handler.
+        self._is_early = True
 
     def listen(self) -> None:
         """Take the next question when it arrives."""
         receiving = self._runtime.receive([self._question.expected], None, named=False)
-        # A question that is there already was recorded before there was a validator.
-        receiving.add_done_callback(partial(self._received, receiving.done()))
+        # A question that was there before the handler was recorded before there was a validator. Later ones are valid,
+        # also if another attempt takes in several at once that an earlier one had recorded.
+        self._is_early = self._is_early and receiving.done()
+        receiving.add_done_callback(partial(self._received, self._is_early))
 
     def _received(self, early: bool, receiving: asyncio.Future[Envelope[Any]]) -> None:
         if receiving.cancelled() or receiving.exception() is not None:

@@ -223,6 +223,26 @@ class ContextView(View):
         ended: Succeeded[Any] | Failed = _wait(self._target.outcome(given, name=name, catch=catch))
         return ended
 
+    def answer(
+        self,
+        question: Any,
+        handler: Callable[[Any], Any],
+        type: Any = Any,
+        *,
+        validate: Callable[[Any], object] | None = None,
+    ) -> None:
+        """Answer every question of that name from now on, until the run ends. Call this first in a workflow.
+
+        `handler` gets the value of a question and returns the answer; it may block. If the handler raises an error, the
+        asking side gets that error, and the run goes on.
+
+        `validate` gets the value before anything is recorded. If it raises an error, the asking side gets a
+        `QuestionRefused` with its message, and the history has no record of the question. It may read the state of the
+        workflow. It must not change it, and must not use the context: replay does not call it.
+        """
+        given = _in_greenlet(runtime_of(self._target), handler) if callable(handler) else handler
+        self._target.answer(question, given, type, validate=validate)
+
     def shield(self, function: Callable[[], Any]) -> Any:
         """Call a function, protected from a timeout around it and from the cancellation of the run.
 
@@ -271,6 +291,13 @@ def _over_items(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, An
         return await _greenlets().drive(runtime_of(context), partial(function, view(context), item))
 
     return part
+
+
+def _in_greenlet(runtime: Any, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function of one argument that may block, as one that returns an awaitable."""
+    if inspect.iscoroutinefunction(function):
+        return function
+    return lambda value: _greenlets().drive(runtime, partial(function, value))
 
 
 def _takes_nothing(function: Callable[..., Any]) -> bool:

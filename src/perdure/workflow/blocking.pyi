@@ -8,7 +8,7 @@ import asyncio
 import datetime
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
 from typing import (
@@ -27,6 +27,7 @@ from typing import (
 
 from perdure.core.model.attributes import AttributeValue
 from perdure.core.model.headers import Headers
+from perdure.core.model.outputs import StreamItem
 from perdure.core.time.duration import Duration, Moment
 from perdure.workflow.branches import NamedBranch, RaceEnd, RaceResult
 from perdure.workflow.channels import Channel, Question, ReceivedQuestion
@@ -450,6 +451,26 @@ class OtherRun:
     def result(self, returns: type[T]) -> T: ...
     @overload
     def result(self, returns: Any = ...) -> Any: ...
+    @overload
+    def state(self, key: str, type: type[T], *, default: T) -> T: ...
+    @overload
+    def state(self, key: str, type: type[T]) -> T | None: ...
+    @overload
+    def state(self, key: str, type: Any = ..., *, default: Any = ...) -> Any: ...
+    @overload
+    def wait_state(
+        self, key: str, wanted: T | Callable[[T], bool], type: type[T], *, timeout: Duration | None = None
+    ) -> T: ...
+    @overload
+    def wait_state(self, key: str, wanted: Any = ..., type: Any = ..., *, timeout: Duration | None = None) -> Any: ...
+    @overload
+    def stream(
+        self, name: str, type: type[T], *, after: int | None = None, follow: bool = True
+    ) -> Generator[StreamItem[T]]: ...
+    @overload
+    def stream(
+        self, name: str, type: Any = ..., *, after: int | None = None, follow: bool = True
+    ) -> Generator[StreamItem[Any]]: ...
     def send(self, channel: Channel[T] | str, value: T | Any = None, *, key: str | None = None) -> None:
         """Send the run a message, exactly once; see `ctx.send`."""
     def cancel(self, reason: str = "") -> None:

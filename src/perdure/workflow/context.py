@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import logging
 import uuid
+from asyncio.events import _get_running_loop
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, Never, NoReturn, ParamSpec, TypeVar, Unpack, cast, overload
@@ -245,8 +246,8 @@ class Context:
         """Take the next message of a channel from the run's inbox; wait if there is none.
 
         A message stays in the inbox until it is received. Raises `TimeoutError` after `timeout`; a message that arrives
-        later is left for the next receive. With `correlation`, receives what `engine.broadcast` sends under that name
-        and value; the run is subscribed from its first such receive on.
+        later is left for the next receive. With `correlation`, receives what `engine.runs.broadcast` sends under that
+        name and value; the run is subscribed from its first such receive on.
         """
         wanted = expected_message(channel, type)
         if correlation is not None:
@@ -713,6 +714,12 @@ class Context:
 def runtime_of(context: Context) -> Runtime:
     """Return the runtime of a context, for modules that build on it. `Context` keeps it out of users' sight."""
     return context._runtime
+
+
+def running_context() -> Context | None:
+    """Return the context of the workflow whose code calls, for libraries that are called without it; None elsewhere."""
+    runtime = getattr(_get_running_loop(), "runtime", None)
+    return None if runtime is None else Context(runtime)
 
 
 def _check_call(where: str, call: Call[R], misplaced: tuple[Never, ...]) -> Call[R]:

@@ -75,7 +75,7 @@ class Definition(Generic[P, R]):
         self.__module__ = function.__module__
         self.__doc__ = function.__doc__
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """Build a call. Raises `BadArguments` if the arguments do not fit the parameters."""
         try:
             arguments = self.signature.bind(args, kwargs, f"{self.type}()")
@@ -281,7 +281,7 @@ class Call(Generic[R_co]):
     settings: RunSettings = field(default=NO_SETTINGS, repr=False)
 
     @classmethod
-    def named(cls, type: str, *args: Any, **kwargs: Any) -> Call[Any]:
+    def named(cls, type: str, /, *args: Any, **kwargs: Any) -> Call[Any]:
         """Call a workflow or activity by its type name, where its code is not installed.
 
         All arguments by position, or all by name.

@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 from perdure.core.codec.snapshot import all_fixed, snapshot_all
 from perdure.core.model.attributes import Attribute
 from perdure.core.model.headers import NO_HEADERS, Headers
-from perdure.core.model.outputs import NewOutput
+from perdure.core.model.outputs import NewOutput, WantedOutput
 from perdure.core.model.record import NewMessage, RecordKind
 from perdure.core.model.run import NewRun, OnClose
 from perdure.core.time.duration import NEVER
@@ -180,8 +180,13 @@ class Runtime(Protocol):
     def start(self, call: Call[Any], options: ChildOptions, wake_at: int) -> str:
         """Start an independent run; returns its id. Raises `EncodeError`."""
 
-    def watch(self, name: str, target: str, returns: Any, *, event: bool = False) -> asyncio.Future[Any]:
-        """Wait for the end of any run, or for an event; resolves to its result, decoded to `returns`."""
+    def watch(
+        self, name: str, target: str, returns: Any, *, event: bool = False, wants: WantedOutput | None = None
+    ) -> asyncio.Future[Any]:
+        """Wait for the end of any run, or for an event; resolves to its result, decoded to `returns`.
+
+        With `wants`, wait for outputs of the run; resolves to `SeenOutputs`, which is `returns`.
+        """
 
     def version(self, name: str, latest: int) -> int:
         """The version of the code that the run follows here."""
@@ -191,6 +196,9 @@ class Runtime(Protocol):
 
     def encode(self, value: Any, what: str, declared: Any = Any) -> str:
         """Encode a value of a declared type as JSON. Raises `EncodeError`."""
+
+    def decode(self, payload: str, type: Any, what: str) -> Any:
+        """Decode JSON to a type. Raises `DecodeError`."""
 
     def describe(self, error: Exception) -> str:
         """Encode an error as JSON."""

@@ -360,6 +360,9 @@ class AttemptControl(Protocol):
     def headers(self) -> Headers:
         """Headers of the run."""
 
+    def run_fields(self) -> dict[str, object]:
+        """Fields of log records about the run, besides its id."""
+
 
 class StepInfo(Struct, frozen=True):
     """The current attempt at a step."""
@@ -394,6 +397,12 @@ class StepInfo(Struct, frozen=True):
     def headers(self) -> Headers:
         """Headers of the run: texts by name, given at its start or inherited from the run that started it."""
         return self._made_by.headers()
+
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """Fields of log records inside of this attempt: `run_id`, `run_type`, `location`, `attempt`, `trace_id`."""
+        run = self._made_by.run_fields()
+        return {"run_id": self.run_id, **run, "location": self.location, "attempt": self.attempt}
 
     @property
     def deadline(self) -> datetime.datetime | None:

@@ -84,7 +84,7 @@ def test_an_export_goes_to_standard_output_with_filters_and_without_secrets(work
     assert len(lines) == 2
     assert r"\"id\":\"[redacted]\"" in lines[1]
     answer = worked("export", URL, "-o", "none.jsonl", "--type", "approval", "--json")
-    assert answer.json == {"file": "none.jsonl", "runs": 0, "records": 0, "more": False}
+    assert answer.json == {"file": "none.jsonl", "runs": 0, "records": 0, "more": False, "unreadable": []}
 
 
 class Terminal:

@@ -20,6 +20,8 @@ async def essay(ctx: Context) -> None:
     ctx.publish("phase", "done\\u202e")
     for word in ("it", "lasts"):
         ctx.emit("words", word)
+    ctx.log.warning("two words\\u202e")
+    ctx.log.warning("that is all")
 
 
 @workflow("guest")
@@ -46,6 +48,11 @@ def test_what_a_run_shows_is_printed(hotel: Perdure) -> None:
     work("e")
     assert hotel("runs", "states", URL, "e", "--json").json == {"id": "e", "states": {"phase": "done\u202e"}}
     assert hotel("runs", "states", URL, "e").out.split() == ["KEY", "VALUE", "phase", '"done\\u202e"']
+    waited = hotel("runs", "states", URL, "e", "--wait", 'phase="done\\u202e"', "--timeout", "1m", "--json")
+    assert waited.json == {"id": "e", "states": {"phase": "done\u202e"}}
+    answer = hotel("runs", "states", URL, "e", "--wait", 'phase="lost"')
+    assert (answer.code, "did not publish the state 'phase'" in answer.err) == (1, True)
+    assert hotel("runs", "states", URL, "e", "--wait", "phase=lost").code == 2
     assert hotel("runs", "stream", URL, "e", "words").out == '"it"\n"lasts"\n'
     assert hotel("runs", "stream", URL, "e", "words", "--after", "0", "--no-follow", "--json").json == {
         "position": 1,
@@ -83,3 +90,20 @@ def test_a_run_is_asked_and_told_with_others(hotel: Perdure) -> None:
     work("g")
     assert '"fire"' in hotel("show", URL, "g").out
     assert hotel("broadcast", URL, "alarm", '"fire"').code == 2
+
+
+def test_the_log_lines_of_a_run_are_printed_and_followed(hotel: Perdure) -> None:
+    hotel("start", "shop:engine", "essay", "--id", "e")
+    assert hotel("logs", URL, "e").err == "no line of e was kept; its worker needs --keep-log\n"
+    work("e", keep_log=5)
+    shown = hotel("logs", URL, "e").out.splitlines()
+    assert [line.partition("Z ")[2] for line in shown] == [
+        "WARNING perdure.workflow: two words\\u202e",
+        "WARNING perdure.workflow: that is all",
+    ]
+    assert hotel("runs", "logs", URL, "e", "--follow").out.splitlines() == shown
+    last = hotel("logs", URL, "e", "--after", "0", "--json").json
+    assert (last["number"], last["level"], last["text"]) == (1, "WARNING", "that is all")
+    assert hotel("logs", URL, "e", "--limit", "1").out.splitlines() == shown[1:]
+    assert hotel("logs", URL, "missing").code == 1
+    assert hotel("logs", URL, "e", "--limit", "0").code == 2

@@ -172,7 +172,7 @@ async def _go_on(engine: Engine) -> None:
     await undecodable.retry(input={"number": 3})
     for run_id in ("long-timer", "debounced"):
         await engine.runs.wake(run_id)
-    assert await engine.broadcast("news", "extra", correlation="c-1") == 1
+    assert await engine.runs.broadcast("news", "extra", correlation="c-1") == 1
     assert await (await engine.get("question")).ask("how", "second", timeout="60s") == "today: second"
     await engine.runs.resume("paused")
     await engine.breakers.close("older-fragile")

@@ -47,10 +47,10 @@ async def tasting(ctx: Context, steps: int) -> int:
     return sum([await ctx.step(taste, number) for number in range(steps)])
 
 
-def known_later(known: list[Migration], dialect: Dialect) -> list[Migration]:
+def known_later(known: tuple[Migration, ...], dialect: Dialect) -> tuple[Migration, ...]:
     """Return the migrations of the later version."""
     version = known[-1].version + 1
-    return [*known, Migration(version=version, name=f"{version:04}_flavour", sql=LATER[dialect.name])]
+    return (*known, Migration(version=version, name=f"{version:04}_flavour", sql=LATER[dialect.name]))
 
 
 def become_later() -> None:

@@ -217,6 +217,7 @@ class OnMysql(Plain):
             charset="utf8mb4",
             cursorclass=pymysql.cursors.DictCursor,
             autocommit=True,
+            ssl_disabled=True,
         )
 
 

@@ -308,7 +308,8 @@ async def test_a_run_past_its_deadline_is_not_given_out_and_no_lease_outlives_on
 
 
 async def test_nobody_is_given_what_is_paused_or_a_workflow_of_pythons(plain: Plain) -> None:
-    await plain.store.register(a_worker(), [TypeInfo(type="shop.v1", kind="workflow"), TypeInfo(type=TYPE)])
+    await plain.store.register(a_worker(), [TypeInfo(type="shop.v1", kind="workflow"), TypeInfo(type="mine.v1")])
+    assert await plain.insert("mine.v1")
     workflow, by_type, by_queue = [await plain.insert(type) for type in ("shop.v1", "paused.v1", TYPE)]
     await plain.store.pause(Pause(kind=PauseKind.TYPE, name="paused.v1"), ACTOR)
     await plain.store.pause(Pause(kind=PauseKind.QUEUE, name="default"), ACTOR)
@@ -337,9 +338,28 @@ async def test_a_worker_in_another_language_registers_its_types(plain: Plain) ->
     await plain.store.pause(Pause(kind=PauseKind.TYPE, name=TYPE), ACTOR)
     assert not (await plain.one("register", type=TYPE, runtime="node", description="Sends mail."))["enabled"]
     assert (await plain.store.types())[0].registered_at == first.registered_at
-    await plain.do("register", type=TYPE, runtime="go")
+    await plain.store.resume(PauseKind.TYPE, TYPE, ACTOR)
+    await plain.do("register", type=TYPE, runtime="node")
     [later] = await plain.store.types()
-    assert (later.runtime, later.description, later.enabled) == ("go", "", False)
+    assert (later.runtime, later.description, later.enabled) == ("node", "", True)
+
+
+async def test_a_type_belongs_to_the_runtime_that_registered_it_first_unless_it_is_shared(plain: Plain) -> None:
+    python, shared = TypeInfo(type=TYPE), TypeInfo(type=TYPE, runtime="shared")
+    assert (await plain.one("register", type=TYPE, runtime="node"))["enabled"]
+    assert not (await plain.one("register", type=TYPE, runtime="go", description="no"))["enabled"]
+    assert await plain.store.register(a_worker("w1"), [python, TypeInfo(type="mine.v1")]) == (TYPE,)
+    assert {one.type: (one.runtime, one.description) for one in await plain.store.types()} == {
+        TYPE: ("node", ""), "mine.v1": ("python", ""),
+    }  # fmt: skip
+    assert not (await plain.one("register", type="mine.v1", runtime="node"))["enabled"]
+    mine, theirs = await plain.insert("mine.v1"), await plain.insert()
+    assert [row["id"] for row in await plain.do("claim", types="%")] == [theirs]
+    assert await plain.store.register(a_worker("w1"), [shared]) == ()
+    assert await plain.store.register(a_worker("w2"), [python]) == ()
+    assert (await plain.one("register", type="mine.v1", runtime="shared"))["enabled"]
+    assert {one.runtime for one in await plain.store.types()} == {"shared"}
+    assert [row["id"] for row in await plain.do("claim", types="%", nonce="again")] == [mine]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -64,5 +64,5 @@ async def test_types_workers_and_events_are_shown(plain: Plain) -> None:
     [worker] = await plain.execute(f"SELECT * FROM {plain.tables}workers_view")
     assert (worker["id"], worker["status"], worker["runs"]) == ("ours", "alive", 0)
     run_id = await plain.insert()
-    [event] = await plain.execute(f"SELECT * FROM {plain.tables}events_view")
+    [event] = await plain.execute(f"SELECT * FROM {plain.tables}events_view WHERE run_id = '{run_id}'")
     assert (event["run_id"], event["kind"], event["actor"]) == (run_id, "created", "sql")

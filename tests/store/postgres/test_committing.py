@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections import Counter
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -129,6 +131,80 @@ async def test_a_record_that_crosses_the_end_of_its_lease_lands_before_it_or_not
         (TurnOutcome.BUSY, TurnOutcome.APPLIED),
         (TurnOutcome.APPLIED, TurnOutcome.BUSY),
     }, verdicts
+
+
+async def row_of(store: PostgresStore, run_id: str) -> dict[str, object]:
+    """Return the whole row of a run without what is its own, and its events without their numbers."""
+    [(run, events)] = await store.query(
+        f"""
+        SELECT (to_jsonb(r) - 'id' - 'nonce' - 'seed' - 'wake_at' - 'created_at' - 'started_at' - 'write_id')::text,
+          (SELECT json_agg(json_build_array(kind, actor, data) ORDER BY e.id)::text
+           FROM perdure_events e WHERE e.run_id = r.id)
+        FROM perdure_runs r WHERE id = '{run_id}'
+        """
+    )
+    return {**json.loads(run), "events": json.loads(events)}
+
+
+@pytest.mark.parametrize("records", [0, 1, 2])
+async def test_a_batch_that_only_completes_runs_leaves_the_rows_that_any_other_batch_leaves(
+    store: PostgresStore, records: int
+) -> None:
+    turns = await held(store, "alone1", "alone2", "mixed1", "mixed2")
+    await store.query("UPDATE perdure_runs SET claims = 3, marked = 1, waits = '[1]', error = '{}', reason = 'retry'")
+    batch = [
+        with_records(turn, *map(a_record, range(records)), next=Finish(Status.COMPLETED, payload))
+        for turn, payload in zip(turns, ['{"a": 1}', "null"] * 2, strict=True)
+    ]
+    failed = await held(store, "failed")
+    # A failure in the batch selects the other statement.
+    batch.append(with_records(failed[0], next=Finish(Status.FAILED, "{}")))
+    now = await store.now()
+    for part in (batch[:2], batch[2:]):
+        assert await store.commit(part, ACTOR) == [TurnOutcome.APPLIED] * len(part)
+    for one, other in (("alone1", "mixed1"), ("alone2", "mixed2")):
+        rows = [await row_of(store, one), await row_of(store, other)]
+        finished = [row.pop("finished_at") for row in rows]
+        assert all(isinstance(at, int) and at >= now for at in finished)
+        assert rows[0] == rows[1]
+        assert rows[0]["status"] == "completed"
+    assert len(await store.history("alone1")) == records
+
+
+async def test_a_batch_that_only_completes_runs_leaves_out_those_it_may_not_write(store: PostgresStore) -> None:
+    turns = await held(store, "fine", "lost", "watched")
+    await store.query("UPDATE perdure_runs SET watched = 1 WHERE id = 'watched'")
+    await store.query("UPDATE perdure_runs SET token = token + 1 WHERE id = 'lost'")
+    done = [with_records(turn, a_record(0), next=Finish(Status.COMPLETED, "1")) for turn in turns]
+    # The transaction that follows also tells those that wait.
+    assert await store.commit(done, ACTOR) == [TurnOutcome.APPLIED, TurnOutcome.LOST, TurnOutcome.APPLIED]
+    assert [run.status for run in await store.get_many(["fine", "watched"])] == [Status.COMPLETED] * 2
+    assert await store.history("lost") == []
+    # Its answer was lost, so that it comes again.
+    assert await store.commit(done[:1], ACTOR) == [TurnOutcome.APPLIED]
+    assert len(await store.history("fine")) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"queue": "q", "priority": 7, "options": '{"a":1}', "deadline": 10**16}, {"wake_at": 10**16}],
+    ids=["plain", "options", "later"],
+)
+async def test_runs_that_are_alike_are_created_as_any_others(store: PostgresStore, changes: dict[str, Any]) -> None:
+    odd = '{"text":"\\u00e9 \'\\"\\\\ NULL"}'
+    alike = [a_run("a1", **changes, input=odd), a_run("a2", **changes, input="")]
+    made = await store.create(alike, ACTOR)
+    assert [(one.run.id, one.run.input, one.created) for one in made] == [("a1", odd, True), ("a2", "", True)]
+    # Another type selects the other statement.
+    others = [a_run("b1", **changes, input=odd), a_run("b2", **changes, input=""), a_run("b3", type="other.v1")]
+    await store.create(others, ACTOR)
+    for one, other in (("a1", "b1"), ("a2", "b2")):
+        assert await row_of(store, one) == await row_of(store, other)
+        [found, same] = [await store.get(one), await store.get(other)]
+        assert found is not None
+        assert same is not None
+        assert replace(found, id="", created_at=0, wake_at=0) == replace(same, id="", created_at=0, wake_at=0)
+    assert [one.run for one in made] == await store.get_many(["a1", "a2"])
 
 
 def test_columns_say_when_they_cannot_be_joined() -> None:

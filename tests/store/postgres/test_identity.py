@@ -55,8 +55,8 @@ async def test_a_pooler_that_leads_to_another_timeline_ends_every_life(
     store: PostgresStore, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leases = await _leases(store)
+    # Of the other store alone: this one may just now open a connection, which finds the same.
     changes: list[Change] = []
-    store.subscribe(lambda change: changes.append(change) if change is Change.REPLACED else None)
 
     async def pooled(connection: PostgresConnection) -> ServerSession:
         said = await read_identity(connection)

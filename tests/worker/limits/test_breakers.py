@@ -9,11 +9,23 @@ from typing import Any
 
 import pytest
 
-from perdure import Breaker, Engine, Fatal, Handle, Retry, RunFailed, Status, UsageError, activity
-from perdure.admin import BreakerInfo, Circuit
+from perdure import (
+    Breaker,
+    Engine,
+    Fatal,
+    Handle,
+    Pending,
+    Retry,
+    RunFailed,
+    Status,
+    UsageError,
+    activity,
+    activity_info,
+)
+from perdure.admin import BreakerInfo, Circuit, Reason
 from perdure.errors import BreakerOpen, InvalidName
 from tests.helpers import eventually
-from tests.stage import Stage
+from tests.stage import Stage, until
 
 QUICKLY = Retry(attempts=2, initial=0.01, jitter=0)
 
@@ -90,6 +102,8 @@ async def test_one_that_fails_while_it_is_half_open_opens_it_again(stage: Stage)
 
     @activity("breakers.again.v1", breaker=Breaker("api", failures=1, reset="300ms"), retry=Retry.never())
     async def call(name: str) -> str:
+        # Three failures, however late the test looks; the rest has to succeed.
+        dependency.broken = dependency.calls < 3
         return await dependency.call(name)
 
     engine = stage.engine(call)
@@ -97,8 +111,6 @@ async def test_one_that_fails_while_it_is_half_open_opens_it_again(stage: Stage)
         runs = [await engine.start(call(str(number))) for number in range(1)]
         await eventually(lambda: stands(engine, Circuit.OPEN))
         runs += [await engine.start(call(str(number))) for number in range(1, 5)]
-        await eventually(lambda: dependency.calls >= 3)
-        dependency.broken = False
         # Two of those that waited have to succeed.
         assert await runs[-1].result("20s") == "4"
         await eventually(lambda: stands(engine, Circuit.CLOSED))
@@ -263,3 +275,51 @@ def test_a_breaker_that_makes_no_sense_is_refused() -> None:
         Breaker("a/b")
     with pytest.raises(UsageError, match="give a Breaker"):
         activity("breakers.odd.v1", breaker="api")(print)  # type: ignore[call-overload] # what the test is about
+
+
+async def test_an_activity_that_is_pending_is_no_success_and_its_end_outside_counts(stage: Stage) -> None:
+    tokens: list[str] = []
+
+    @activity("breakers.pending.v1", breaker=Breaker("api", failures=2, reset="1h"), retry=Retry.never())
+    async def call() -> str:
+        tokens.append(activity_info().token)
+        return Pending
+
+    engine = stage.engine(call)
+    async with engine.worker():
+        for _ in range(2):
+            run = await engine.start(call())
+            await until(run, Status.WAITING)
+            await engine.runs.fail(tokens[-1], ConnectionError("no answer"))
+            with pytest.raises(RunFailed):
+                await run.result("20s")
+        await eventually(lambda: stands(engine, Circuit.OPEN))
+
+
+async def test_successes_that_are_reported_from_outside_close_a_breaker_and_pending_is_none(stage: Stage) -> None:
+    tokens: list[str] = []
+
+    @activity("breakers.outside.v1", breaker=Breaker("api", failures=1, successes=2, reset="10ms"), retry=Retry.never())
+    async def call() -> str:
+        tokens.append(activity_info().token)
+        return Pending
+
+    engine = stage.engine(call)
+    async with engine.worker():
+        run = await engine.start(call())
+        await until(run, Status.WAITING)
+        await engine.runs.fail(tokens[-1], ConnectionError("no answer"))
+        with pytest.raises(RunFailed):
+            await run.result("20s")
+        for successes in (0, 1):
+            run = await engine.start(call())
+            await eventually(partial(waits_outside, run), saying="a probe that is pending")
+            [breaker] = await engine.breakers.list()
+            assert (breaker.circuit, breaker.successes) == (Circuit.HALF_OPEN, successes)
+            await engine.runs.complete(tokens[-1], "done")
+        [breaker] = await engine.breakers.list()
+        assert breaker.circuit is Circuit.CLOSED
+
+
+async def waits_outside(run: Handle[str]) -> bool:
+    return (await run.info()).reason is Reason.COMPLETION

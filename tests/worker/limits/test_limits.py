@@ -16,6 +16,8 @@ from tests.helpers import eventually
 from tests.stage import Stage
 from tests.worker.crowd import Crowd
 
+pytestmark = pytest.mark.every_database
+
 
 async def is_now(run: Handle[Any], status: Status) -> bool:
     return await run.status() is status

@@ -7,7 +7,6 @@ would be executed with the line that it is inserted into.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import io
 import os
@@ -153,6 +152,8 @@ def _target(words: list[str]) -> str:
 
 def suggest(target: str, lookup: Lookup, incomplete: str) -> list[CompletionItem]:
     """Ask the target for names that begin with a text; none if that takes too long or fails."""
+    import asyncio
+
     from click.shell_completion import CompletionItem
 
     from perdure.cli.console.target import engine_at

@@ -121,6 +121,7 @@ def run_document(run: Run) -> Document:
         "wake_at": None if run.status.finished else moment(run.wake_at),
         "deadline": moment(run.deadline),
         "deleted_at": moment(run.deleted_at),
+        "last_retry_at": moment(run.last_retry_at),
         "parent_id": run.parent_id,
         "parent_location": run.parent_location,
         "idempotency_key": run.idempotency_key,

@@ -8,7 +8,7 @@ import sys
 from perdure.cli.console.document import moment
 from perdure.cli.console.output import dump
 from perdure.core.printed_text import harmless, harmless_lines
-from perdure.workflow.step import current_step
+from perdure.worker import current_fields
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 DEFAULT_LEVEL = "info"
@@ -17,7 +17,7 @@ FORMATS = ("text", "json")
 #: Extra fields of log records about steps, activities and runs.
 FIELDS = (
     "run_id", "run_type", "scope", "step", "location", "attempt", "worker", "retry_count", "duration", "status",
-    "error", "retry_at",
+    "error", "retry_at", "trace_id",
 )  # fmt: skip
 
 
@@ -43,10 +43,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        step = current_step.get(None)
-        if step is not None:
-            # A record of the user's own logger, inside a step.
-            line |= {"run_id": step.run_id, "location": step.location, "attempt": step.attempt}
+        # A record of the user's own logger, inside a step or a workflow, has no fields by itself.
+        line |= current_fields()
         line |= {name: vars(record)[name] for name in FIELDS if name in vars(record)}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)

@@ -44,11 +44,17 @@ TOKEN_FILE = "perdure.token_file"  # noqa: S105 - the name of an option
 DATABASE_TIMEOUT = "perdure.database_timeout"
 
 
+def default_target(ctx: click.Context) -> str:
+    """Return the target of commands that name none: that of the host program, or of the environment variable."""
+    given: object = ctx.find_root().obj
+    return given if isinstance(given, str) else os.environ.get(ENVIRONMENT, "")
+
+
 def one_target(ctx: click.Context, param: click.Parameter | None, value: tuple[str, ...]) -> str:
-    """Return the one TARGET among the words, or that of the environment variable. Raises `click.UsageError`."""
+    """Return the one TARGET among the words, or the default one. Raises `click.UsageError`."""
     if len(value) > 1:
         raise click.UsageError(f"unexpected argument {value[1]!r}", ctx)
-    target = value[0] if value else os.environ.get(ENVIRONMENT, "")
+    target = value[0] if value else default_target(ctx)
     if not target:
         raise click.UsageError(
             "name a TARGET: an engine such as shop:engine, a database such as sqlite:///shop.db, or a server such as "

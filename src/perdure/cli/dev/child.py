@@ -17,9 +17,9 @@ import msgspec
 from msgspec import Struct, structs
 
 import perdure
+from perdure.cli.children.child_side import BROKEN, NO_TARGET, READY, ParentPipe, stop_with_parent
 from perdure.cli.console.target import load_engine
 from perdure.cli.dev.lines import LOGGED, EventLines, Line, LinePrinter, configure_log
-from perdure.cli.workers import stop_with_parent
 from perdure.client.engine import Engine
 from perdure.client.remote.transport import is_server
 from perdure.client.session import session_of
@@ -34,13 +34,6 @@ from perdure.testing.strict import DeterminismGuard
 from perdure.worker import WorkerSettings
 
 WORKER, SERVER = "worker", "server"
-
-#: Exit codes: the code cannot be loaded or used until it changes; the target is not an engine.
-BROKEN = 3
-NO_TARGET = 4
-
-#: Written to the pipe by a child that has loaded the code. A child that cannot use the code writes a `Line` instead.
-READY = b"ready\n"
 
 HOST = "127.0.0.1"
 #: Statements a second that live pages may send: one person watches a database of their own.
@@ -68,22 +61,6 @@ class ChildSettings(Struct, frozen=True, kw_only=True):
 
 
 _settings = decoder_for(ChildSettings)
-
-
-class ParentPipe:
-    """The pipe on which a child says, once, that it is ready or why it cannot use the code."""
-
-    def __init__(self, file: int) -> None:
-        self._file: int | None = file
-
-    def write(self, text: bytes) -> bool:
-        """Write and close; False after the first time."""
-        if self._file is None:
-            return False
-        with os.fdopen(self._file, "wb") as pipe:
-            pipe.write(text)
-        self._file = None
-        return True
 
 
 def main(arguments: list[str]) -> int:
@@ -139,7 +116,7 @@ def _report(error: BaseException, lines: LinePrinter, parent: ParentPipe, settin
     document = {"event": "broken", "target": settings.target, "error": str(error)}
     below = users_traceback(cause) if cause is not None and not missing else ""
     line = Line(word="broken", glyph=sign.glyph, style=sign.style, detail=text, below=below, document=document)
-    if not parent.write(msgspec.json.encode(line)):
+    if not parent.write(msgspec.json.encode(line), last=True):
         lines.show(line)
     return NO_TARGET if isinstance(error, UsageError) and (cause is None or missing) else BROKEN
 
@@ -175,7 +152,7 @@ async def _work(engine: Engine, settings: ChildSettings, lines: LinePrinter, par
             f"worker {os.getpid()} works on {shown(engine.url)}: {', '.join(sorted(engine.workflows))}",
             pid=os.getpid(), url=shown(engine.url), types=sorted(engine.workflows),
         )  # fmt: skip
-        parent.write(READY)
+        parent.write(READY, last=True)
         await worker.run()
         stop()
     finally:
@@ -193,7 +170,7 @@ async def _serve(engine: Engine, settings: ChildSettings, lines: LinePrinter, pa
         session_of(engine).store.observe_events(EventLines(lines).observe)
         app = HttpApp(engine, access=Access(anonymous="operator"), live_rate=_LIVE_RATE, pages=Dashboard())
         server = make_server(app, HOST, settings.port)
-        parent.write(READY)
+        parent.write(READY, last=True)
         await server.serve(sockets=[socket.socket(fileno=settings.socket)])
 
 

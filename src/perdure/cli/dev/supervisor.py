@@ -7,18 +7,17 @@ others are ready. So code that cannot be loaded stops nothing.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from perdure.cli.dev.child import BROKEN, NO_TARGET, READY, SERVER, WORKER, ChildSettings
+from perdure.cli.children.child_side import BROKEN, NO_TARGET, READY
+from perdure.cli.children.parent_side import ChildProcess, Children, RestartPauses
+from perdure.cli.dev.child import SERVER, WORKER, ChildSettings
 from perdure.cli.dev.lines import Line, LinePrinter
 from perdure.core.codec.decoders import decoder_for
 from perdure.core.model.run import Status
@@ -36,36 +35,6 @@ _NAMED = 3
 ROLES = (WORKER, SERVER)
 _BAD = STATUS_SIGNS[Status.FAILED].style
 _line = decoder_for(Line)
-
-
-class ChildProcess:
-    """A child process."""
-
-    def __init__(self, role: str, process: asyncio.subprocess.Process, began: float) -> None:
-        self.role = role
-        self.process = process
-        self.began = began
-        self.ready = False
-        self.leaving = False
-        #: The line that says why the child cannot use the code, as JSON.
-        self.report = b""
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self.process.pid
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal, unless the child has ended."""
-        if self.process.returncode is None:
-            with suppress(ProcessLookupError):
-                self.process.send_signal(number)
-
-    def kill(self) -> None:
-        """Kill the child and the processes that it has started."""
-        if self.process.returncode is None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
 
 
 class Changed(Struct, frozen=True):
@@ -107,10 +76,10 @@ class Supervisor:
         #: By role, the child that works, and the one that loads code in order to replace it.
         self._live: dict[str, ChildProcess] = {}
         self._next: dict[str, ChildProcess] = {}
-        self._children: set[ChildProcess] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        #: Children in a row that died young.
-        self._failures = 0
+        #: By child that cannot use the code, the line that says why, as JSON.
+        self._reports: dict[ChildProcess, bytes] = {}
+        self._children = Children(self._hear, lambda child, code: self._incidents.put_nowait(Exited(child, code)))
+        self._pauses = RestartPauses(stable=_STABLE, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
         self._was_ready = False
         self._stopping = False
         self._code = 0
@@ -123,12 +92,12 @@ class Supervisor:
         watching = None if watch is None else loop.create_task(watch(self._report_changes))
         try:
             await self._load(ROLES)
-            while self._children or not self._stopping:
+            while self._children.alive or not self._stopping or not self._incidents.empty():
                 await self._handle(await self._incidents.get())
         finally:
             if watching is not None:
                 watching.cancel()
-            for child in self._children:
+            for child in self._children.alive:
                 child.kill()
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
@@ -142,7 +111,6 @@ class Supervisor:
             case Stop():
                 self._stop()
             case Exited(child, code):
-                self._children.discard(child)
                 self._ended(child, code)
             case Ready(child) if self._next.get(child.role) is child:
                 child.ready = True
@@ -161,51 +129,21 @@ class Supervisor:
             self._next[role] = await self._spawn(role)
 
     async def _spawn(self, role: str) -> ChildProcess:
-        loop = asyncio.get_running_loop()
-        told, ready = os.pipe()
-        os.set_blocking(told, False)
-        settings = msgspec.structs.replace(self._settings, role=role, ready=ready)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                # -P: modules of the working directory do not replace those of Python and of Perdure.
-                *(sys.executable, "-P", "-m", "perdure.cli.dev.child", msgspec.json.encode(settings).decode()),
-                stdin=asyncio.subprocess.PIPE,
-                pass_fds=(ready, settings.socket) if role == SERVER else (ready,),
-                # Bytecode files name the second and the size of their source: a file that is changed twice in one
-                # second would run in its first form.
-                env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"},
-                # A signal of the terminal is for the parent alone, which stops the children in order.
-                start_new_session=True,
-            )
-        finally:
-            os.close(ready)
-        child = ChildProcess(role, process, loop.time())
-        self._children.add(child)
-        loop.add_reader(told, self._read_pipe, told, child)
-        self._keep(self._await_exit(child, told))
-        return child
+        return await self._children.spawn(
+            *(role, "perdure.cli.dev.child"),
+            lambda ready: msgspec.structs.replace(self._settings, role=role, ready=ready),
+            files=(self._settings.socket,) if role == SERVER else (),
+            # Bytecode files name the second and the size of their source: a file that is changed twice in one second
+            # would run in its first form.
+            environment={"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        )
 
-    def _read_pipe(self, told: int, child: ChildProcess) -> None:
-        """Read that a child is ready, or why it cannot use the code."""
-        with suppress(BlockingIOError):
-            while part := os.read(told, 65536):
-                child.report += part
-            asyncio.get_running_loop().remove_reader(told)
-        if child.report == READY:
-            child.report = b""
+    def _hear(self, child: ChildProcess, line: bytes) -> None:
+        """Note that a child is ready, or why it cannot use the code."""
+        if line == READY:
             self._incidents.put_nowait(Ready(child))
-
-    async def _await_exit(self, child: ChildProcess, told: int) -> None:
-        code = await child.process.wait()
-        self._read_pipe(told, child)
-        asyncio.get_running_loop().remove_reader(told)
-        os.close(told)
-        self._incidents.put_nowait(Exited(child, code))
-
-    def _keep(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        else:
+            self._reports[child] = line
 
     def _replace(self) -> None:
         """Put the new children in the place of the old ones, once all of them are ready."""
@@ -228,7 +166,7 @@ class Supervisor:
         named = ", ".join(files[:_NAMED]) + (f" and {len(files) - _NAMED} more" if len(files) > _NAMED else "")
         self._lines.say("changed", f"{named} changed: the code is loaded again", files=list(files))
         self._drop_next()
-        self._failures = 0
+        self._pauses.failures = 0
         await self._load(ROLES)
 
     def _drop_next(self) -> None:
@@ -246,7 +184,7 @@ class Supervisor:
             self._next.pop(child.role)
             self._drop_next()
             if code in (BROKEN, NO_TARGET):
-                self._lines.show(_line.decode(child.report))
+                self._lines.show(_line.decode(self._reports.pop(child)))
             else:
                 self._report_exit(child, code)
             if code in (BROKEN, NO_TARGET) or child.role in self._live:
@@ -258,8 +196,8 @@ class Supervisor:
         self._restart(child)
 
     def _report_exit(self, child: ChildProcess, code: int) -> None:
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        self._lines.say("exited", f"{child.role} {child.pid} {how}", _BAD, role=child.role, pid=child.pid, code=code)
+        text = f"{child.role} {child.pid} {child.how_it_ended()}"
+        self._lines.say("exited", text, _BAD, role=child.role, pid=child.pid, code=code)
 
     def _refuse_code(self, code: int) -> None:
         """Go on with the last good code, or wait for a change. A target that never was one ends the command."""
@@ -274,8 +212,7 @@ class Supervisor:
     def _restart(self, child: ChildProcess) -> None:
         """Start missing children after a pause that grows while children die young."""
         loop = asyncio.get_running_loop()
-        self._failures = self._failures + 1 if loop.time() - child.began < _STABLE else 0
-        pause = min(_FIRST_PAUSE * 2 ** min(self._failures - 1, 9), _LONGEST_PAUSE) if self._failures else 0.0
+        pause = self._pauses.after(loop.time() - child.began)
         self._lines.say(
             "restarting", f"another {child.role} starts {f'in {pause:g} s' if pause else 'now'}", pause=pause
         )
@@ -295,13 +232,13 @@ class Supervisor:
     def _stop(self) -> None:
         if self._stopping:
             self._code = 130
-            for child in self._children:
+            for child in self._children.alive:
                 child.kill()
             return
         self._stopping = True
         if not self._code:
             self._lines.say("stopping", f"stopping within {self._settings.grace}; Ctrl-C again stops at once")
-        for child in self._children:
+        for child in self._children.alive:
             self._end(child)
 
 

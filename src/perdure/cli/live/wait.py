@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
 
 import click
@@ -14,7 +13,7 @@ from perdure.cli.console.completion import complete_argument
 from perdure.cli.console.describe import short, status, status_style
 from perdure.cli.console.document import Document, run_document
 from perdure.cli.console.output import Printer
-from perdure.cli.console.params import ENVIRONMENT, one_target, with_output
+from perdure.cli.console.params import default_target, one_target, with_output
 from perdure.cli.console.target import engine_at
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
@@ -54,7 +53,7 @@ def wait(names: tuple[str, ...], timeout: str | None, first: bool, output: Print
 
 def _split(names: tuple[str, ...]) -> tuple[str, Sequence[str]]:
     """Tell the target from the runs. Raises `click.UsageError`."""
-    default = os.environ.get(ENVIRONMENT, "")
+    default = default_target(click.get_current_context())
     given = names[:1] if names and (not default or "://" in names[0]) else ()
     target = one_target(click.get_current_context(), None, given)
     run_ids = list(dict.fromkeys(names[len(given) :]))

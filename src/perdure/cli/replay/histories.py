@@ -36,10 +36,11 @@ def export(
     keys: tuple[str, ...],
     texts: tuple[str, ...],
     **options: Any,
-) -> None:
+) -> int:
     """Write the histories of runs that fulfil all filters to a file, for `perdure replay` and `perdure debug`.
 
-    Runs are only read. A named file appears once it is complete.
+    Runs are only read. A named file appears once it is complete. It exits with 1 if a run cannot be read, and was left
+    out.
     """
     where = None if run_ids else read_filters(options)
     chosen: Any = sys.stdout.buffer if file == "-" else file
@@ -53,7 +54,11 @@ def export(
         more = "; there are more" if report.more else ""
         text = f"{report.runs} run{'' if report.runs == 1 else 's'}, {report.records} records in {file}{more}."
         document = {"file": file, "runs": report.runs, "records": report.records, "more": report.more}
-        output.result(document, text)
+        left_out = [{"id": one.run_id, "error": one.error} for one in report.unreadable]
+        output.result({**document, "unreadable": left_out}, text)
+    for one in report.unreadable:
+        output.hint(f"{one.run_id} was left out: {one.error}")
+    return FAILED if report.unreadable else 0
 
 
 @click.command("replay", cls=Command, example="perdure replay shop:engine histories.jsonl")

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, Literal
 
 import click
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from perdure.cli.console import describe
 from perdure.cli.console.command_groups import Command, CommandGroup
@@ -24,7 +24,7 @@ from perdure.cli.console.document import (
     waits_document,
 )
 from perdure.cli.console.output import Printer, dump
-from perdure.cli.console.params import read_filters, with_filters, with_output, with_target
+from perdure.cli.console.params import JsonParam, read_filters, with_filters, with_output, with_target
 from perdure.cli.console.target import engine_at, with_engine
 from perdure.cli.runs.messages import print_set_aside, set_aside_document
 from perdure.cli.runs.watch import watch_runs
@@ -48,6 +48,7 @@ group = CommandGroup(
             "why": "perdure.cli.runs.commands:why",
             "states": "perdure.cli.runs.commands:states",
             "stream": "perdure.cli.runs.commands:stream",
+            "logs": "perdure.cli.runs.logs:logs",
         },
         "Control": {
             "cancel": "perdure.cli.runs.control:cancel",
@@ -105,18 +106,21 @@ def list_runs(
         chosen = read_filters(dict(given)) if watch else filters
         return await engine.runs.list(order=order, limit=limit, cursor=cursor, **chosen)
 
-    async def read(engine: Engine) -> tuple[RunPage, set[str]]:
+    async def read(engine: Engine) -> tuple[RunPage, set[str], dict[str, int]]:
         page = await read_page(engine)
-        return page, await engine.runs.unserved(page.runs)
+        return page, await engine.runs.unserved(page.runs), await engine.runs.updated_at(page.runs)
 
     if watch:
         if cursor is not None:
             raise click.UsageError("--watch shows the first page; leave out --cursor")
         watch_runs(target, output, read_page, limit, newest_first=not oldest)
         return
-    page, unserved = with_engine(target, read)
+    page, unserved, updated = with_engine(target, read)
     if output.json:
-        runs = [{**run_document(run), "unserved": run.id in unserved} for run in page.runs]
+        runs = [
+            {**run_document(run), "updated_at": moment(updated.get(run.id, 0)), "unserved": run.id in unserved}
+            for run in page.runs
+        ]
         output.document({"runs": runs, "cursor": page.cursor, "previous": page.previous})
     else:
         _print_page(output, page, unserved)
@@ -395,12 +399,19 @@ def why(target: str, run: str, output: Printer) -> None:
 @click.command("states", cls=Command, example="perdure runs states sqlite:///shop.db order-42")
 @with_target
 @click.argument("run")
+@click.option("--wait", "key", metavar="KEY[=JSON]", help="Wait for a value of a key, or for this value.")
+@click.option("--timeout", metavar="DURATION", help="Wait no longer than this, such as 5m.  [default: without end]")
 @with_output
-def states(target: str, run: str, output: Printer) -> None:
+def states(target: str, run: str, key: str | None, timeout: str | None, output: Printer) -> None:
     """Show the values that a run has published, by key."""
 
     async def read(engine: Engine) -> dict[str, Any]:
-        return await (await engine.get(run)).states()
+        handle = await engine.get(run)
+        if key is not None:
+            name, given, text = key.partition("=")
+            wanted = JsonParam().convert(text, None, None) if given else UNSET
+            return {name: await handle.wait_state(name, wanted, timeout=timeout)}
+        return await handle.states()
 
     published = with_engine(target, read)
     if output.json:

@@ -63,10 +63,11 @@ def pause(target: str, run: str, reason: str, output: Printer) -> None:
 @click.command("resume", cls=Command, example="perdure runs resume sqlite:///shop.db order-42")
 @with_target
 @click.argument("run")
+@click.option("--reason", default="", metavar="TEXT", help="Stored in the audit trail.")
 @with_output
-def resume(target: str, run: str, output: Printer) -> None:
+def resume(target: str, run: str, reason: str, output: Printer) -> None:
     """Resume a paused run."""
-    done = with_engine(target, lambda engine: engine.runs.resume(run))
+    done = with_engine(target, lambda engine: engine.runs.resume(run, reason))
     output.result({"run_id": run, "resumed": done}, f"{run} is resumed." if done else f"{run} was not paused.")
 
 
@@ -74,10 +75,11 @@ def resume(target: str, run: str, output: Printer) -> None:
 @with_target
 @click.argument("run")
 @click.option("--at", type=TimeParam(), help="End the sleep at this time, or this duration from now.  [default: now]")
+@click.option("--reason", default="", metavar="TEXT", help="Stored in the audit trail.")
 @with_output
-def wake(target: str, run: str, at: TimeOrDuration | None, output: Printer) -> None:
+def wake(target: str, run: str, at: TimeOrDuration | None, reason: str, output: Printer) -> None:
     """End the sleep of a run, or begin a run that is to start later."""
-    with_engine(target, lambda engine: engine.runs.wake(run, at))
+    with_engine(target, lambda engine: engine.runs.wake(run, at, reason))
     text = f"{run} is woken." if at is None else f"{run} will be woken at that time."
     output.result({"id": run, "woken": True}, text)
 
@@ -119,13 +121,14 @@ def unpin(target: str, run: str, reason: str, output: Printer) -> None:
 @click.command("evict", cls=Command, example="perdure runs evict sqlite:///shop.db order-42")
 @with_target
 @click.argument("run")
+@click.option("--reason", default="", metavar="TEXT", help="Stored in the audit trail.")
 @with_output
-def evict(target: str, run: str, output: Printer) -> None:
+def evict(target: str, run: str, reason: str, output: Printer) -> None:
     """Make the worker that holds a run release it, for another worker to claim.
 
     Steps under way may end first, within that worker's grace period.
     """
-    held = with_engine(target, lambda engine: engine.runs.evict(run))
+    held = with_engine(target, lambda engine: engine.runs.evict(run, reason))
     text = f"{run} is about to be released." if held else f"{run} is held by no worker."
     output.result({"id": run, "evicted": held}, text)
 
@@ -134,15 +137,16 @@ def evict(target: str, run: str, output: Printer) -> None:
 @with_target
 @click.argument("run")
 @click.option("--deadline", type=TimeParam(), help="New deadline; required if the old one has passed.")
+@click.option("--reason", default="", metavar="TEXT", help="Stored in the audit trail.")
 @with_output
-def retry(target: str, run: str, deadline: TimeOrDuration | None, output: Printer) -> None:
+def retry(target: str, run: str, deadline: TimeOrDuration | None, reason: str, output: Printer) -> None:
     """Let a failed, cancelled, blocked or waiting run go again.
 
     A failed or cancelled workflow continues where it failed: completed steps do not run again. A failed activity
     begins anew. A blocked run is unblocked. A run that waits for its next attempt tries again at once, with all its
     attempts.
     """
-    generation = with_engine(target, lambda engine: engine.runs.retry(run, deadline=deadline))
+    generation = with_engine(target, lambda engine: engine.runs.retry(run, deadline=deadline, reason=reason))
     output.result({"id": run, "generation": generation}, f"{run} continues, as generation {generation}.")
 
 
@@ -158,6 +162,7 @@ _FORK = "perdure runs fork sqlite:///shop.db order-42 --from-step charge#2 --res
 @click.option("--result", "results", multiple=True, metavar="STEP=JSON", help="Another result of an earlier step.")
 @click.option("--id", help="Id of the new run.")
 @click.option("--deadline", type=TimeParam(), help="Deadline of the new run.")
+@click.option("--reason", default="", metavar="TEXT", help="Stored in the audit trail.")
 @with_output
 def fork(
     target: str, run: str, from_index: int | None, results: tuple[str, ...], output: Printer, **options: Any

@@ -24,14 +24,15 @@ from perdure.core.model.waits import WaitKind
 @click.argument("name")
 @click.argument("value", metavar="JSON", type=JsonParam())
 @click.option("--key", help="Idempotency key: a message with the same key is sent once.")
+@click.option("--reason", default="", metavar="TEXT", help="Stored in the audit trail.")
 @with_output
-def send(target: str, run: str, name: str, value: Any, key: str | None, output: Printer) -> None:
+def send(target: str, run: str, name: str, value: Any, key: str | None, reason: str, output: Printer) -> None:
     """Send a message to a run, which is stored until the run receives it."""
 
     async def act(engine: Engine) -> list[str]:
         # Before the message wakes the run.
         waits = (await (await engine.get(run)).report()).waits
-        await engine.send(run, name, value, key=key)
+        await engine.send(run, name, value, key=key, reason=reason)
         return [] if waits is None else [wait.name for wait in waits.waits if wait.kind is WaitKind.MESSAGE]
 
     awaited = with_engine(target, act)
@@ -68,7 +69,7 @@ def ask(target: str, run: str, name: str, value: Any, key: str | None, timeout: 
 @with_output
 def broadcast(target: str, name: str, value: Any, correlation: str, key: str | None, output: Printer) -> None:
     """Send a message to all runs that listen for a name and a correlation value."""
-    sent = with_engine(target, lambda engine: engine.broadcast(name, value, correlation=correlation, key=key))
+    sent = with_engine(target, lambda engine: engine.runs.broadcast(name, value, correlation=correlation, key=key))
     text = f"Sent {name} to {sent} {'run' if sent == 1 else 'runs'}."
     output.result({"name": name, "correlation": correlation, "sent": sent}, text)
 

@@ -91,6 +91,7 @@ def retry_body(session: Session, changes: RetryOptions) -> Body:
             "deadline": moment_text(changes.get("deadline")),
             "queue": changes.get("queue"),
             "priority": changes.get("priority"),
+            "reason": changes.get("reason"),
         }
     )
 
@@ -105,6 +106,7 @@ def fork_body(session: Session, options: ForkOptions) -> Body:
             "results": None if results is None else msgspec.Raw(session.codec.encode(results, "results").encode()),
             "id": options.get("id"),
             "deadline": moment_text(options.get("deadline")),
+            "reason": options.get("reason"),
         }
     )
 

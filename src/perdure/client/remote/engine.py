@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any, Never, TypeVar
-
-import msgspec
 
 from perdure.client.audit import AuditTrail
 from perdure.client.dead_letters import DeadLetters
@@ -27,7 +25,6 @@ from perdure.client.remote.namespaces import (
     RemoteRuns,
     RemoteSchedules,
     RemoteTokens,
-    lock_refused,
 )
 from perdure.client.remote.session import RemoteSession
 from perdure.client.remote.store import refused
@@ -38,12 +35,9 @@ from perdure.client.schedules import Schedules
 from perdure.client.session import Session, SessionOptions
 from perdure.client.tokens import Tokens
 from perdure.client.workers import Queues
-from perdure.core.codec.snapshot import snapshot
-from perdure.core.ids import check_id
 from perdure.core.model.run import NewRun
 from perdure.core.system import System
 from perdure.store.contract import Store
-from perdure.workflow.channels import Channel, expected_message
 from perdure.workflow.definition import Call, Definition
 
 R = TypeVar("R")
@@ -114,9 +108,6 @@ class RemoteEngine(Engine):
 
     # refused
 
-    def lock(self, *_: Any, **__: Any) -> Any:
-        raise lock_refused()
-
     def worker(self, **_: Any) -> Any:
         raise refused("a worker", "workers have the database: Engine('postgresql://...', [...]).worker()")
 
@@ -161,24 +152,6 @@ class RemoteEngine(Engine):
 
     async def get(self, run_id: str, workflow: Definition[..., Any] | None = None) -> Handle[Any]:
         return await get_handle(self._session, run_id, workflow, RemoteHandle)
-
-    # messages
-
-    def broadcast(  # pyright: ignore[reportIncompatibleMethodOverride] - the value is copied before the wait
-        self, name: Channel[Any] | str, value: object = None, *, correlation: str, key: str | None = None
-    ) -> Coroutine[Any, Any, int]:
-        return self._broadcast(name, snapshot(value), correlation, key)
-
-    async def _broadcast(self, channel: Channel[Any] | str, value: object, correlation: str, key: str | None) -> int:
-        session, wanted = self._session, expected_message(channel)
-        payload = session.codec.encode(value, f"broadcast {wanted.name!r}", wanted.type)
-        body = {
-            "name": wanted.name,
-            "value": msgspec.Raw(payload.encode()),
-            "correlation": correlation,
-            "key": session.system.entropy(16).hex() if key is None else check_id(key, "key of a broadcast"),
-        }
-        return int(decoded(await session.call("POST", "/broadcasts", body, slow=True), "sent"))
 
 
 def _refuse_connection(connection: object) -> None:

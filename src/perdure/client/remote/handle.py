@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from typing import Any, TypeVar, Unpack
 
 import msgspec
+from msgspec import UNSET
 
 from perdure.client.handle import Handle
 from perdure.client.remote.bodies import fork_body
@@ -16,15 +17,15 @@ from perdure.client.remote.values import decoded, elements, failure_of, members,
 from perdure.client.runs.messages import answer_type
 from perdure.client.runs.namespace import Runs
 from perdure.client.runs.reopen import ForkOptions
-from perdure.client.runs.results import StreamItem, check_stream
 from perdure.core.codec.snapshot import snapshot
 from perdure.core.ids import check_id, check_name, uuid7
-from perdure.core.model.outputs import Interruption
+from perdure.core.model.outputs import Interruption, StreamItem, check_stream, is_wanted_state, unreached_state
 from perdure.core.model.reports import RunReport
 from perdure.core.model.run import Run
 from perdure.core.model.set_aside_messages import SetAsideMessage
 from perdure.core.option_checks import check_whole
 from perdure.core.printed_text import brief
+from perdure.core.run_log import LoggedLine, check_log_page
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import RunCancelled, RunFailed, StoreUnavailable, UsageError
 from perdure.workflow.channels import Question
@@ -57,6 +58,12 @@ class RemoteHandle(Handle[R_co]):
 
     async def interruptions(self) -> tuple[Interruption, ...]:
         return tuple(restore_all(Interruption, members(await self._read("/runs/{run_id}/interruptions"))["items"]))
+
+    async def logs(self, *, after: int | None = None, limit: int = 100) -> builtins.list[LoggedLine]:
+        last, most = check_log_page(after, limit)
+        query = {"after": None if last < 0 else last, "limit": most}
+        page = await self._session.call("GET", "/runs/{run_id}/logs", query=query, run_id=check_id(self.id))
+        return restore_all(LoggedLine, members(page)["items"])
 
     async def set_aside_messages(self) -> builtins.list[SetAsideMessage]:
         found = elements(members(await self._read("/runs/{run_id}/set-aside"))["items"])
@@ -135,6 +142,40 @@ class RemoteHandle(Handle[R_co]):
         if not decoded(answer, "published"):
             return default
         return self._decoded(members(answer)["value"], type, f"state {key!r}")
+
+    async def wait_state(
+        self, key: str, wanted: Any = UNSET, type: Any = Any, *, timeout: Duration | None = None
+    ) -> Any:
+        name = check_name(key, "key of a state")
+        if timeout is not None:
+            seconds(timeout)
+        return await self._session.results.explainer.wait(
+            self.id,
+            lambda: self._wait_state(name, wanted, type),
+            f"perdure state {self.id}",
+            timeout,
+            f"run {self.id!r} did not publish the awaited {name!r}",
+        )
+
+    async def _wait_state(self, name: str, wanted: Any, type: Any) -> Any:
+        seen, wait = 0, 0.0
+        while True:
+            answer = await self._session.call(
+                "GET",
+                "/runs/{run_id}/states/{key}",
+                query={"wait": wait, "seen": seen},
+                wait=wait,
+                run_id=check_id(self.id),
+                key=name,
+            )
+            at, wait = decoded(answer, "at"), LONG_POLL
+            if decoded(answer, "published") and at != seen:
+                value = self._decoded(members(answer)["value"], type, f"state {name!r}")
+                if is_wanted_state(wanted, value):
+                    return value
+                seen = at
+            if decoded(answer, "finished"):
+                raise unreached_state(self.id, name)
 
     async def states(self) -> dict[str, Any]:
         found = members(await self._read("/runs/{run_id}/states"))

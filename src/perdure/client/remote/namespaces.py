@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import builtins
 import datetime
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Never, Unpack
 
@@ -34,6 +34,7 @@ from perdure.client.tokens import Tokens
 from perdure.client.workers import Queues
 from perdure.core.access import Role, TokenInfo
 from perdure.core.codec.failure import Failure
+from perdure.core.codec.snapshot import snapshot
 from perdure.core.ids import check_id, check_name, uuid7
 from perdure.core.limits.breaker import BreakerInfo
 from perdure.core.limits.limit import LimitInfo, PermitInfo
@@ -48,6 +49,7 @@ from perdure.core.time.cron import Timing
 from perdure.core.time.duration import Duration, moment_of
 from perdure.core.time.schedule import BackfillPreview, Fire, Schedule, ScheduledRun
 from perdure.errors import RunNotFound, UsageError
+from perdure.workflow.channels import Channel, expected_message
 from perdure.workflow.definition import Call
 
 #: Ids in one request.
@@ -61,6 +63,22 @@ class RemoteRuns(Runs):
 
     async def why(self, run_id: str) -> str:
         return str(decoded(await self._session.call("GET", "/runs/{run_id}/why", run_id=check_id(run_id)), "why"))
+
+    def broadcast(  # pyright: ignore[reportIncompatibleMethodOverride] - the value is copied before the wait
+        self, name: Channel[Any] | str, value: object = None, *, correlation: str, key: str | None = None
+    ) -> Coroutine[Any, Any, int]:
+        return self._broadcast(name, snapshot(value), correlation, key)
+
+    async def _broadcast(self, channel: Channel[Any] | str, value: object, correlation: str, key: str | None) -> int:
+        session, wanted = self._session, expected_message(channel)
+        payload = session.codec.encode(value, f"broadcast {wanted.name!r}", wanted.type)
+        body = {
+            "name": wanted.name,
+            "value": msgspec.Raw(payload.encode()),
+            "correlation": correlation,
+            "key": session.system.entropy(16).hex() if key is None else check_id(key, "key of a broadcast"),
+        }
+        return int(decoded(await session.call("POST", "/broadcasts", body, slow=True), "sent"))
 
     async def complete(self, token: str, value: object = None) -> None:
         read_token(check_text("token", token))
@@ -90,6 +108,15 @@ class RemoteRuns(Runs):
             found |= {*decoded(answer, "ids", list[str])}
         return found
 
+    async def updated_at(self, runs: Sequence[Run]) -> dict[str, int]:
+        ids = [run.id for run in check_runs(runs)]
+        found: dict[str, int] = {}
+        await self._session.connect()
+        for at in range(0, len(ids), _CHUNK):
+            answer = await self._session.call("POST", "/runs/updated", {"ids": ids[at : at + _CHUNK]})
+            found |= decoded(answer, "times", dict[str, int])
+        return found
+
     async def export(self, *_: Any, **__: Any) -> Never:
         raise refused("export", "a history is read with its seed, which no answer has; run it where the database is")
 
@@ -97,8 +124,9 @@ class RemoteRuns(Runs):
         body = {"reason": check_text("reason", reason), "undo": check_flag("undo", undo)}
         return await self._session.order("/runs/{run_id}/terminate", body, run_id=check_id(run_id))
 
-    async def wake(self, run_id: str, at: Moment | None = None) -> None:
-        await self._session.order("/runs/{run_id}/wake", present({"at": moment_text(at)}), run_id=check_id(run_id))
+    async def wake(self, run_id: str, at: Moment | None = None, reason: str = "") -> None:
+        body = present({"at": moment_text(at)}) | {"reason": check_text("reason", reason)}
+        await self._session.order("/runs/{run_id}/wake", body, run_id=check_id(run_id))
 
     async def retry(self, run_id: str, **changes: Unpack[RetryOptions]) -> int:
         run = await self._session.find(run_id)
@@ -196,17 +224,19 @@ class RemoteSchedules(Schedules):
         body = {"reason": check_text("reason", reason)}
         return bool(decoded(await self._call("POST", "/schedules/{id}/pause", id, body), "done"))
 
-    async def resume(self, id: str, *, catch_up: bool = False) -> bool:
-        body = {"catch_up": check_flag("catch_up", catch_up)}
+    async def resume(self, id: str, *, catch_up: bool = False, reason: str = "") -> bool:
+        body = {"catch_up": check_flag("catch_up", catch_up), **_reason_body(reason)}
         return bool(decoded(await self._call("POST", "/schedules/{id}/resume", id, body), "done"))
 
-    async def trigger(self, id: str) -> Handle[Any]:
-        run = value_of(Run, await self._call("POST", "/schedules/{id}/trigger", id))
+    async def trigger(self, id: str, reason: str = "") -> Handle[Any]:
+        run = value_of(Run, await self._call("POST", "/schedules/{id}/trigger", id, _reason_body(reason) or None))
         known = self._session.workflows.get(run.type)
         return RemoteHandle(self._session, run.id, Any if known is None else known.signature.returns)
 
-    async def backfill(self, id: str, start: datetime.datetime, end: datetime.datetime) -> builtins.list[str]:
-        body = _range_body(start, end)
+    async def backfill(
+        self, id: str, start: datetime.datetime, end: datetime.datetime, reason: str = ""
+    ) -> builtins.list[str]:
+        body = _range_body(start, end) | _reason_body(reason)
         return [*decoded(await self._call("POST", "/schedules/{id}/backfill", id, body, slow=True), "ids", list[str])]
 
     async def preview_backfill(self, id: str, start: datetime.datetime, end: datetime.datetime) -> BackfillPreview:
@@ -275,6 +305,9 @@ class RemoteLocks(Locks):
     _session: RemoteSession
 
     async def acquire(self, *_: Any, **__: Any) -> Any:
+        raise lock_refused()
+
+    def hold(self, *_: Any, **__: Any) -> Any:
         raise lock_refused()
 
     async def get(self, name: str) -> LockInfo | None:
@@ -411,7 +444,12 @@ async def _named(session: RemoteSession, kind: Any, path: str, limit: int, after
     return restore_all(kind, members(await session.call("GET", path, query=query))["items"])
 
 
-def _range_body(start: object, end: object) -> dict[str, str]:
+def _reason_body(reason: str) -> dict[str, object]:
+    """Part of a body; servers before reasons take a body without one."""
+    return {"reason": reason} if check_text("reason", reason) else {}
+
+
+def _range_body(start: object, end: object) -> dict[str, object]:
     # A wall clock is that of the schedule, whose zone the server knows.
     return {name: check_datetime(name, value).isoformat() for name, value in (("start", start), ("end", end))}
 

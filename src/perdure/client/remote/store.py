@@ -30,7 +30,7 @@ from perdure.core.limits.breaker import Circuit
 from perdure.core.model.attributes import condition_text
 from perdure.core.model.dead_letter import DeadLetter, DeadLetterFilter, DeadLetterPage, DeleteOutcome
 from perdure.core.model.events import EmitOutcome, NewStickyEvent
-from perdure.core.model.record import Message, NewMessage, Record, RecordKind, SendOutcome
+from perdure.core.model.record import Message, NewMessage, Record, SendOutcome
 from perdure.core.model.run import CountBy, Run, RunFilter, RunGroup, RunPage
 from perdure.core.model.run_orders import OrderOutcome, Pause, PauseKind, RunOrder
 from perdure.core.model.worker_info import DrainOrder, WorkerInfo
@@ -203,7 +203,8 @@ class RemoteStore:
         """Put messages into inboxes, one at a time. A message keeps its key when it is sent again."""
         for one in messages:
             value = msgspec.Raw((one.payload or "null").encode())
-            await self._write("/runs/{id}/messages", {"name": one.name, "value": value, "key": one.key}, id=one.run_id)
+            body = {"name": one.name, "value": value, "key": one.key} | ({"reason": one.reason} if one.reason else {})
+            await self._write("/runs/{id}/messages", body, id=one.run_id)
         return [SendOutcome.ACCEPTED] * len(messages)
 
     async def cancel(self, run_id: str, reason: str, key: str, actor: str) -> SendOutcome:
@@ -213,8 +214,7 @@ class RemoteStore:
 
     async def order_run(self, order: RunOrder, actor: str) -> OrderOutcome:
         """Order a run to pause, to resume or to move to another worker."""
-        body = {"reason": order.reason} if order.kind is RecordKind.PAUSE else None
-        done = await self._write(f"/runs/{{id}}/{order.kind.value}", body, id=order.run_id)
+        done = await self._write(f"/runs/{{id}}/{order.kind.value}", {"reason": order.reason}, id=order.run_id)
         return OrderOutcome.DONE if done else OrderOutcome.ALREADY
 
     async def set_priority(self, run_id: str, priority: int, reason: str, actor: str) -> OrderOutcome:
@@ -245,9 +245,9 @@ class RemoteStore:
         """Stop workers from claiming runs of a type or a queue."""
         await self._write(f"/{pause.kind.value}s/{{name}}/pause", {"reason": pause.reason}, name=pause.name)
 
-    async def resume(self, kind: PauseKind, name: str, actor: str) -> None:
+    async def resume(self, kind: PauseKind, name: str, actor: str, reason: str = "") -> None:
         """End the pause of a type or a queue."""
-        await self._write(f"/{kind.value}s/{{name}}/resume", name=name)
+        await self._write(f"/{kind.value}s/{{name}}/resume", {"reason": reason}, name=name)
 
     async def set_breaker(self, gate: str, circuit: Circuit | None, actor: str, reason: str = "") -> None:
         """Hold a breaker open or closed, or return it to its rule."""
@@ -270,9 +270,10 @@ class RemoteStore:
         """Remove the watermark of a queue or a type."""
         await self.transport.request("DELETE", path_of(f"/{kind}s/{{name}}/watermark", name=name), {"reason": reason})
 
-    async def release_lock(self, name: str, token: int, nonce: str | None, actor: str) -> bool:
+    async def release_lock(self, name: str, token: int, nonce: str | None, actor: str, reason: str = "") -> bool:
         """Take a lock from the holder with that token."""
-        answer = await self.transport.request("DELETE", path_of("/locks/{name}", name=name), {"token": token})
+        query = {"token": token} | ({"reason": reason} if reason else {})
+        answer = await self.transport.request("DELETE", path_of("/locks/{name}", name=name), query)
         return bool(decoded(answer, "done"))
 
     async def undelete(self, run_id: str, actor: str) -> DeleteOutcome:
@@ -286,11 +287,12 @@ class RemoteStore:
         await self._write("/runs/{id}/undelete", id=run_id)
         return DeleteOutcome.DONE
 
-    async def delete_schedule(self, schedule_id: str, actor: str) -> None:
+    async def delete_schedule(self, schedule_id: str, actor: str, reason: str = "") -> None:
         """Delete a schedule."""
+        query = {"reason": reason} if reason else {}
         # A repetition of this request finds no schedule.
         with suppress(ScheduleNotFound):
-            await self.transport.request("DELETE", path_of("/schedules/{id}", id=schedule_id))
+            await self.transport.request("DELETE", path_of("/schedules/{id}", id=schedule_id), query)
 
     def user_transaction(self, *_: object, **__: object) -> NoReturn:
         """Refused: a connection of the caller is one to the database."""

@@ -127,13 +127,15 @@ class Transport:
         *,
         wait: float = 0.0,
         slow: bool = False,
+        request_id: str | None = None,
     ) -> bytes:
         """Make a request, repeated while the server is unavailable; the body of the answer.
 
-        `wait` is how long the server may wait before it answers; a `slow` request may take longer than others. Raises
-        the error that the server names, `AccessRefused` and `StoreUnavailable`.
+        `wait` is how long the server may wait before it answers; a `slow` request may take longer than others.
+        `request_id` is that of a request which the caller may repeat itself. Raises the error that the server names,
+        `AccessRefused` and `StoreUnavailable`.
         """
-        headers = {} if method == "GET" else {"Request-Id": self._system.entropy(16).hex()}
+        headers = {} if method == "GET" else {"Request-Id": request_id or self._system.entropy(16).hex()}
         content = None
         if body is not None:
             content, headers["Content-Type"] = _encoded(body), "application/json"
@@ -141,7 +143,7 @@ class Transport:
         repeating = _RepeatingRequest(self._system, bound, strict=True)
         repeating.other = f"the server {self._url}"
         url = f"{self._url}{PREFIX}{path}"
-        made = {"method": method, "url": url, "params": _parameters(query), "headers": headers, "content": content}
+        made = {"method": method, "url": url, "params": query_parameters(query), "headers": headers, "content": content}
         return cast("bytes", await repeating.within_bound(self._once, (made,), {}))
 
     async def _once(self, made: Mapping[str, Any]) -> bytes:
@@ -301,7 +303,7 @@ def _json_of(name: str, value: object) -> bytes:
         raise EncodeError(f"{name}={brief(value)} cannot be sent to the server: {error}") from None
 
 
-def _parameters(query: Query | None) -> list[tuple[str, str]]:
+def query_parameters(query: Query | None) -> list[tuple[str, str]]:
     """Parameters of a query; None and empty lists are left out. Raises `EncodeError`."""
     found: list[tuple[str, str]] = []
     for name, value in (query or {}).items():

@@ -11,12 +11,14 @@ from perdure.core.model.attempt_reports import (
     AttemptToken,
     ReportKind,
     ReportOutcome,
+    make_token,
     not_an_attempt,
     read_token,
 )
+from perdure.core.model.run import Reason
 from perdure.core.option_checks import check_text
 from perdure.core.printed_text import brief
-from perdure.errors import AttemptOver, BadArguments, StepFailed
+from perdure.errors import AttemptOver, BadArguments, StepFailed, UsageError
 from perdure.workflow.activity import Activity
 
 
@@ -39,6 +41,19 @@ async def fail(session: Session, token: str, error: BaseException | Failure | st
     await session.connect()
     found = read_token(check_text("token", token))
     await _report(session, found, ReportKind.FAILED, failure_of(session, error).to_json())
+
+
+async def pending_token(session: Session, run_id: str) -> str:
+    """Make the token of the attempt of an activity that has returned `Pending`. Raises `UsageError`.
+
+    If the attempt ends meanwhile, the token is that of no attempt, and a report with it raises `AttemptOver`.
+    """
+    run = await session.find(run_id)
+    if run.reason is not Reason.COMPLETION:
+        raise UsageError(f"run {run_id!r} does not wait to be completed from outside")
+    # The token has the number of the record that the attempt would write.
+    history = await (await session.connect()).history(run_id)
+    return make_token(run_id, run.generation, history[-1].seq + 1 if history else 0, run.seed)
 
 
 def failure_of(session: Session, error: object) -> Failure:

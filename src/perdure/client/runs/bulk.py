@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from perdure.client.handle import Handle
 from perdure.client.runs import reopen
+from perdure.client.runs.inspect import readable_runs
 from perdure.client.runs.namespace import BulkOptions, RunFilters, Runs, admit_waiting_runs, make_filter
 from perdure.client.runs.start import StartOptions
 from perdure.client.session import Session
@@ -26,19 +27,19 @@ from perdure.core.ids import check_id, check_name
 from perdure.core.model.outputs import OutputKind
 from perdure.core.model.record import NewMessage, RecordKind, SendOutcome
 from perdure.core.model.reports import BulkAction, BulkPreview, BulkReport
-from perdure.core.model.run import MOST_COUNTED, CountBy, Run, RunFilter, RunGroup, Status
+from perdure.core.model.run import BULK_TYPE, MOST_COUNTED, CountBy, Run, RunFilter, RunGroup, Status
 from perdure.core.model.run_orders import OrderOutcome, RunOrder
 from perdure.core.option_checks import check_flag, check_list, check_text, no_option
 from perdure.core.policy.retry import Retry
 from perdure.core.printed_text import brief
 from perdure.core.time.duration import NEVER
 from perdure.errors import BadArguments, PerdureError, RunFinished, RunNotFound, StoreUnavailable, UsageError
-from perdure.worker import WorkerOptions, WorkerSettings
+from perdure.worker import WorkerOptions
 from perdure.workflow.activity import Activity, activity
 from perdure.workflow.definition import Call
 from perdure.workflow.step import activity_info
 
-TYPE = "perdure.bulk.v1"
+TYPE = BULK_TYPE
 QUEUE = "perdure.bulk"
 
 #: Runs that are listed at a time, ids that one job may name, and runs that a report names with the reason.
@@ -130,7 +131,7 @@ async def preview(session: Session, run_ids: str | Sequence[str] | None, where: 
     ids, filter = selected(run_ids, where)
     store = await session.connect()
     if ids is not None:
-        runs = {run.id: run for run in await store.get_many(ids)}
+        runs = {run.id: run for run in await readable_runs(store, ids)}
         there = [runs[run_id] for run_id in ids if run_id in runs]
         return BulkPreview(count=RunGroup("", len(there)), first=tuple(there[:_FIRST]))
     [count] = await store.count(filter or RunFilter(), CountBy(), MOST_COUNTED)
@@ -190,6 +191,8 @@ def make_worker(session: Session, options: WorkerOptions) -> EngineWorker:
     """A worker that works on bulk actions and on nothing else."""
     if clashing := options.keys() & {"queues", "types"}:
         raise BadArguments(f"a bulk worker has its own queue and type, so leave out {min(clashing)}")
+    from perdure.worker import WorkerSettings
+
     settings = replace(WorkerSettings.of(**options), queues=(QUEUE,))
     return EngineWorker(session, settings, {TYPE: job_activity(session)})
 
@@ -295,7 +298,7 @@ class _Performer:
         if ended > self._own.created_at:
             # It may be this job that has let it go since, before a crash: it is not retried twice.
             return f"run {run_id!r} has ended again since the bulk action was started"
-        await reopen.retry(self._session, run_id, {})
+        await reopen.retry(self._session, run_id, {"reason": self._job.reason})
         return True
 
     async def _order(self, run_id: str, key: str) -> Answer:

@@ -30,6 +30,7 @@ from perdure.core.pinning import base_queue
 from perdure.core.policy.singleton import stored_singleton_of
 from perdure.core.routing import served_elsewhere
 from perdure.core.time.duration import NEVER, length
+from perdure.errors import StoreCorrupt
 from perdure.store.contract import Store
 from perdure.store.sql.reads import interruptions as interruptions_of
 from perdure.store.sql.runs.pause_and_evict import pausing_of
@@ -38,6 +39,16 @@ from perdure.store.sql.runs.pause_and_evict import pausing_of
 _SHOWN = 200
 
 _OPEN = (Status.PENDING, Status.RUNNING, Status.WAITING, Status.BLOCKED)
+
+
+async def readable_runs(store: Store, run_ids: Sequence[str]) -> list[Run]:
+    """The existing ones of these runs, without those whose rows cannot be read."""
+    try:
+        return await store.get_many(run_ids)
+    except StoreCorrupt:
+        if len(run_ids) == 1:
+            return []
+    return [run for run_id in run_ids for run in await readable_runs(store, [run_id])]
 
 
 class Facts(Struct, frozen=True, kw_only=True):
@@ -536,7 +547,7 @@ def _wait(wait: Wait, now: int) -> str:
         case WaitKind.CHILD:
             return f"child {wait.name!r} ({wait.detail}){since}"
         case WaitKind.RUN:
-            return f"the end of run {wait.name!r}{since}"
+            return f"{wait.detail or 'the end'} of run {wait.name!r}{since}"
         case WaitKind.RETRY:
             return f"the next attempt at step {wait.name!r}{until}"
         case WaitKind.LIMIT | WaitKind.BREAKER:

@@ -44,16 +44,24 @@ _PREFIX = "broadcast:"
 
 
 async def send(
-    session: Session, run_id: str, channel: Channel[Any] | str, value: object, key: str | None, connection: object
+    session: Session,
+    run_id: str,
+    channel: Channel[Any] | str,
+    value: object,
+    key: str | None,
+    connection: object,
+    reason: str,
 ) -> None:
     """Put a message into the inbox of a run, on the caller's connection if there is one."""
     wanted = expected_message(channel)
     name = wanted.name
+    session.codec.encode(check_text("reason", reason), "the reason of a message")
     message = NewMessage(
         run_id=check_id(run_id),
         name=name,
         payload=session.codec.encode(value, f"message {name!r} to run {run_id!r}", wanted.type),
         key=session.system.entropy(16).hex() if key is None else check_id(key, "message key"),
+        reason=reason,
     )
     if connection is None:
         [outcome] = await (await session.connect()).send([message], session.actor)

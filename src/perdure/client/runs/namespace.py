@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import builtins
 import datetime
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
-from typing import IO, TYPE_CHECKING, Literal, TypedDict, Unpack
+from typing import IO, TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perdure.client.runs import attempt_reports, reopen
+from perdure.client.runs import attempt_reports, messages, reopen
 from perdure.client.runs.inspect import explain
 from perdure.client.runs.reopen import RetryOptions, status_text
 from perdure.client.runs.start import Moment
 from perdure.client.session import Session
 from perdure.client.workers import EngineWorker
 from perdure.core.codec.failure import Failure
+from perdure.core.codec.snapshot import snapshot
 from perdure.core.ids import check_id
 from perdure.core.model.attributes import make_attribute, make_conditions
 from perdure.core.model.dead_letter import DeleteOutcome, dead_letter_reason
@@ -47,9 +48,12 @@ from perdure.errors import BadArguments, RunFinished, RunNotFound, StoreError, U
 from perdure.store.contract import Store
 from perdure.store.sql.listing import is_backwards
 from perdure.worker import WorkerOptions
+from perdure.workflow.channels import Channel
 
 if TYPE_CHECKING:
     from perdure.client.runs.bulk import BulkJob
+
+T = TypeVar("T")
 
 #: Runs examined for deletion in one transaction.
 CHUNK = 100
@@ -204,6 +208,22 @@ class Runs:
             raise UsageError(f"by={brief(by)}: give 'status', 'type', 'queue', 'build' or 'attribute:NAME'")
         return await (await self._session.connect()).count(make_filter(filter), wanted, MOST_COUNTED)
 
+    @overload
+    async def broadcast(self, name: Channel[T], value: T, *, correlation: str, key: str | None = None) -> int: ...
+
+    @overload
+    async def broadcast(self, name: str, value: object = None, *, correlation: str, key: str | None = None) -> int: ...
+
+    def broadcast(
+        self, name: Channel[Any] | str, value: object = None, *, correlation: str, key: str | None = None
+    ) -> Coroutine[Any, Any, int]:
+        """Send a message to every run that listens for that name and correlation value; their number.
+
+        A run listens from its first `ctx.receive(name, correlation=...)` until it ends. Runs are reached a hundred at a
+        time. With a `key`, an interrupted broadcast may be repeated: no run gets it twice.
+        """
+        return messages.broadcast(self._session, name, snapshot(value), correlation, key)
+
     async def complete(self, token: str, value: object = None) -> None:
         """Complete an activity that has returned `Pending`, with its result.
 
@@ -242,6 +262,10 @@ class Runs:
         elsewhere = served_elsewhere(await store.types())
         return {run.id for run in runs if is_unserved(run, workers, elsewhere, now)}
 
+    async def updated_at(self, runs: Sequence[Run]) -> dict[str, int]:
+        """Return the time of the last change of each run, by id, in microseconds since the epoch."""
+        return await (await self._session.connect()).updated_at([run.id for run in check_runs(runs)])
+
     async def terminate(self, run_id: str, reason: str = "", *, undo: bool = False) -> bool:
         """End a run now, in whatever status it is, without its code; False if it had finished already.
 
@@ -276,9 +300,9 @@ class Runs:
         self._session.codec.encode(reason, "the reason of a pause")
         return await self._order(RecordKind.PAUSE, run_id, reason) is OrderOutcome.DONE
 
-    async def resume(self, run_id: str) -> bool:
+    async def resume(self, run_id: str, reason: str = "") -> bool:
         """End the pause of a run; False if it is not paused."""
-        return await self._order(RecordKind.RESUME, run_id) is OrderOutcome.DONE
+        return await self._order(RecordKind.RESUME, run_id, self._reason(reason)) is OrderOutcome.DONE
 
     async def set_priority(self, run_id: str, priority: int, reason: str = "") -> bool:
         """Change the priority of a run that has not finished; lower numbers go first.
@@ -317,20 +341,21 @@ class Runs:
             raise RunNotFound(f"there is no run {run_id!r} to unpin")
         return outcome is OrderOutcome.DONE
 
-    async def evict(self, run_id: str) -> bool:
+    async def evict(self, run_id: str, reason: str = "") -> bool:
         """Make the worker that holds a run give it back, for another to take; False if no worker held it.
 
         Steps that are under way may end first, for as long as that worker's grace lasts.
         """
-        return await self._order(RecordKind.EVICT, run_id) is OrderOutcome.DONE
+        return await self._order(RecordKind.EVICT, run_id, self._reason(reason)) is OrderOutcome.DONE
 
-    async def wake(self, run_id: str, at: Moment | None = None) -> None:
+    async def wake(self, run_id: str, at: Moment | None = None, reason: str = "") -> None:
         """End the sleep of a run at another time, by default now; or begin a run that was to begin later.
 
         Raises `RunNotFound`, `RunFinished`, and `UsageError` if it is not asleep.
         """
+        reason = self._reason(reason)
         now = (await self._session.connect()).clock()
-        obeyed = await self._order(RecordKind.WAKE, run_id, at=now if at is None else instant(at, now))
+        obeyed = await self._order(RecordKind.WAKE, run_id, reason, now if at is None else instant(at, now))
         if obeyed is OrderOutcome.FINISHED:
             raise RunFinished(f"run {run_id!r} has finished and does not sleep")
         if obeyed is OrderOutcome.REFUSED:
@@ -513,6 +538,11 @@ class Runs:
             deleted=check_flag("deleted", deleted),
         )
         return await prune(self._session, what)
+
+    def _reason(self, reason: str) -> str:
+        """Check the reason of an order, which an event keeps."""
+        self._session.codec.encode(check_text("reason", reason), "the reason of an order")
+        return reason
 
     async def _order(self, kind: RecordKind, run_id: str, reason: str = "", at: int = 0) -> OrderOutcome:
         key = self._session.system.entropy(16).hex()

@@ -28,7 +28,6 @@ from perdure.core.policy.singleton import with_stored_singleton
 from perdure.core.printed_text import brief, closest
 from perdure.core.time.duration import NEVER, Duration, instant
 from perdure.errors import Diverged, RunExists, RunFinished, RunNotFound, UsageError
-from perdure.worker import ReplayCheck
 from perdure.workflow.activity import Activity
 from perdure.workflow.definition import Call, Workflow
 from perdure.workflow.run_settings import NO_SETTINGS, RunSettings, make_settings, place
@@ -55,6 +54,8 @@ class ForkOptions(TypedDict, total=False):
     id: str | None
     #: Fail the new run if it is not finished by then.
     deadline: Moment | None
+    #: Stored in the audit trail.
+    reason: str
 
 
 class RetryOptions(TypedDict, total=False):
@@ -72,6 +73,8 @@ class RetryOptions(TypedDict, total=False):
     deadline: Moment | None
     queue: str | None
     priority: int | None
+    #: Stored in the audit trail.
+    reason: str
 
 
 async def retry(session: Session, run_id: str, changes: RetryOptions, token: int | None = None) -> int:
@@ -113,7 +116,7 @@ async def retry(session: Session, run_id: str, changes: RetryOptions, token: int
 
 async def _nothing_to_retry(session: Session, run_id: str, changes: RetryOptions) -> UsageError:
     run = await session.find(run_id)
-    changed = {name for name, value in changes.items() if value is not None}
+    changed = {name for name, value in changes.items() if value is not None and name != "reason"}
     if changed and dead_letter_reason(run.status, run.reason) is None:
         return UsageError(
             f"run {run_id!r} is {status_text(run)}; only a run that ended, or a dead letter, is retried with "
@@ -149,7 +152,13 @@ def _retry_request(session: Session, run: Run, changes: RetryOptions, now: int) 
         close_by=placed.close_by,
         queue=None if queue is None else check_name(queue, "queue"),
         priority=priority,
+        reason=_reason(session, changes.get("reason", "")),
     )
+
+
+def _reason(session: Session, reason: str) -> str:
+    session.codec.encode(check_text("reason", reason), "the reason of a retry or fork")
+    return reason
 
 
 def _settings(changes: RetryOptions) -> RunSettings:
@@ -178,6 +187,7 @@ async def fork(session: Session, run_id: str, **wanted: Unpack[ForkOptions]) -> 
     kept = (await store.attributes([run_id])).get(run_id)
     new = replace(new, attributes=make_attributes(kept))
     fork = _fork(source, past, step, new, session.system.entropy(8).hex())
+    fork = replace(fork, reason=_reason(session, wanted.get("reason", "")))
     await _try_out(session, source, fork)
     answer = await store.fork(fork, session.actor)
     if not answer.created:
@@ -199,6 +209,8 @@ async def _try_out(session: Session, source: Run, fork: Fork) -> None:
         seed=fork.seed,
         started_at=fork.started_at,
     )
+    from perdure.worker import ReplayCheck
+
     checkup = ReplayCheck(session.codec, session.errors, session.layers)
     try:
         await aside(lambda: checkup.replay(as_it_will_be, workflow, fork.records))

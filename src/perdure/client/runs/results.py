@@ -11,15 +11,20 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
-
-from msgspec import Struct
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.client.runs.inspect import explain
 from perdure.core.background_loops import LoopGuard, LoopHealth
 from perdure.core.codec.failure import Failure
 from perdure.core.ids import check_name
-from perdure.core.model.outputs import Output, OutputKind
+from perdure.core.model.outputs import (
+    Output,
+    OutputKind,
+    StreamItem,
+    check_stream,
+    is_wanted_state,
+    unreached_state,
+)
 from perdure.core.model.run import Reason, Run, Status
 from perdure.core.printed_text import brief
 from perdure.core.system import System
@@ -33,7 +38,6 @@ from perdure.errors import (
     RunTerminated,
     StoreCorrupt,
     StoreError,
-    UsageError,
 )
 from perdure.store.contract import Change, Store
 
@@ -436,22 +440,52 @@ def _level(run: Run) -> int:
 STATES = 10_000
 
 
-class StreamItem(Struct, Generic[T], frozen=True):
-    """An item of a stream and its position, from 0, by which reading goes on after it."""
-
-    position: int
-    value: T
-    #: Execution of a step that emitted the item: the same for all its items, another one if the step begins anew. Empty
-    #: for items of workflow code.
-    source: str = ""
-
-
 async def state(session: Session, run_id: str, key: str, type: Any, default: Any) -> Any:
     """Return the latest value that a run published under a key, or the default."""
     await session.find(run_id)
+    found = await latest_state(session, run_id, check_name(key, "key of a state"))
+    return default if found is None else _value(session, found, type)
+
+
+async def latest_state(session: Session, run_id: str, name: str) -> Output | None:
+    """Return the latest state of a key, None if there is none."""
+    found = await (await session.connect()).outputs(run_id, OutputKind.STATE, name, -1, 1)
+    return found[0] if found else None
+
+
+async def wait_state(session: Session, run_id: str, key: str, wanted: Any, type: Any, timeout: Duration | None) -> Any:
+    """Wait until a run has published a certain value under a key. Raises `TimeoutError` and `RunFinished`."""
+    name = check_name(key, "key of a state")
+    if timeout is not None:
+        seconds(timeout)
+    await session.find(run_id)
+
+    async def until_published() -> Any:
+        seen = 0
+        while True:
+            found, ended = await next_state(session, run_id, name, seen)
+            if found is not None and found.at != seen:
+                if is_wanted_state(wanted, value := _value(session, found, type)):
+                    return value
+                seen = found.at
+            if ended:
+                raise unreached_state(run_id, name)
+
+    too_late = f"run {run_id!r} did not publish the awaited {name!r}"
+    return await session.results.explainer.wait(run_id, until_published, f"perdure state {run_id}", timeout, too_late)
+
+
+async def next_state(session: Session, run_id: str, name: str, seen: int) -> tuple[Output | None, bool]:
+    """Wait until a run has published another state than that of the time `seen`, or has ended: state and end."""
     store = await session.connect()
-    found = await store.outputs(run_id, OutputKind.STATE, check_name(key, "key of a state"), -1, 1)
-    return _value(session, found[0], type) if found else default
+    with OutputWatch(store, session.system) as watch:
+        while True:
+            # The run is read before its outputs: all of them are there when it has ended.
+            ended = (await session.find(run_id)).status.finished
+            found = await store.outputs(run_id, OutputKind.STATE, name, -1, 1)
+            if ended or (found and found[0].at != seen):
+                return (found[0] if found else None), ended
+            await watch.wait()
 
 
 async def states(session: Session, run_id: str) -> dict[str, Any]:
@@ -460,17 +494,6 @@ async def states(session: Session, run_id: str) -> dict[str, Any]:
     store = await session.connect()
     found = await store.outputs(run_id, OutputKind.STATE, None, -1, STATES)
     return {output.name: _value(session, output, Any) for output in found}
-
-
-def check_stream(name: object, after: object) -> int:
-    """Check the name of a stream and a position; the position after which to begin. Raises `UsageError`."""
-    name = check_name(name, "name of a stream")
-    last = -1 if after is None else after
-    if not isinstance(last, int) or isinstance(last, bool) or not -1 <= last < 2**63:
-        raise UsageError(
-            f"stream(after={brief(after)}): positions begin with 0; leave it out to read from the beginning"
-        )
-    return last
 
 
 async def stream(

@@ -70,40 +70,65 @@ def _single(call: Call[Any], options: StartOptions) -> Call[Any]:
     return call if singleton is None else call.options(singleton=singleton)
 
 
+class RunMaker:
+    """Makes the rows of up to `count` runs that are started with the same options, at the database's time `now`.
+
+    The options are checked once. Raises `InvalidId` and the like.
+    """
+
+    def __init__(self, options: StartOptions, system: System, now: int, count: int = 1) -> None:
+        if unknown := options.keys() - StartOptions.__annotations__.keys():
+            raise BadArguments(no_option("start", unknown, StartOptions.__annotations__))
+        at, deadline = options.get("at"), options.get("deadline")
+        queue, priority = options.get("queue"), options.get("priority")
+        attributes, headers, key = options.get("attributes"), options.get("headers"), options.get("idempotency_key")
+        self._options = options
+        self._is_single = options.get("singleton") is not None or options.get("debounce") is not None
+        self._now = now
+        self._wake_at = 0 if at is None else instant(at, now)
+        self._queue = None if queue is None else check_name(queue, "queue")
+        self._priority = None if priority is None else check_priority(priority)
+        self._deadline = NEVER if deadline is None else instant(deadline, now)
+        self._attributes = () if attributes is None else make_attributes(attributes)
+        self._headers = None if headers is None else check_headers(headers)
+        self._key = None if key is None else check_id(key, "idempotency key")
+        # 16 bytes for each request, 8 for each id.
+        self._entropy = system.entropy(24 * count)
+        self._made = 0
+        self._type = ""
+
+    def make(self, call: Call[Any], encoded_input: str, run_id: str | None = None) -> NewRun:
+        """Make the next row, with the id of the options if none is given."""
+        if self._is_single:
+            call = _single(call, self._options)
+        if run_id is None:
+            run_id = self._options.get("id")
+        if call.type != self._type:
+            self._type = check_name(call.type, "workflow type")
+        placed = call.place(max(self._wake_at, self._now), self._queue, self._priority, self._deadline)
+        made, entropy = self._made, self._entropy
+        self._made += 1
+        return NewRun(
+            # A microsecond apart, so that runs of one call stay in its order.
+            id=uuid7(self._now + made, entropy[24 * made : 24 * made + 8]) if run_id is None else check_id(run_id),
+            type=self._type,
+            input=encoded_input,
+            queue=placed.queue or DEFAULT_QUEUE,
+            priority=DEFAULT_PRIORITY if placed.priority is None else placed.priority,
+            wake_at=self._wake_at,
+            deadline=placed.deadline,
+            close_by=placed.close_by,
+            max_attempts=placed.max_attempts,
+            options=placed.options if self._headers is None else with_headers(placed.options, self._headers),
+            attributes=self._attributes,
+            idempotency_key=self._key,
+            write_id=entropy[24 * made + 8 : 24 * made + 24].hex(),
+        )
+
+
 def new_run(call: Call[Any], encoded_input: str, options: StartOptions, system: System, now: int) -> NewRun:
     """Make the row of a run from a call and options, at the database's time `now`. Raises `InvalidId` and the like."""
-    run_id = options.get("id")
-    queue = options.get("queue")
-    key = options.get("idempotency_key")
-    at = options.get("at")
-    deadline = options.get("deadline")
-    priority = options.get("priority")
-    attributes, headers = options.get("attributes"), options.get("headers")
-    if unknown := options.keys() - StartOptions.__annotations__.keys():
-        raise BadArguments(no_option("start", unknown, StartOptions.__annotations__))
-    call = _single(call, options)
-    wake_at = 0 if at is None else instant(at, now)
-    placed = call.place(
-        max(wake_at, now),
-        None if queue is None else check_name(queue, "queue"),
-        None if priority is None else check_priority(priority),
-        NEVER if deadline is None else instant(deadline, now),
-    )
-    return NewRun(
-        id=uuid7(now, system.entropy(10)) if run_id is None else check_id(run_id),
-        type=check_name(call.type, "workflow type"),
-        input=encoded_input,
-        queue=placed.queue or DEFAULT_QUEUE,
-        priority=DEFAULT_PRIORITY if placed.priority is None else placed.priority,
-        wake_at=wake_at,
-        deadline=placed.deadline,
-        close_by=placed.close_by,
-        max_attempts=placed.max_attempts,
-        options=placed.options if headers is None else with_headers(placed.options, check_headers(headers)),
-        attributes=() if attributes is None else make_attributes(attributes),
-        idempotency_key=None if key is None else check_id(key, "idempotency key"),
-        write_id=system.entropy(16).hex(),
-    )
+    return RunMaker(options, system, now).make(call, encoded_input)
 
 
 class DuplicateCheck:

@@ -70,6 +70,7 @@ class Codec:
         # Set on the instance, so that the usual codec needs no check for each step.
         # mypy refuses an assignment to a method.
         setattr(self, "store_quickly", lambda value, declared: None)  # noqa: B010 # mypy refuses to assign a method
+        setattr(self, "decode_quickly", lambda payload, type: self.decode(payload, type, ""))  # noqa: B010 # see above
 
     def encode(self, value: object, what: str, declared: Any = Any) -> str:
         """Encode a value of a declared type as JSON; `what` names it in errors.
@@ -93,14 +94,18 @@ class Codec:
 
     def store_quickly(self, value: object, declared: Any) -> tuple[str, Any] | None:
         """Encode and decode a usual value; None if it needs the full checks of `encode` and `decode`."""
+        kind = type(value)
+        if kind is str and (declared is str or declared is Any):
+            return self._store_text(value)
         try:
             data = _encode(value)
             decoded = self._decoders[declared].decode(data)
-            kind = type(value)
             if (kind is not declared or declared not in self._flat) and decoded != value:
                 return None
             # A class may compare something else than its fields; a lost field makes the JSON shorter.
-            if kind not in _SCALARS and (len(data) > _QUICK_BYTES or len(_encode(decoded)) != len(data)):
+            if kind not in _SCALARS and (
+                (len(data) > _QUICK_BYTES and _is_too_deep(data)) or len(_encode(decoded)) != len(data)
+            ):
                 return None
         except Exception:
             return None
@@ -108,12 +113,20 @@ class Codec:
         if len(data) > self._warn_bytes:
             return None
         if kind not in _SIMPLE and (
-            # The same checks as in `_is_suspicious`.
-            "\\u0000" in text or "null" in text or "NaN" in text or 'nan"' in text
-            or 'Z"' in text or _CLOCK.search(text)
+            # The same checks as in `_is_suspicious`. Single characters are found many times as fast, and mostly absent.
+            ("\\" in text and "\\u0000" in text) or "null" in text or ("N" in text and "NaN" in text) or 'nan"' in text
+            or ("Z" in text and 'Z"' in text) or _CLOCK.search(text)
         ):  # fmt: skip
             return None
         return text, decoded
+
+    def _store_text(self, value: Any) -> tuple[str, Any] | None:
+        """Encode a text, which comes back as it was; None if it needs the full checks."""
+        try:
+            data = _encode(value)
+        except Exception:
+            return None
+        return None if len(data) > self._warn_bytes or "\0" in value else (data.decode(), value)
 
     def store(self, value: object, declared: Any, what: str) -> tuple[str, Any]:
         """Encode and decode a value; returns both. Raises `EncodeError` if they differ, and `DecodeError`."""
@@ -160,6 +173,10 @@ class Codec:
         if self.strict:
             self._check_nothing_lost(payload, value, type, what)
         return value
+
+    def decode_quickly(self, payload: str, type: Any) -> Any:
+        """Decode JSON to a type that was decoded before. Any error means that `decode` has to be called."""
+        return self._decoders[type].decode(payload)
 
     def _check_nothing_lost(self, payload: str | bytes, value: Any, type: Any, what: str) -> None:
         before = _decode_plain(payload)

@@ -16,14 +16,10 @@ def _base_value(value: object) -> object:
     raise TypeError(f"a {type(value).__name__} has no JSON")
 
 
-_encoder = msgspec.json.Encoder(enc_hook=_base_value)
-
-
-def plain_bytes(value: object) -> bytes:
-    """Encode a value. Raises `TypeError` and `ValueError`."""
-    return _encoder.encode(value)
+#: Encodes a value. Raises `TypeError` and `ValueError`.
+plain_bytes = msgspec.json.Encoder(enc_hook=_base_value).encode
 
 
 def plain_json(value: object) -> str:
     """Encode a value as text. Raises `TypeError` and `ValueError`."""
-    return _encoder.encode(value).decode()
+    return plain_bytes(value).decode()

@@ -205,9 +205,14 @@ class BreakerState(Struct):
         self.heard = {**dict(recent), worker: (report.number, now)}
         self.declare(report.rule)
         for since, failures, successes in report.outcomes:
-            # Attempts that were admitted before the last change do not count.
-            if since >= self.since:
-                self._count(failures, successes, now)
+            self.count(since, failures, successes, now)
+        return True
+
+    def count(self, since: int, failures: int, successes: int, now: int) -> bool:
+        """Count the ends of attempts that were admitted at a time; returns False if that was before the last change."""
+        if since < self.since:
+            return False
+        self._count(failures, successes, now)
         return True
 
     def _count(self, failures: int, successes: int, now: int) -> None:

@@ -185,6 +185,18 @@ class PermitInfo(Struct, frozen=True, kw_only=True):
     worker: str | None = None
 
 
+class WaitingRun(Struct, frozen=True, kw_only=True):
+    """A run or step on the waitlist of a limit."""
+
+    limit: str
+    run_id: str
+    #: Location of the step that waits; empty: the run itself.
+    location: str = ""
+    #: Fairness key; empty: it has none.
+    key: str = ""
+    since: int
+
+
 class WaitlistPosition(Struct, frozen=True):
     """Position of a run on a waitlist."""
 
@@ -308,8 +320,7 @@ def required_gates(
     """Gates that a run of a type with these arguments has to pass.
 
     `also`: gates without bounds in the code. `given`: gates of one call. `own`: name of a limit without a name, in
-    place of the type's.
-    Raises what users' key functions raise.
+    place of the type's. Raises what users' key functions raise.
     """
     args, kwargs = arguments
     passes: dict[str, RequiredGate] = {}

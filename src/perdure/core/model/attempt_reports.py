@@ -130,6 +130,9 @@ class PendingAttempt(Struct, frozen=True, kw_only=True):
     close_at: int = NEVER
     #: Longest time between two heartbeats, in microseconds; 0: any.
     heartbeat: int = 0
+    #: Gate of the breaker that counts the end of the attempt, empty if there is none, and time of its admission.
+    breaker: str = ""
+    admitted_at: int = 0
 
     def due(self, last_heartbeat: int) -> int:
         """Time when the attempt times out, given the time of its last heartbeat from outside; 0: there was none."""

@@ -33,7 +33,7 @@ _NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{NAME_CHARACTERS - 1}}}")
 #: Control characters, and halves of characters, which no database stores.
 _REFUSED = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 #: Key in the JSON of a run's options, to find it without decoding.
-_KEY = '"headers":'
+HEADERS_KEY = '"headers":'
 
 
 class _Options(Struct, frozen=True):
@@ -76,14 +76,19 @@ def _check_value(name: object, value: object) -> str:
     return str(value)
 
 
+def is_value(text: str) -> bool:
+    """Tell whether a text can be the value of a header."""
+    return len(text) <= VALUE_CHARACTERS and _REFUSED.search(text) is None
+
+
 def has_headers(options: str) -> bool:
     """Tell whether the options of a run seem to have headers, without decoding them."""
-    return _KEY in options
+    return HEADERS_KEY in options
 
 
 def headers_of(options: str) -> Headers:
     """Decode the headers in a run's options. Raises `DecodeError`."""
-    if _KEY not in options:
+    if HEADERS_KEY not in options:
         return NO_HEADERS
     try:
         return MappingProxyType(dict(check_headers(_decoder.decode(options).headers)))
@@ -101,7 +106,7 @@ def readable_headers(options: str) -> Headers:
 
 def with_headers(options: str, headers: Headers) -> str:
     """Replace the headers in a run's options."""
-    if not headers and _KEY not in options:
+    if not headers and HEADERS_KEY not in options:
         return options
     plain: dict[str, Any] = msgspec.json.decode(options)
     plain.pop("headers", None)
@@ -113,6 +118,6 @@ def inherit_headers(options: str, parent_options: str, given: Headers) -> str:
 
     Raises `UsageError` if there are too many, and `DecodeError`.
     """
-    if not given and _KEY not in parent_options:
+    if not given and HEADERS_KEY not in parent_options:
         return options
     return with_headers(options, check_headers({**headers_of(parent_options), **given}))

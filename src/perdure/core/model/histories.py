@@ -63,12 +63,21 @@ class DamagedLine(Struct, frozen=True):
     error: str
 
 
+class UnreadableRun(Struct, frozen=True, kw_only=True):
+    """A run that an export left out, because it cannot be read, and why."""
+
+    run_id: str
+    error: str
+
+
 class ExportReport(Struct, frozen=True, kw_only=True):
     """Numbers of runs and records that were written to a file; `more`: there are others beyond the limit."""
 
     runs: int = 0
     records: int = 0
     more: bool = False
+    #: Runs that were left out.
+    unreadable: tuple[UnreadableRun, ...] = ()
 
 
 class HistoriesReport(DeployReport, frozen=True, kw_only=True):

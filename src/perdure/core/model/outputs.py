@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Coroutine
 from enum import StrEnum
+from inspect import isawaitable
+from typing import Any, Generic, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from perdure.core.codec.decoders import decoder_for
-from perdure.core.ids import short_key
+from perdure.core.ids import check_name, short_key
+from perdure.core.printed_text import brief
+from perdure.errors import RunFinished, UsageError
 
 
 class OutputKind(StrEnum):
@@ -30,12 +36,16 @@ class OutputKind(StrEnum):
     SET_ASIDE = "aside"
     #: The attempt at an activity whose function has returned `Pending`; a later one replaces it.
     PENDING = "pending"
+    #: A log line of the run; the latest ones are kept, by position.
+    LOG = "log"
     #: An attribute that a turn sets or removes. It is kept among the attributes of runs, not among the outputs.
     ATTRIBUTE = "attr"
 
 
 #: Kinds with many outputs of one name, by position.
-NUMBERED = frozenset({OutputKind.STREAM, OutputKind.REQUEUE, OutputKind.INTERRUPTION, OutputKind.SET_ASIDE})
+NUMBERED = frozenset(
+    {OutputKind.STREAM, OutputKind.REQUEUE, OutputKind.INTERRUPTION, OutputKind.SET_ASIDE, OutputKind.LOG}
+)
 
 #: Kinds with one output of a name; a later one replaces it.
 REPLACED = frozenset({OutputKind.STATE, OutputKind.HEARTBEAT, OutputKind.PENDING})
@@ -80,6 +90,86 @@ class Output(Struct, frozen=True, kw_only=True, gc=False):
     at: int
     #: For an item of a step: the same for all items of one execution. Otherwise empty.
     source: str = ""
+
+
+T = TypeVar("T")
+
+
+class StreamItem(Struct, Generic[T], frozen=True):
+    """An item of a stream and its position, from 0, by which reading goes on after it."""
+
+    position: int
+    value: T
+    #: Execution of a step that emitted the item: the same for all its items, another one if the step begins anew. Empty
+    #: for items of workflow code.
+    source: str = ""
+
+
+class WantedOutput(Struct, frozen=True, kw_only=True, gc=False):
+    """Outputs of another run that a run waits for: another state of a key, or further items of a stream."""
+
+    #: STATE or STREAM.
+    kind: OutputKind
+    name: str
+    #: Position of the first item that is wanted.
+    position: int = 0
+    #: Digest of the state that was seen last; empty: any state is wanted.
+    seen: str = ""
+    #: Answer at once, whatever is there.
+    now: bool = False
+
+
+class SeenOutput(Struct, frozen=True, array_like=True):
+    """An output of another run, as a history records it."""
+
+    payload: str
+    position: int = 0
+    source: str = ""
+
+
+class SeenOutputs(Struct, frozen=True, omit_defaults=True):
+    """Answer to a `WantedOutput`."""
+
+    outputs: tuple[SeenOutput, ...] = ()
+    #: The run has ended: there will be no others.
+    ended: bool = False
+    #: There are further items now.
+    more: bool = False
+
+
+def check_stream(name: object, after: object) -> int:
+    """Check the name of a stream and a position; the position after which to begin. Raises `UsageError`."""
+    name = check_name(name, "name of a stream")
+    last = -1 if after is None else after
+    if not isinstance(last, int) or isinstance(last, bool) or not -1 <= last < 2**63:
+        raise UsageError(
+            f"stream(after={brief(after)}): positions begin with 0; leave it out to read from the beginning"
+        )
+    return last
+
+
+def is_wanted_state(wanted: Any, value: Any) -> bool:
+    """Tell whether a state is the one that is waited for: a value, what a function says, or any if it is UNSET."""
+    if wanted is UNSET:
+        return True
+    if not callable(wanted):
+        return bool(value == wanted)
+    answer = wanted(value)
+    if isawaitable(answer):
+        if isinstance(answer, Coroutine):
+            answer.close()
+        raise UsageError("wait_state(...): the function that tells whether a state is meant must not be a coroutine")
+    return bool(answer)
+
+
+def unreached_state(run_id: str, name: str) -> RunFinished:
+    """The error of a wait for a state that a run has not published before it ended."""
+    return RunFinished(f"run {run_id!r} has ended and did not publish the state {name!r} that was waited for")
+
+
+def state_digest(payload: str) -> str:
+    """Digest by which a state is told from another one."""
+    return hashlib.sha256(payload.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 class BroadcastResult(Struct, frozen=True, gc=False):

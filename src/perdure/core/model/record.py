@@ -6,6 +6,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from perdure.core.model.outputs import WantedOutput
+
 
 class RecordKind(StrEnum):
     """Kind of a history record or an inbox entry."""
@@ -40,7 +42,7 @@ class RecordKind(StrEnum):
     REPORT = "report"
     #: A waiting step of the run was admitted by its limits.
     CALL = "call"
-    #: Only in turns: let a run wait for the end of another, or no longer. The message goes to the other run. Its
+    #: Only in turns: let a run wait for another, or no longer. The message goes to the other run. Its
     #: payload is the id of the waiting run, its name the location there, its key that of the CHILD entry that ends the
     #: wait.
     WATCH = "watch"
@@ -91,6 +93,10 @@ class NewMessage(Struct, frozen=True, kw_only=True, gc=False):
     key: str
     #: If given, delivered only if the run is a child of that one, because an id may belong to another run.
     only_child_of: str | None = None
+    #: For the audit trail.
+    reason: str = ""
+    #: Of WATCH and UNWATCH: the outputs of the other run that are waited for; None: its end.
+    wants: WantedOutput | None = None
 
 
 class Message(Struct, frozen=True, kw_only=True, gc=False):

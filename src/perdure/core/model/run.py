@@ -26,6 +26,8 @@ DEFAULT_QUEUE = "default"
 DEFAULT_PRIORITY = 100
 #: Type of the runs that are sticky events.
 STICKY_TYPE = "perdure.sticky"
+#: Type of runs that are bulk actions.
+BULK_TYPE = "perdure.bulk.v1"
 #: Options of a run that has none, as most runs: there is nothing to decode.
 NO_OPTIONS = "{}"
 
@@ -172,6 +174,11 @@ class Run(Struct, frozen=True, gc=False):
         return pinned_build(self.queue) or None
 
     @property
+    def last_retry_at(self) -> int:
+        """Time when the latest retry began; 0 if there was none, or it waits to begin."""
+        return self.started_at if self.attempt > 1 else 0
+
+    @property
     def headers(self) -> Headers:
         """Headers that travel with the run; none if they cannot be read."""
         return readable_headers(self.options)
@@ -300,6 +307,8 @@ class RetryRequest(Struct, frozen=True, kw_only=True):
     close_by: int = 0
     queue: str | None = None
     priority: int | None = None
+    #: For the audit trail.
+    reason: str = ""
 
     @property
     def changes(self) -> bool:
@@ -362,6 +371,8 @@ class Fork(Struct, frozen=True, kw_only=True):
     records: tuple[Record, ...]
     started_at: int
     seed: str
+    #: For the audit trail.
+    reason: str = ""
 
 
 def random_source(seed: str, generation: int) -> str:

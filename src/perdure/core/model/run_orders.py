@@ -47,6 +47,11 @@ class PauseKind(StrEnum):
     QUEUE = "queue"
 
 
+def trail_of(kind: PauseKind, name: str) -> str:
+    """Id under which the audit trail has the pauses of a type or queue."""
+    return f"{kind.value}:{name}"
+
+
 class Pause(Struct, frozen=True, kw_only=True):
     """A pause of a type or queue: no worker claims its runs."""
 

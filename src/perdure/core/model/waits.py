@@ -32,7 +32,7 @@ class WaitKind(StrEnum):
     MESSAGE = "message"
     TIMER = "timer"
     CHILD = "child"
-    #: The end of a run that is not a child.
+    #: The end of a run that is not a child, or outputs of it.
     RUN = "run"
     RETRY = "retry"
     COMPLETION = "completion"
@@ -51,7 +51,8 @@ class Wait(Struct, frozen=True, kw_only=True, omit_defaults=True):
     since: int = 0
     #: Time until when at most; 0: without a bound.
     until: int = 0
-    #: Type of the child; location of the step that a limit or a breaker holds back.
+    #: Type of the child; output of the other run, if not its end; location of the step that a limit or a breaker holds
+    #: back.
     detail: str = ""
 
 

@@ -45,6 +45,8 @@ class RunningSteps(Struct, frozen=True, kw_only=True, omit_defaults=True):
     steps: tuple[RunningStep, ...] = ()
     #: Number of attempts that are not named.
     more: int = 0
+    #: 99th percentile of the worker's latest commits, in microseconds, of one commit for each heartbeat; 0: unknown.
+    commit_p99: int = 0
 
 
 NO_STEPS = RunningSteps()
@@ -207,15 +209,18 @@ class SweepResult(Struct, frozen=True, kw_only=True):
     more: bool
     #: Names of singletons whose next run may start.
     successions: tuple[str, ...] = ()
+    #: Microseconds until the next lease of a living worker ends, unless its heartbeat renews it; None: there is none.
+    lease_ends_in: int | None = None
 
 
-def steps_to_json(steps: Sequence[RunningStep]) -> str | None:
-    """Encode the oldest steps, as many as there is room for; None if there are none."""
-    if not steps:
+def steps_to_json(steps: Sequence[RunningStep], commit_p99: int = 0) -> str | None:
+    """Encode the oldest steps, as many as there is room for, and the time of commits; None if there is nothing."""
+    if not steps and not commit_p99:
         return None
     named = tuple(sorted(steps, key=lambda step: (step.since, step.run_id, step.location))[:NAMED_STEPS])
     while True:
-        text = msgspec.json.encode(RunningSteps(steps=named, more=len(steps) - len(named))).decode()
+        found = RunningSteps(steps=named, more=len(steps) - len(named), commit_p99=commit_p99)
+        text = msgspec.json.encode(found).decode()
         if len(text) <= _STEPS_CHARACTERS or not named:
             return text
         named = named[: len(named) // 2]

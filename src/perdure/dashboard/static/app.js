@@ -2,11 +2,22 @@
 "use strict";
 (() => {
   const root = document.documentElement;
+  const two = (number) => String(number).padStart(2, "0");
+  const clock = (time, digits) =>
+    `${time.getFullYear()}-${two(time.getMonth() + 1)}-${two(time.getDate())} ` +
+    [time.getHours(), time.getMinutes(), time.getSeconds()].map(two).join(":") +
+    (digits ? `.${String(time.getMilliseconds()).padStart(3, "0")}` : "");
   const localTimes = (where) => {
     for (const one of where.querySelectorAll("time[datetime]")) {
       const time = new Date(one.dateTime);
       if (one.dataset.local || Number.isNaN(time.getTime())) continue;
       one.dataset.local = "1";
+      // A time to the second is in the reader's zone, and in UTC on hover; an age has both on hover.
+      if ("exact" in one.dataset) {
+        one.title = `${one.dateTime} (UTC)`;
+        one.textContent = clock(time, one.dataset.exact);
+        continue;
+      }
       one.title = `${time.toLocaleString()} (${one.title || one.dateTime})`;
     }
   };

@@ -32,9 +32,9 @@ async def pause(api: ApiRequest, run_id: str, body: ReasonBody) -> Done:
     return Done(await api.engine.runs.pause(run_id, body.reason))
 
 
-async def resume(api: ApiRequest, run_id: str) -> Done:
+async def resume(api: ApiRequest, run_id: str, body: ReasonBody) -> Done:
     """End the pause of a run."""
-    return Done(await api.engine.runs.resume(run_id))
+    return Done(await api.engine.runs.resume(run_id, body.reason))
 
 
 class PriorityBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,20 +54,21 @@ async def unpin(api: ApiRequest, run_id: str, body: ReasonBody) -> Done:
     return Done(await api.engine.runs.unpin(run_id, body.reason))
 
 
-async def evict(api: ApiRequest, run_id: str) -> Done:
+async def evict(api: ApiRequest, run_id: str, body: ReasonBody) -> Done:
     """Make the worker that holds a run give it back, for another to take."""
-    return Done(await api.engine.runs.evict(run_id))
+    return Done(await api.engine.runs.evict(run_id, body.reason))
 
 
 class WakeBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When to wake up; now by default."""
+    """When to wake up, now by default, and the reason."""
 
     at: WhenText | None = None
+    reason: Reason = ""
 
 
 async def wake(api: ApiRequest, run_id: str, body: WakeBody) -> Done:
     """End the sleep of a run at another time, by default now."""
-    await api.engine.runs.wake(run_id, moment(body.at))
+    await api.engine.runs.wake(run_id, moment(body.at), body.reason)
     return Done(True)
 
 

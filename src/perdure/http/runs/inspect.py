@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from perdure.client.runs.inspect import readable_runs
 from perdure.client.runs.namespace import RunFilters
 from perdure.client.session import session_of
 from perdure.core.audit import EventFilter
@@ -15,7 +16,8 @@ from perdure.core.model.record import Message, Record
 from perdure.core.model.reports import RunReport
 from perdure.core.model.run import Reason, Run, Status
 from perdure.core.model.waits import RunWaits
-from perdure.http.api import ApiRequest, Instant, Limit, handle_on
+from perdure.core.run_log import MOST_LINES
+from perdure.http.api import ApiRequest, Instant, Limit, Position, handle_on
 from perdure.http.audit import EventView
 from perdure.http.redaction import FailureView, Redactor
 from perdure.http.views import (
@@ -32,6 +34,7 @@ from perdure.http.views import (
     views_of,
 )
 from perdure.store.contract import Store
+from perdure.store.sql.reads import read_log
 
 
 class RunView(Struct, frozen=True, kw_only=True):
@@ -63,6 +66,10 @@ class RunView(Struct, frozen=True, kw_only=True):
     wake_at: Time
     deadline: Time
     deleted_at: Time
+    #: Time when the latest retry began.
+    last_retry_at: Time
+    #: Time of the last change, where one run is shown or runs are listed.
+    updated_at: Time | UnsetType = UNSET
     parent_id: str | None
     parent_location: str | None
     idempotency_key: str | None
@@ -71,7 +78,7 @@ class RunView(Struct, frozen=True, kw_only=True):
     headers: dict[str, str]
 
     @classmethod
-    def of(cls, run: Run, shown: Redactor, *, payloads: bool = True) -> RunView:
+    def of(cls, run: Run, shown: Redactor, *, payloads: bool = True, updated_at: int | None = None) -> RunView:
         """Convert a run."""
         left_out = {} if payloads else {"input": UNSET, "output": UNSET}
         return view_of(
@@ -83,6 +90,7 @@ class RunView(Struct, frozen=True, kw_only=True):
             wake_at=None if run.status.finished else time_of(run.wake_at),
             attributes=attributes_view(run.attributes, shown),
             headers=shown.members(run.headers),
+            updated_at=UNSET if updated_at is None else time_of(updated_at),
             **left_out,
         )
 
@@ -141,6 +149,19 @@ class InterruptionView(Struct, frozen=True, kw_only=True):
     attempt: int
     last: int
     steps: tuple[str, ...] | None
+
+
+class LogView(Struct, frozen=True, kw_only=True):
+    """A log line of a run."""
+
+    number: int
+    at: Time
+    level: str
+    logger: str
+    text: ShownText
+    location: str
+    attempt: int
+    traceback: ShownText
 
 
 class FailedAttemptView(Struct, frozen=True, kw_only=True):
@@ -262,7 +283,10 @@ async def list_runs(api: ApiRequest, query: RunsQuery) -> Page[RunView]:
     page = await api.engine.runs.list(
         **filters_of(query, api.shown), order=query.order, scan=query.scan, limit=query.limit, cursor=query.cursor
     )
-    items = tuple(RunView.of(run, api.shown, payloads=query.payloads) for run in page.runs)
+    times = await api.engine.runs.updated_at(page.runs)
+    items = tuple(
+        RunView.of(run, api.shown, payloads=query.payloads, updated_at=times.get(run.id)) for run in page.runs
+    )
     return Page(items, page.cursor, page.previous)
 
 
@@ -324,7 +348,9 @@ def filters_of(query: RunsFilter, shown: Redactor) -> RunFilters:
 
 async def show(api: ApiRequest, run_id: str) -> RunView:
     """Read a run."""
-    return RunView.of(await handle_on(api, run_id).info(), api.shown)
+    run = await handle_on(api, run_id).info()
+    times = await api.engine.runs.updated_at([run])
+    return RunView.of(run, api.shown, updated_at=times.get(run.id))
 
 
 class WhyView(Struct, frozen=True):
@@ -375,10 +401,45 @@ async def events(api: ApiRequest, run_id: str, query: NumberedQuery) -> Page[Eve
     return numbered(views_of(EventView, found, api.shown), "id", query)
 
 
+class LogQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Lines of a run's log: the latest ones, or those past a number."""
+
+    after: Position | None = None
+    limit: Annotated[int, Meta(ge=1, le=MOST_LINES)] = 100
+
+
+async def logs(api: ApiRequest, run_id: str, query: LogQuery) -> Page[LogView]:
+    """Read the log lines that were kept with a run, in order: the latest ones, or the first ones past a number."""
+    store = await _existing(api, run_id)
+    return Page(views_of(LogView, await read_log(store, run_id, _last(query.after), query.limit), api.shown))
+
+
+def _last(after: int | None) -> int:
+    return -1 if after is None else after
+
+
 async def _existing(api: ApiRequest, run_id: str) -> Store:
     """The store, if it has the run. Raises `RunNotFound`."""
     await handle_on(api, run_id).status()
     return await session_of(api.engine).connect()
+
+
+class UpdatedBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Runs to look at."""
+
+    ids: Annotated[list[str], Meta(max_length=1000)]
+
+
+class UpdatedView(Struct, frozen=True):
+    """Time of the last change of each run, by id, in microseconds since the epoch."""
+
+    times: dict[str, int]
+
+
+async def updated(api: ApiRequest, body: UpdatedBody) -> UpdatedView:
+    """Read the times of the last changes of runs."""
+    store = await session_of(api.engine).connect()
+    return UpdatedView(await store.updated_at([check_id(one) for one in body.ids]))
 
 
 class UnservedBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -396,5 +457,5 @@ class UnservedView(Struct, frozen=True):
 async def unserved(api: ApiRequest, body: UnservedBody) -> UnservedView:
     """Find runs that are ready, but whose type or queue no live worker serves."""
     store = await session_of(api.engine).connect()
-    runs = await store.get_many([check_id(one) for one in body.ids])
+    runs = await readable_runs(store, [check_id(one) for one in body.ids])
     return UnservedView(tuple(sorted(await api.engine.runs.unserved(runs))))

@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 from perdure.client.runs.messages import reply_to
 from perdure.client.session import session_of
 from perdure.core.model.set_aside_messages import SetAsideMessage
-from perdure.http.api import ApiRequest, Reply, WaitSeconds, handle_on
+from perdure.http.api import ApiRequest, Reason, Reply, WaitSeconds, handle_on
 from perdure.http.redaction import FailureView, Redactor
 from perdure.http.views import Done, Page, Time, view_of, views_of
 
@@ -36,11 +36,13 @@ class SendBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     value: Any = None
     key: str | None = None
+    reason: Reason = ""
 
 
 async def send(api: ApiRequest, run_id: str, body: SendBody) -> Reply[Done]:
     """Send a message to a run; it is kept until the run receives it."""
-    await api.engine.send(run_id, body.name, body.value, key=body.key or api.request.headers.get("idempotency-key"))
+    key = body.key or api.request.headers.get("idempotency-key")
+    await api.engine.send(run_id, body.name, body.value, key=key, reason=body.reason)
     return Reply(Done(True), 202)
 
 
@@ -119,4 +121,4 @@ class SentView(Struct, frozen=True):
 async def broadcast(api: ApiRequest, body: BroadcastBody) -> SentView:
     """Send a message to every run that listens for a name and a correlation value."""
     key = body.key or api.request.headers.get("idempotency-key")
-    return SentView(await api.engine.broadcast(body.name, body.value, correlation=body.correlation, key=key))
+    return SentView(await api.engine.runs.broadcast(body.name, body.value, correlation=body.correlation, key=key))

@@ -11,7 +11,18 @@ from perdure.client.runs import reopen
 from perdure.client.session import session_of
 from perdure.core.ids import check_id
 from perdure.errors import BadArguments
-from perdure.http.api import ApiRequest, Arguments, DurationText, Position, Reply, WhenText, call_of, handle_on, moment
+from perdure.http.api import (
+    ApiRequest,
+    Arguments,
+    DurationText,
+    Position,
+    Reason,
+    Reply,
+    WhenText,
+    call_of,
+    handle_on,
+    moment,
+)
 from perdure.http.runs.inspect import RunView
 from perdure.workflow.run_settings import RunSettings
 
@@ -35,6 +46,7 @@ class RetryBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     priority: int | None = None
     #: `revision` of the run as it was read: a request that is repeated with it changes nothing.
     revision: Position | None = None
+    reason: Reason = ""
 
 
 class GenerationView(Struct, frozen=True):
@@ -62,6 +74,7 @@ def changes_of(api: ApiRequest, body: RetryBody) -> Any:
         "deadline": moment(body.deadline),
         "queue": body.queue,
         "priority": body.priority,
+        "reason": body.reason,
     }
 
 
@@ -82,6 +95,7 @@ class ForkBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     results: dict[str, Any] | None = None
     id: str | None = None
     deadline: WhenText | None = None
+    reason: Reason = ""
 
 
 async def fork(api: ApiRequest, run_id: str, body: ForkBody) -> Reply[RunView]:
@@ -92,5 +106,6 @@ async def fork(api: ApiRequest, run_id: str, body: ForkBody) -> Reply[RunView]:
         results=body.results,
         id=body.id,
         deadline=moment(body.deadline),
+        reason=body.reason,
     )
     return Reply(RunView.of(await made.info(), api.shown), 201)

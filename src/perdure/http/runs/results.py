@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any, Literal
 
-from msgspec import UNSET, Struct
+from msgspec import Struct
 
 from perdure.client.handle import Handle
-from perdure.client.runs.results import check_stream
+from perdure.client.runs.results import latest_state, next_state, within
 from perdure.client.session import session_of
-from perdure.core.model.outputs import OutputKind
+from perdure.core.ids import check_name
+from perdure.core.model.outputs import OutputKind, check_stream
 from perdure.core.model.run import Run, Status
 from perdure.core.time.duration import NEVER
 from perdure.errors import RunCancelled, RunFailed
@@ -74,12 +75,37 @@ class StateView(Struct, frozen=True):
 
     published: bool
     value: Any = None
+    #: Time of the publication, by which a value is told from the next one.
+    at: int = 0
+    #: The run has ended and publishes nothing more.
+    finished: bool = False
 
 
-async def state(api: ApiRequest, run_id: str, key: str) -> StateView:
-    """Read the latest value that a run published under a key."""
-    found = await handle_on(api, run_id).state(key, default=UNSET)
-    return StateView(False) if found is UNSET else StateView(True, api.shown.members({key: found})[key])
+class StateQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Time to wait for a value, or for another one than that of the time `seen`."""
+
+    wait: WaitSeconds = 0
+    seen: Position = 0
+
+
+async def state(api: ApiRequest, run_id: str, key: str, query: StateQuery) -> StateView:
+    """Read the latest value that a run published under a key, waiting for one after `seen` for `wait` seconds."""
+    name, session = check_name(key, "key of a state"), session_of(api.engine)
+    run = await handle_on(api, run_id).info()
+    found, ended = await latest_state(session, run_id, name), run.status.finished
+    if query.wait and not ended and (found is None or found.at == query.seen):
+        with suppress(TimeoutError):
+            found, ended = await within(
+                session.system,
+                lambda: next_state(session, run_id, name, query.seen),
+                f"perdure state {run_id}",
+                api.wait(query.wait),
+                "nothing was published",
+            )
+    if found is None:
+        return StateView(published=False, finished=ended)
+    value = session.codec.decode(found.payload, Any, f"state {name!r} of run {run_id!r}")
+    return StateView(True, api.shown.members({key: value})[key], found.at, ended)
 
 
 class ItemView(Struct, frozen=True, kw_only=True):

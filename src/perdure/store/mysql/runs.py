@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perdure.core.model.claim import LoadedRun
-from perdure.core.model.record import Message, Record
+from perdure.core.model.record import Message
 from perdure.core.model.run import CreatedRun, NewRun
 from perdure.store.contract import Change
 from perdure.store.mysql.transaction import MysqlTransaction, sql_list
 from perdure.store.sql.audit import created_event
 from perdure.store.sql.reads import check_whole
-from perdure.store.sql.rows import MESSAGE, RECORD, SHOWN_RUN, to_message, to_record, to_run
+from perdure.store.sql.rows import MESSAGE, RECORD, SHOWN_RUN, to_histories, to_message, to_run
 from perdure.store.sql.runs.create import as_run, params_of
 
 NEW_RUNS = """
@@ -75,9 +75,7 @@ async def load_runs(tx: MysqlTransaction, run_ids: Sequence[str], page: int) -> 
     queries.append(tx.fill(_UNREAD, ids=ids, page=page))
     runs, histories, messages, _ = await tx.send(*queries, "COMMIT")
     tx.connection.in_transaction = False
-    records: dict[str, list[Record]] = {}
-    for run_id, *row in histories.rows:
-        records.setdefault(run_id, []).append(to_record(tuple(row)))
+    records = to_histories(histories.rows)
     unread: dict[str, list[Message]] = {}
     for message in map(to_message, messages.rows):
         unread.setdefault(message.run_id, []).append(message)

@@ -45,6 +45,7 @@ from perdure.store.sql import workers
 from perdure.store.sql.dialect import MYSQL, Row, Transaction
 from perdure.store.sql.pauses import unpaused
 from perdure.store.sql.runs.create import is_single
+from perdure.store.sql.runs.observers import UNSEEN
 from perdure.store.sql.runs.waiters import UNTOLD
 from perdure.store.sql.turn import Fence
 from perdure.store.url import MysqlUrl
@@ -60,7 +61,7 @@ SELECT :now,
     WHERE finished_at = 0 AND status IN ('pending', 'waiting') AND deadline < {NEVER} AND deadline <= :now
   )
   OR EXISTS (SELECT 1 FROM perdure_singletons) OR EXISTS (SELECT 1 FROM perdure_successors)
-  OR {UNTOLD}
+  OR {UNTOLD} OR {UNSEEN}
   OR EXISTS (
     SELECT 1
     FROM (SELECT DISTINCT worker FROM perdure_runs WHERE status = 'running') holder
@@ -69,7 +70,8 @@ SELECT :now,
       SELECT 1 FROM perdure_runs r FORCE INDEX (perdure_runs_held)
       WHERE r.status = 'running' AND r.worker = holder.worker AND r.lease_until <= :now
     )
-  )
+  ),
+  ({workers.LEASE_ENDS.format(now=":now")}) - :now
 """
 
 
@@ -236,10 +238,11 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
         """Declare workers dead, reclaim their runs and so on; one statement as long as there is nothing to do."""
         self._check_open()
         self._pass_crash_point("sweep.enter")
-        if await self._read("sweep", self._prepare_sweep):
+        anything, lease_ends_in = await self._read("sweep", self._prepare_sweep)
+        if anything:
             return await self._transact("sweep", "sweep", lambda tx: workers.sweep(tx, limit), entered=True)
         self._pass_by("sweep")
-        return SweepResult(dead_workers=(), released=0, expired=0, more=False)
+        return SweepResult(dead_workers=(), released=0, expired=0, more=False, lease_ends_in=lease_ends_in)
 
     async def load(self, run_ids: Sequence[str]) -> builtins.list[LoadedRun]:
         """Load runs with their histories and unread messages from one snapshot."""
@@ -401,13 +404,13 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
     ) -> builtins.list[TurnOutcome]:
         return await commit(tx, turns, doubtful=doubtful)
 
-    async def _prepare_sweep(self, tx: MysqlTransaction) -> bool:
-        """Tell whether a sweep would find something."""
+    async def _prepare_sweep(self, tx: MysqlTransaction) -> tuple[bool, int | None]:
+        """Tell whether a sweep would find something, and in how many microseconds the next lease ends."""
         asked = self._clock.start_measurement()
         [answer] = await tx.send(tx.fill(SWEEP_PREVIEW, now=self._time(), remembered=workers.REMEMBERED))
-        [(now, anything)] = answer.rows
+        [(now, anything, lease_ends_in)] = answer.rows
         self._clock.finish_measurement(asked, now)
-        return bool(anything)
+        return bool(anything), lease_ends_in
 
 
 def _let_go(opening: asyncio.Task[MysqlConnection]) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -40,6 +41,9 @@ _SUSPECTS = 64
 _INTERRUPTED = 512
 #: With more (queue, type) pairs than this, only a part of each range is read at first.
 _FEW = 4
+#: With more pairs than this, a claim reads this many runs of each without locking them, and takes the best of all.
+_MANY = 16
+_PAGE = 2
 #: Microseconds until the next claim if other claimers had locked runs that this one could have taken.
 MOMENT = 5_000
 
@@ -365,8 +369,11 @@ clock AS MATERIALIZED (
 )"""
 
 #: Ready, no suspect, and not left to the worker that held it last.
-_FREE = f"""{_IN_PAIR} AND r.wake_at <= usual.now AND r.claims < $9
+_FREE_OF_ALL = """r.wake_at <= usual.now AND r.claims < $9
       AND (r.home IS NULL OR r.home = $3 OR r.wake_at <= usual.now - $5 OR r.home <> ALL (usual.alive))"""
+_FREE = f"{_IN_PAIR} AND {_FREE_OF_ALL}"
+#: The same of a run that was chosen by its pair before.
+_FREE_STILL = f"r.status = 'pending' AND {_FREE_OF_ALL}"
 
 #: Facts are returned once: with the first taken run, or alone. They are no arrays, whose types the driver would query.
 _FACTS = ", ".join(
@@ -427,7 +434,85 @@ _TAKEN_RUNS = f"""first AS MATERIALIZED (
   ) one
   ORDER BY one.wake_at, one.id
   LIMIT (SELECT by_age FROM wanted)
-), chosen AS MATERIALIZED (
+)"""
+
+#: The same for many pairs. Locking the first runs of every pair, of which a claim takes one in many, would cost more
+#: than all the rest. So the first runs of each pair are read, and more of a pair only if all that were read of it are
+#: among the best. Those are locked: twice as many as are wanted, because other claimers find the same ones.
+_PLACE = "r.priority, r.wake_at, r.id"
+_TAKEN_OF_MANY = f"""page AS MATERIALIZED (
+  SELECT pair.queue, pair.type, one.*
+  FROM usual
+  CROSS JOIN pair
+  CROSS JOIN LATERAL (
+    SELECT {_PLACE}, row_number() OVER () AS number
+    FROM (
+      SELECT {_PLACE} FROM perdure_runs r WHERE {_FREE} ORDER BY {_PLACE} LIMIT {_PAGE}
+    ) r
+  ) one
+), cut AS MATERIALIZED (
+  SELECT priority, wake_at, id
+  FROM page
+  ORDER BY priority, wake_at, id
+  OFFSET (SELECT GREATEST(2 * by_priority - 1, 0) FROM wanted)
+  LIMIT 1
+), best AS MATERIALIZED (
+  SELECT id
+  FROM (
+    SELECT priority, wake_at, id FROM page
+    UNION ALL
+    SELECT one.priority, one.wake_at, one.id
+    FROM usual
+    CROSS JOIN page pair
+    LEFT JOIN cut ON TRUE
+    CROSS JOIN LATERAL (
+      SELECT {_PLACE}
+      FROM perdure_runs r
+      WHERE {_FREE} AND ({_PLACE}) > (pair.priority, pair.wake_at, pair.id)
+      ORDER BY {_PLACE}
+      LIMIT (SELECT 2 * by_priority FROM wanted)
+    ) one
+    WHERE pair.number = {_PAGE}
+      AND (cut.id IS NULL OR (pair.priority, pair.wake_at, pair.id) < (cut.priority, cut.wake_at, cut.id))
+  ) candidate
+  ORDER BY priority, wake_at, id
+  LIMIT (SELECT 2 * by_priority FROM wanted)
+), first AS MATERIALIZED (
+  SELECT one.*
+  FROM usual
+  CROSS JOIN best
+  CROSS JOIN LATERAL (
+    SELECT {_PLACE}, r.token FROM perdure_runs r WHERE r.id = best.id AND {_FREE_STILL} LIMIT 1
+    FOR NO KEY UPDATE SKIP LOCKED
+  ) one
+  LIMIT (SELECT by_priority FROM wanted)
+), oldest AS MATERIALIZED (
+  SELECT one.id
+  FROM usual
+  CROSS JOIN pair
+  CROSS JOIN LATERAL (
+    SELECT r.wake_at, r.id
+    FROM perdure_runs r
+    WHERE {_FREE} AND {OF_AGE} AND r.id NOT IN (SELECT id FROM first)
+    ORDER BY r.wake_at, r.id
+    LIMIT {_PAGE}
+  ) one
+  WHERE (SELECT by_age > 0 AND (SELECT COUNT(*) FROM first) >= by_priority FROM wanted)
+  ORDER BY one.wake_at, one.id
+  LIMIT (SELECT 2 * by_age FROM wanted)
+), aged AS MATERIALIZED (
+  SELECT one.*
+  FROM usual
+  CROSS JOIN oldest
+  CROSS JOIN LATERAL (
+    SELECT r.wake_at, r.id, r.token FROM perdure_runs r WHERE r.id = oldest.id AND {_FREE_STILL} LIMIT 1
+    FOR NO KEY UPDATE SKIP LOCKED
+  ) one
+  LIMIT (SELECT by_age FROM wanted)
+)"""
+
+#: Takes the chosen runs.
+_TAKEN = f""", chosen AS MATERIALIZED (
   SELECT one.id AS run_id, one.place, encode(substring($8::bytea, (one.place * 16 - 15)::int, 16), 'hex') AS fresh_seed,
     CASE WHEN one.token > 0 THEN (SELECT MAX(h.seq) FROM perdure_history h WHERE h.run_id = one.id) END AS last
   FROM (
@@ -448,6 +533,8 @@ def take_ready(pairs: int, audit: Audit = Audit.LIFECYCLE) -> str:
     """Return the statement for a number of (queue, type) pairs."""
     values = ", ".join(f"(${11 + 2 * pair}::text, ${12 + 2 * pair}::text)" for pair in range(pairs))
     given = f"VALUES {values}" if pairs else "SELECT NULL, NULL WHERE FALSE"
+    if pairs > _MANY:
+        given = "SELECT * FROM unnest($11::text[], $12::text[])"
     return f"""
 WITH pair (queue, type) AS MATERIALIZED (
   SELECT named.queue, named.type
@@ -462,7 +549,7 @@ WITH pair (queue, type) AS MATERIALIZED (
 ), {_SEEN}, usual AS MATERIALIZED (
   SELECT now, alive FROM seen
   WHERE $3 = ANY (alive) AND ready AND NOT (held OR doubtful OR early OR next_wake <= server)
-), {_TAKEN_RUNS}{_TRAIL[audit]})
+), {_TAKEN_OF_MANY if pairs > _MANY else _TAKEN_RUNS}{_TAKEN}{_TRAIL[audit]})
 SELECT {_FACTS}, taken.*
 FROM seen
 LEFT JOIN taken ON TRUE
@@ -480,12 +567,15 @@ async def claim_ready(
 
     The statement decides that at the server's time. The runs that it took are taken, whatever has become due since.
     """
-    pairs = [name for pair in zip(*pairs_of(request), strict=True) for name in pair]
+    queues, types = pairs_of(request)
+    pairs: list[Any] = [name for pair in zip(queues, types, strict=True) for name in pair]
+    if len(types) > _MANY:
+        pairs = [queues, types]
     seeds = entropy(16 * request.limit)
     asked, known = clock.start_measurement(), clock.known
     rows = await tx.run_made(
-        _TAKES[tx.audit], len(pairs) // 2, clock.told, known, request.worker, request.nonce, request.affinity,
-        request.limit - request.by_age, request.by_age, seeds, SUSPECT_AFTER, request.build, *pairs,
+        _TAKES[tx.audit], min(len(types), _MANY + 1), clock.told, known, request.worker, request.nonce,
+        request.affinity, request.limit - request.by_age, request.by_age, seeds, SUSPECT_AFTER, request.build, *pairs,
     )  # fmt: skip
     preview = _to_preview(rows[0][:_FACT_COUNT], request.worker)
     at = preview.now if known is None else min(preview.now, known)

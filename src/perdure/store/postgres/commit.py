@@ -198,6 +198,8 @@ _LEASE = {"run_id": "text", "token": "bigint", "nonce": "text"}
 _STATE = {
     "becomes": "text", "outcome": "text", "wake_at": "bigint", "reason": "text", "seen": "bigint", "read": "bigint",
 }  # fmt: skip
+#: What is sent of the state of a run that completes.
+_OUTCOME = {"outcome": "text"}
 #: The data of the audit event; NULL: no event is written.
 _SAID = {"said": "text"}
 _SUCCESS = {
@@ -224,11 +226,13 @@ class BatchShape(NamedTuple):
     #: `noted`: audit events are written. `said`: they have data besides the new status.
     noted: bool
     said: bool
+    #: Every turn completes its run and has read no message.
+    completes: bool
 
     @property
     def turn(self) -> Mapping[str, str]:
         """The columns that are sent for each turn."""
-        state = {} if self.goes_on else _STATE | _SAID if self.said else _STATE
+        state = {} if self.goes_on else _OUTCOME if self.completes else _STATE | _SAID if self.said else _STATE
         return {**_LEASE, **state, **(self.record if self.single else {})}
 
     @property
@@ -302,15 +306,19 @@ def _sources(shape: BatchShape, row: str) -> dict[str, str]:
     return sources | {name: f"COALESCE({sources[name]}, '')" for name in ("location", "digest")}
 
 
+#: Holds for a run whose end is to be told to no other run.
+_ALONE = "r.parent_id IS NULL AND r.watched = 0"
+
+
 def _allowed(shape: BatchShape) -> str:
-    return (
-        ""
-        if shape.goes_on
-        else """
+    if shape.goes_on:
+        return ""
+    if shape.completes:
+        return f"\n    AND {_ALONE}"
+    return f"""
     AND CASE given.becomes
-      WHEN 'running' THEN TRUE WHEN 'waiting' THEN r.inbox_seq = given.seen ELSE r.parent_id IS NULL AND r.watched = 0
+      WHEN 'running' THEN TRUE WHEN 'waiting' THEN r.inbox_seq = given.seen ELSE {_ALONE}
     END"""
-    )
 
 
 def _states(shape: BatchShape) -> str:
@@ -318,6 +326,8 @@ def _states(shape: BatchShape) -> str:
         return ""
     first = 2 + len(shape.turn) + (0 if shape.single else 1 + len(shape.record))
     now, actor = f"${first}::bigint", f"${first + 1}::text"
+    if shape.completes:
+        return _completions(shape, now, actor)
     noted = f"""
 ), noted AS (
   INSERT INTO perdure_events (run_id, at, kind, actor, data)
@@ -351,10 +361,26 @@ def _states(shape: BatchShape) -> str:
 )"""
 
 
+def _completions(shape: BatchShape, now: str, actor: str) -> str:
+    """Return the rest of the statement for a batch that only completes runs, the most frequent of those with states."""
+    noted = f"""
+), noted AS (
+  INSERT INTO perdure_events (run_id, at, kind, actor, data)
+  SELECT run_id, {now}, 'completed', {actor}, '{{}}' FROM live"""
+    return f""", changed AS (
+  UPDATE perdure_runs r
+  SET status = 'completed', reason = NULL, output = live.outcome, error = NULL, waits = NULL, finished_at = {now},
+      worker = NULL, claims = 0, marked = 0
+  FROM live
+  WHERE r.id = live.run_id{noted if shape.noted else ""}
+)"""
+
+
 STATEMENTS = {
     shape: _one_record_each(shape) if shape.goes_on and shape.single else _general_statement(shape)
-    for shape in (BatchShape(*flags) for flags in product((False, True), repeat=5))
-    if shape.noted >= shape.said and not (shape.goes_on and shape.noted)
+    for shape in (BatchShape(*flags) for flags in product((False, True), repeat=6))
+    if shape.noted >= shape.said and not (shape.goes_on and (shape.noted or shape.completes))
+    if not (shape.completes and shape.said)
 }
 
 
@@ -467,7 +493,10 @@ def _columns_of(
     records = list(chain.from_iterable(written))
     single = len(records) == len(turns) and all(written)
     columns: list[object] = [join_texts(run_ids), join_numbers(tokens), join_texts(nonces)]
-    if not goes_on:
+    completes = not (goes_on or said) and _only_complete(turns)
+    if completes:
+        columns.append(join_texts([turn.next.payload for turn in turns if type(turn.next) is Finish]))
+    elif not goes_on:
         becomes, outcomes, times, reasons, seen = zip(*[_state(turn.next) for turn in turns], strict=True)
         columns += [
             join_texts(becomes),
@@ -483,7 +512,11 @@ def _columns_of(
         columns.append(join_numbers([place for place, turn in enumerate(turns, 1) for _ in turn.records]))
     succeeds, columns_of_records = _columns_of_records(records)
     columns += columns_of_records
-    return BatchShape(goes_on, succeeds, single, said is not None, bool(said)), columns
+    return BatchShape(goes_on, succeeds, single, said is not None, bool(said), completes), columns
+
+
+def _only_complete(turns: Sequence[Turn]) -> bool:
+    return all(type(turn.next) is Finish and turn.next.status is _COMPLETED and not turn.read for turn in turns)
 
 
 def _columns_of_records(records: Sequence[Record]) -> tuple[bool, list[object]]:

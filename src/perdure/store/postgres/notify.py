@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from asyncio.events import _get_running_loop
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -136,7 +137,7 @@ class Notifier:
         loop = self._loop
         if loop is None:
             return
-        if asyncio._get_running_loop() is loop:
+        if _get_running_loop() is loop:
             self._add(change)
             return
         # A closed loop sends nothing any more.

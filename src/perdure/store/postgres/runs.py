@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
+from msgspec.structs import replace
+
 from perdure.core.model.claim import LoadedRun
 from perdure.core.model.record import Message, Record
 from perdure.core.model.run import CreatedRun, NewRun, Run
@@ -17,7 +19,7 @@ from perdure.store.contract import Change
 from perdure.store.postgres.transaction import PostgresTransaction, Unjoinable, join_numbers, join_texts, unnest_texts
 from perdure.store.sql.audit import created_event
 from perdure.store.sql.reads import check_whole, inbox
-from perdure.store.sql.rows import MESSAGE, RECORD, SHOWN_RUN, to_message, to_record, to_run
+from perdure.store.sql.rows import MESSAGE, RECORD, SHOWN_RUN, to_histories, to_message, to_run
 from perdure.store.sql.runs.create import as_run, params_of
 
 _NULLABLE = frozenset({"idempotency_key", "parent_id", "parent_location"})
@@ -85,25 +87,74 @@ SELECT id, {_NOW}, 'created', {_ACTOR}, said FROM given WHERE said IS NOT NULL
 """
 
 
+#: Columns that differ between usual runs of one call, and those that are sent once for all of them.
+_EACH = {"id": "text", "write_id": "text", "input": "text"}
+_SAME = {
+    "type": "text", "queue": "text", "priority": "bigint", "wake_at": "bigint", "deadline": "bigint",
+    "idempotency_key": "text", "parent_id": "text", "parent_location": "text", "close_by": "bigint",
+    "max_attempts": "bigint", "options": "text",
+}  # fmt: skip
+_FIRST = len(_EACH) + 1
+_AFTER = _FIRST + len(_SAME)
+
+#: Creates runs that differ in few columns, with an audit event for each if `said` is not NULL.
+CREATE_ALIKE = f"""
+WITH made AS (
+  INSERT INTO perdure_runs
+    (id, write_id, input, {", ".join(_SAME)}, status, reason, created_at)
+  SELECT id, COALESCE(write_id, ''), COALESCE(input, ''),
+    {", ".join(f"${place}::{kind}" for place, kind in enumerate(_SAME.values(), _FIRST))},
+    ${_AFTER}::text, ${_AFTER + 1}::text, ${_AFTER + 2}::bigint
+  FROM {unnest_texts(_EACH, 1)}
+)
+INSERT INTO perdure_events (run_id, at, kind, actor, data)
+SELECT id, ${_AFTER + 2}::bigint, 'created', ${_AFTER + 3}::text, ${_AFTER + 4}::text
+FROM unnest(string_to_array($1::text, E'\\x1f')) AS one (id)
+WHERE ${_AFTER + 4}::text IS NOT NULL
+"""
+
+_COLUMNS_OF_EACH = [attrgetter(name) for name in _EACH]
+_COLUMNS_OF_ALL = attrgetter(*_SAME)
+
+
 async def create_new_runs(tx: PostgresTransaction, runs: Sequence[NewRun]) -> list[CreatedRun]:
     """Create all of the runs. Raises `AlreadyThere` if one exists."""
     if not runs:
         return []
     # In the order of ids, so that two transactions that create the same runs do not deadlock.
     ordered = sorted(runs, key=attrgetter("id"))
+    alike: list[object] = []
     try:
-        columns = _joined(tx, ordered)
+        if alike := _alike(tx, ordered):
+            await tx.run(CREATE_ALIKE, *alike)
+        else:
+            await tx.run(CREATE_JOINED, *_joined(tx, ordered), tx.now, tx.actor)
     except Unjoinable:
         for new in runs:
             tx.note(new.id, *created_event(new))
         await tx.run(_CREATE, *arrays_of(runs, tx.now), *tx.take_notes())
     else:
-        await tx.run(CREATE_JOINED, *columns, tx.now, tx.actor)
         if tx.observed is not None:
             for new in runs:
                 tx.observe(new.id, *created_event(new))
     tx.notify(Change.READY)
+    if alike:
+        made = as_run(runs[0], tx.now)
+        return [CreatedRun(replace(made, id=new.id, input=new.input), True) for new in runs]
     return [CreatedRun(as_run(new, tx.now), True) for new in runs]
+
+
+def _alike(tx: PostgresTransaction, runs: Sequence[NewRun]) -> list[object]:
+    """Return the parameters of `CREATE_ALIKE`; none if runs differ in other columns. Raises `Unjoinable`."""
+    first = runs[0]
+    same = _COLUMNS_OF_ALL(first)
+    if first.held_back or list(map(_COLUMNS_OF_ALL, runs)).count(same) != len(runs):
+        return []
+    status, reason, wake_at = first.initial_state(tx.now)
+    said = created_event(first)[1] if tx.audit.writes("created") else None
+    columns: list[object] = [join_texts(list(map(column, runs))) for column in _COLUMNS_OF_EACH]
+    values = dict(zip(_SAME, same, strict=True), wake_at=wake_at)
+    return [*columns, *values.values(), status, reason, tx.now, tx.actor, said]
 
 
 def _joined(tx: PostgresTransaction, runs: Sequence[NewRun]) -> list[str]:
@@ -152,8 +203,7 @@ async def load_runs(tx: PostgresTransaction, run_ids: Sequence[str], page: int) 
     """Return runs with their histories and one page of unread messages each."""
     found = await get_runs(tx, run_ids)
     records: dict[str, list[Record]] = {run.id: [] for run in found}
-    for run_id, *row in await tx.run(_HISTORIES, run_ids):
-        records[run_id].append(to_record(tuple(row)))
+    records |= to_histories(await tx.run(_HISTORIES, run_ids))
     unread: dict[str, list[Message]] = {run.id: [] for run in found}
     # Few runs have more than a page; the one statement for all others has no LIMIT, which could change its plan.
     for run in found:

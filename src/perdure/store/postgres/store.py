@@ -15,6 +15,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, TypeVar
 
+from msgspec import structs
+
 from perdure.core.model.claim import ClaimRequest, ClaimResult, LoadedRun
 from perdure.core.model.record import NewMessage, SendOutcome
 from perdure.core.model.run import CreatedRun, NewRun, Run
@@ -186,7 +188,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
         made = None if alone else await self._at_once("create", actor, quickly)
         return await super().create(runs, actor, all_or_none=all_or_none) if made is None else made
 
-    async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
+    async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> tuple[str, ...]:
         """Register a worker; warn once if the server need not prove its identity."""
         if self._url.is_unverified and not self._warned:
             self._warned = True
@@ -196,7 +198,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
                 "was issued by an authority of your own",
                 self.where,
             )
-        await super().register(worker, serves)
+        return await super().register(worker, serves)
 
     async def _beat(
         self, tx: PostgresTransaction, worker_id: str, last: int, running: str | None
@@ -260,7 +262,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
             swept = merge_swept(swept, others)
         elif not preview.orphans:
             self._pass_by("sweep")
-        return swept
+        return structs.replace(swept, lease_ends_in=preview.lease_ends_in)
 
     async def load(self, run_ids: Sequence[str]) -> builtins.list[LoadedRun]:
         """Load runs with their histories and unread messages from one snapshot."""

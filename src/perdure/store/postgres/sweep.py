@@ -24,8 +24,9 @@ from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.store.server.clock import ServerClock
 from perdure.store.sql.dialect import POSTGRES
 from perdure.store.sql.runs.claim import CLAIMS_AFTER, HOME_AFTER, IS_POISON
+from perdure.store.sql.runs.observers import UNSEEN
 from perdure.store.sql.runs.waiters import UNTOLD
-from perdure.store.sql.workers import POISON_AFTER, REMEMBERED
+from perdure.store.sql.workers import LEASE_ENDS, POISON_AFTER, REMEMBERED
 
 #: Skips from worker to worker along the index, so that the cost is one read per worker and not one per run.
 _HOLDERS = """
@@ -60,8 +61,9 @@ SELECT clock.now,
     WHERE status IN ('pending', 'waiting') AND deadline < {NEVER} AND deadline <= clock.now
   )
   OR EXISTS (SELECT 1 FROM perdure_singletons) OR EXISTS (SELECT 1 FROM perdure_successors)
-  OR {UNTOLD},
-  EXISTS (SELECT 1 FROM perdure_workers WHERE status = 'dead' AND heartbeat_at > clock.now - {LATELY})
+  OR {UNTOLD} OR {UNSEEN},
+  EXISTS (SELECT 1 FROM perdure_workers WHERE status = 'dead' AND heartbeat_at > clock.now - {LATELY}),
+  ({LEASE_ENDS.format(now="clock.now")}) - clock.now
 FROM clock
 """
 
@@ -158,14 +160,16 @@ class SweepPreview(Struct, frozen=True):
     rest: bool
     #: A worker was declared dead lately.
     deaths: bool
+    #: Microseconds until the next lease of a living worker ends.
+    lease_ends_in: int | None
 
 
 async def preview_sweep(tx: PostgresTransaction, clock: ServerClock) -> SweepPreview:
     """Read whether there is anything to sweep, and whether a worker died lately."""
     asked = clock.start_measurement()
-    [(now, orphans, rest, deaths)] = await tx.run(SWEEP_PREVIEW, clock.told, REMEMBERED)
+    [(now, orphans, rest, deaths, lease_ends_in)] = await tx.run(SWEEP_PREVIEW, clock.told, REMEMBERED)
     clock.finish_measurement(asked, now)
-    return SweepPreview(orphans, rest, deaths)
+    return SweepPreview(orphans, rest, deaths, lease_ends_in)
 
 
 async def reclaim_runs(tx: PostgresTransaction, limit: int, clock: ServerClock) -> tuple[SweepResult, bool]:

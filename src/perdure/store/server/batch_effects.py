@@ -20,6 +20,7 @@ from perdure.store.sql.audit import block_event, note_again, note_finish, park_e
 from perdure.store.sql.dialect import Row, Transaction
 from perdure.store.sql.rows import failure, to_json
 from perdure.store.sql.runs.finish import message_to_parent
+from perdure.store.sql.runs.observers import Observer
 from perdure.store.sql.runs.waiters import Waiter
 from perdure.store.sql.turn import carried_messages
 
@@ -92,6 +93,12 @@ class BatchEffects:
         self.entering: dict[tuple[str, str], Waiter] = {}
         self.leaving: dict[tuple[str, str], Waiter] = {}
         self.told: list[str] = []
+        #: By observer and key: answers that are there already, observers to be added and removed.
+        self.answers: dict[tuple[str, str], NewMessage] = {}
+        self.observing: dict[tuple[str, str], Observer] = {}
+        self.unobserving: list[Observer] = []
+        #: Runs whose observers have to look when everything is written.
+        self.observed: dict[str, None] = {}
 
     def add_known(self, keys: set[tuple[str, str]]) -> None:
         """Add keys of messages that were accepted before."""
@@ -114,6 +121,8 @@ class BatchEffects:
     def send(self, message: NewMessage) -> SendOutcome:
         """Deliver a message from one run to another."""
         draft = self.drafts.get(message.run_id)
+        if message.wants is not None:
+            return self._observe(Observer.asked_by(message, message.wants), draft, message.kind)
         if message.kind in _WAITS:
             return self._wait(message, draft)
         if draft is None:
@@ -150,6 +159,19 @@ class BatchEffects:
         else:
             self.entering[waiter.place] = waiter
             self.waiters.setdefault(waiter.target, {})[waiter.place] = waiter
+        return SendOutcome.ACCEPTED
+
+    def _observe(self, observer: Observer, draft: RunDraft | None, kind: RecordKind) -> SendOutcome:
+        """Register a wait for outputs of a run, or end it; outputs that were there before answer at once."""
+        if kind is RecordKind.UNWATCH:
+            self.unobserving.append(observer)
+        elif draft is None:
+            self.put(observer.not_found())
+        elif (answer := self.answers.get(observer.place)) is not None:
+            self.put(answer)
+        else:
+            self.observing[observer.place] = observer
+            self.observed[observer.target] = None
         return SendOutcome.ACCEPTED
 
     def put(self, message: NewMessage) -> SendOutcome:
@@ -261,6 +283,8 @@ class BatchEffects:
         )
         if word is not None:
             self.put(word)
+        if draft.watched:
+            self.observed[draft.id] = None
         if waiters := self.waiters.pop(draft.id, None):
             self.told.append(draft.id)
             for waiter in waiters.values():

@@ -20,7 +20,15 @@ from perdure.store.sql.audit import created_event, note_work
 from perdure.store.sql.dialect import Row, Transaction
 from perdure.store.sql.runs.attributes import set_first_attributes
 from perdure.store.sql.runs.children import adopt, within_limits
-from perdure.store.sql.runs.inbox import stop_children
+from perdure.store.sql.runs.inbox import deliver_all, stop_children
+from perdure.store.sql.runs.observers import (
+    Observer,
+    enter_observer,
+    leave_observer,
+    look,
+    messages_to_observers,
+    observers_of,
+)
 from perdure.store.sql.runs.waiters import Waiter, enter, forget, leave, outcome_of, waiters_of
 from perdure.store.sql.singletons import line_up
 from perdure.store.sql.turn import (
@@ -33,6 +41,7 @@ from perdure.store.sql.turn import (
     renew,
     turn_state,
     write_extras,
+    write_shown,
 )
 
 X = TypeVar("X", bound=Transaction)
@@ -65,6 +74,8 @@ class CommitBatch(ABC, Generic[X]):
         self._rows: list[Row] = []
         #: Waiters of watched runs that may end in this batch.
         self._waiters: dict[str, list[Waiter]] = {}
+        #: Observers of watched runs that may end or show outputs in this batch.
+        self._observers: dict[str, list[Observer]] = {}
 
     @abstractmethod
     async def _locked(self, touched: list[str], children: list[str]) -> Sequence[Row]:
@@ -126,11 +137,16 @@ class CommitBatch(ABC, Generic[X]):
                 else:
                     self._verdicts[index] = TurnOutcome.AWAKE
         await self._write(effects)
-        if effects.entering or effects.leaving or effects.told:
+        if effects.entering or effects.leaving or effects.told or effects.observing or effects.unobserving:
             await _write_waits(self._tx, effects)
         await renew(self._tx, renewed)
         if beyond := [turn for turn in live.values() if has_extras(turn)]:
+            await write_shown(self._tx, beyond)
             await write_extras(self._tx, beyond)
+        shown = {turn.lease.run_id for turn in live.values()} & self._observers.keys()
+        for target in sorted(shown.union(effects.observed)):
+            # Rows that were not locked before must not be waited for; the sweep tells these observers.
+            await deliver_all(self._tx, await messages_to_observers(self._tx, target, effects.drafts))
         for run_id in effects.ended_without_code:
             await stop_children(self._tx, run_id)
 
@@ -158,7 +174,8 @@ class CommitBatch(ABC, Generic[X]):
             children += [message.run_id for message in turn.sends if message.kind is RecordKind.CANCEL]
         drafts = {row[0]: RunDraft(row) for row in await self._locked(list(touched), children)}
         parents = {drafts[child].parent_id for child in children if child in drafts} - {None}
-        waiters = await self._lock_waiters(drafts, [child for child in children if child in drafts])
+        showing = [turn.lease.run_id for turn in self._batch.values() if turn.outputs]
+        waiters = await self._lock_waiters(drafts, [one for one in children if one in drafts], showing)
         missing = [run_id for run_id in (*touched, *parents, *waiters) if run_id not in drafts]
         held = await self._there(missing) if missing else set[str]()
         for index, turn in list(self._batch.items()):
@@ -169,13 +186,18 @@ class CommitBatch(ABC, Generic[X]):
                 del self._batch[index]
         return drafts
 
-    async def _lock_waiters(self, drafts: dict[str, RunDraft], ending: list[str]) -> list[str]:
-        """Lock the waiters of watched runs that may end, as far as they are free; returns their ids."""
+    async def _lock_waiters(self, drafts: dict[str, RunDraft], ending: list[str], showing: list[str]) -> list[str]:
+        """Lock those that wait for runs that may end or show outputs, as far as they are free; returns their ids."""
         for run_id in ending:
             # A statement of its own: one that waited for the lock of the row would not see the latest waiters.
             if drafts[run_id].watched:
                 self._waiters[run_id] = await waiters_of(self._tx, run_id)
-        ids = list({waiter.run_id: None for waiters in self._waiters.values() for waiter in waiters})
+        for run_id in dict.fromkeys((*ending, *showing)):
+            if run_id in drafts and drafts[run_id].watched:
+                self._observers[run_id] = await observers_of(self._tx, run_id)
+        told = [waiter.run_id for waiters in self._waiters.values() for waiter in waiters]
+        told += [observer.run_id for observers in self._observers.values() for observer in observers]
+        ids = list(dict.fromkeys(told))
         if new := [run_id for run_id in ids if run_id not in drafts]:
             drafts.update({row[0]: RunDraft(row) for row in await self._locked(new, [])})
         return ids
@@ -183,7 +205,9 @@ class CommitBatch(ABC, Generic[X]):
     def _touches(self, turn: Turn, drafts: dict[str, RunDraft]) -> set[str | None]:
         touched = {turn.lease.run_id, *(message.run_id for message in turn.sends)}
         parents = {drafts[run_id].parent_id for run_id in touched if run_id in drafts}
-        return parents | touched | {one.run_id for run_id in touched for one in self._waiters.get(run_id, ())}
+        told = {one.run_id for run_id in touched for one in self._waiters.get(run_id, ())}
+        told |= {one.run_id for run_id in touched for one in self._observers.get(run_id, ())}
+        return parents | touched | told
 
     async def _read_waits(self, effects: BatchEffects, live: dict[int, Turn]) -> None:
         """Read what the ends of watched runs, and waits for runs that have ended, need."""
@@ -202,6 +226,13 @@ class CommitBatch(ABC, Generic[X]):
             if draft is not None and draft.status in FINISHED:
                 ended = await outcome_of(self._tx, target)
                 effects.outcomes[target] = None if ended is None else ended[1]
+
+        for one in watches:
+            if one.wants is not None and one.run_id in effects.drafts:
+                observer = Observer.asked_by(one, one.wants)
+                seen = await look(self._tx, observer, ended=effects.drafts[one.run_id].status in FINISHED)
+                if seen is not None:
+                    effects.answers[observer.place] = observer.answer(seen)
 
     async def _stand(self, drafts: dict[str, RunDraft]) -> dict[int, Turn]:
         """The turns whose lease holds. Their existing records are not written again."""
@@ -278,6 +309,10 @@ async def _write_waits(tx: Transaction, effects: BatchEffects) -> None:
         await enter(tx, waiter)
     for waiter in effects.leaving.values():
         await leave(tx, waiter)
+    for observer in effects.observing.values():
+        await enter_observer(tx, observer)
+    for observer in effects.unobserving:
+        await leave_observer(tx, observer)
 
 
 def _leave(effects: BatchEffects, draft: RunDraft, turn: Turn, stopped: set[str]) -> None:

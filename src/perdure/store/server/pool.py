@@ -148,6 +148,8 @@ class Pool(Generic[C]):
         except Exception:
             self._failures += 1
             raise
+        if self._failures and (tell := self._system.telemetry.reconnected) is not None:
+            tell()
         self._failures = 0
         self._opened.add(connection)
         return connection

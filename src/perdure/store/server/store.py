@@ -35,7 +35,7 @@ from perdure.store.server.pool import DEFAULT_TIMEOUTS, LoopPools, Pool, PooledC
 from perdure.store.sql import schedules, workers
 from perdure.store.sql.dialect import Dialect, Transaction, TransactionNotices, counted
 from perdure.store.sql.rows import known
-from perdure.store.sql.runs.attempt_reports import report_attempt
+from perdure.store.sql.runs.attempt_reports import lock_breaker, report_attempt
 from perdure.store.sql.runs.inbox import broadcast, cancel, send
 from perdure.store.sql.runs.terminate import terminate
 from perdure.store.sql.store import SqlStore, Trace
@@ -146,6 +146,7 @@ class ServerStore(SqlStore, Generic[C, X]):
 
         async def body(tx: X) -> ReportOutcome:
             run_id = report.token.run_id
+            await lock_breaker(tx, report)
             await self._lock_in_order(tx, [run_id], [run_id] if report.kind is ReportKind.COMPLETED else [])
             return await report_attempt(tx, report)
 
@@ -180,19 +181,20 @@ class ServerStore(SqlStore, Generic[C, X]):
         self._trace = callback
         self._pools.here().flush()
 
-    async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
+    async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> tuple[str, ...]:
         """Register a worker; from now on wait for the server no longer than its lease allows."""
         patience = self._timeouts.within(worker.lease / 1e6)
         if patience != self._timeouts:
             self._timeouts = patience
             self._limit_connections()
 
-        async def body(tx: X) -> None:
-            await workers.enlist(tx, serves)
+        async def body(tx: X) -> tuple[str, ...]:
+            elsewhere = await workers.enlist(tx, serves)
             await self._register(tx, worker)
             self._tracker.register(worker.id, tx.epoch)
+            return elsewhere
 
-        await self._transact("register", worker.id, body)
+        return await self._transact("register", worker.id, body)
 
     def _limit_connections(self) -> None:
         """Apply the patience to the connections of this loop: new ones take the place of those that are idle."""

@@ -33,10 +33,10 @@ _SIZE = re.compile(r"\{size (\w+)\}")
 _OF_STATE = re.compile(r"\{(\w+) of (pending|waiting)\}")
 _IN_STATE = re.compile(r"\{(pending|waiting) (\w+\.)?(\w+)\}")
 _TABLES = frozenset({
-    "runs", "attributes", "history", "messages", "events", "outputs", "topics", "waiters", "pauses", "schedules",
-    "workers", "health", "registry", "migrations",
+    "runs", "attributes", "history", "messages", "events", "outputs", "topics", "waiters", "observers", "pauses",
+    "schedules", "workers", "health", "registry", "migrations",
     "gates", "lines", "permits", "shares",
-    "locks", "singletons", "successors", "watermarks", "tokens", "documents",
+    "locks", "singletons", "successors", "watermarks", "tokens", "documents", "graph_checkpoints",
     "runs_view", "events_view", "types_view", "workers_view",
 })  # fmt: skip
 #: Names in the schema of the tables: the tables, and a function on PostgreSQL.
@@ -67,6 +67,8 @@ class Dialect(Struct, frozen=True, kw_only=True):
     listed: frozenset[str]
     #: True if an index gives the deleted runs in that order, too.
     lists_deleted: bool = False
+    #: True if another statement costs no round trip, so that the values of a range are looked up first.
+    seeks_values: bool = False
     #: Length of a text, in characters or bytes.
     size_of: str = "LENGTH({})"
     #: An expression for the database's time in microseconds; empty where that is the time of this machine.
@@ -108,6 +110,7 @@ SQLITE = Dialect(
     table_exists="SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = :name",
     listed=frozenset({"pending", "running", "waiting", "failed", "cancelled", "blocked"}),
     lists_deleted=True,
+    seeks_values=True,
 )
 
 POSTGRES = Dialect(

@@ -13,6 +13,7 @@ from msgspec import Struct
 from perdure.core.ids import WATCH_KEY
 from perdure.core.model.run import Reason
 from perdure.core.time.duration import NEVER
+from perdure.store.sql.packing import PACKED
 
 FINISHED = ("completed", "failed", "cancelled")
 _FINISHED = str(FINISHED)
@@ -20,6 +21,9 @@ _UNFINISHED = ("pending", "running", "waiting", "blocked")
 _BLOCKED_REASONS = str((Reason.DIVERGED.value, Reason.POISON.value, Reason.UNDECODABLE.value, Reason.BROKEN.value))
 #: A run that may have less than everything: one that marked a scope, or began anew.
 TRIMMED = "(r.generation > 1 OR EXISTS (SELECT 1 FROM perdure_history s WHERE s.run_id = r.id AND s.kind = 'scope'))"
+
+#: Number of records that a row of a history holds.
+_HELD = f"CASE WHEN h.kind = '{PACKED}' THEN h.attempts ELSE 1 END"
 
 #: Types whose runs have no history but their failures.
 _ACTIVITIES = "(SELECT a.type FROM perdure_registry a WHERE a.kind = 'activity')"
@@ -53,12 +57,24 @@ TRAIL = Invariant(
 HISTORY = (
     Invariant(
         "the history has no holes but below the last mark of a scope, where it was trimmed (I1)",
-        """
-        SELECT h.run_id, COUNT(*), MIN(h.seq), MAX(h.seq), MAX(s.mark) FROM perdure_history h
+        f"""
+        SELECT h.run_id, SUM({_HELD}), MIN(h.seq - {_HELD} + 1), MAX(h.seq), MAX(s.mark) FROM perdure_history h
         LEFT JOIN (SELECT run_id, MAX(seq) AS mark FROM perdure_history WHERE kind = 'scope' GROUP BY run_id) AS s
           ON s.run_id = h.run_id
         WHERE s.mark IS NULL OR h.seq >= s.mark
-        GROUP BY h.run_id HAVING MIN(h.seq) <> COALESCE(MAX(s.mark), 0) OR COUNT(*) <> MAX(h.seq) - MIN(h.seq) + 1
+        GROUP BY h.run_id HAVING MIN(h.seq - {_HELD} + 1) <> COALESCE(MAX(s.mark), 0)
+          OR SUM({_HELD}) <> MAX(h.seq) - MIN(h.seq - {_HELD} + 1) + 1
+        """,
+    ),
+    Invariant(
+        "a packed row holds consecutive records, and the newest record is never packed (I1)",
+        f"""
+        SELECT run_id, seq, attempts, earlier, later FROM (
+          SELECT run_id, seq, kind, attempts, LAG(seq) OVER (PARTITION BY run_id ORDER BY seq) AS earlier,
+            LEAD(seq) OVER (PARTITION BY run_id ORDER BY seq) AS later
+          FROM perdure_history
+        ) AS steps
+        WHERE kind = '{PACKED}' AND (seq - attempts < COALESCE(earlier, -1) OR attempts < 1 OR later IS NULL)
         """,
     ),
     Invariant(
@@ -124,11 +140,13 @@ HISTORY = (
             AND kind NOT LIKE 'lock!_%' ESCAPE '!' AND kind NOT LIKE 'watermark!_%' ESCAPE '!'
             AND kind NOT LIKE 'limit!_%' ESCAPE '!' AND kind NOT LIKE 'breaker!_%' ESCAPE '!'
             AND kind NOT LIKE 'token!_%' ESCAPE '!' AND kind NOT LIKE 'worker!_%' ESCAPE '!'
-            AND kind NOT LIKE 'deploy!_%' ESCAPE '!'
+            AND kind NOT LIKE 'deploy!_%' ESCAPE '!' AND kind NOT LIKE 'queue!_%' ESCAPE '!'
+            AND kind NOT LIKE 'type!_%' ESCAPE '!'
           UNION SELECT run_id, 'output' FROM perdure_outputs
           UNION SELECT run_id, 'attribute' FROM perdure_attributes
           UNION SELECT run_id, 'topic' FROM perdure_topics
           UNION SELECT run_id, 'waiter' FROM perdure_waiters
+          UNION SELECT run_id, 'observer' FROM perdure_observers
           UNION SELECT run_id, 'line' FROM perdure_lines
           UNION SELECT run_id, 'permit' FROM perdure_permits
         ) AS t LEFT JOIN perdure_runs r ON r.id = t.run_id WHERE r.id IS NULL
@@ -256,16 +274,19 @@ INBOXES = (
         WHERE m.consumed <> CASE WHEN m.seq <= r.inbox_read THEN 1 ELSE 0 END
         """,
     ),
-    # The end of another run leaves nothing if it comes after the wait for it was given up.
+    # The end of another run leaves nothing if it comes after the wait for it was given up, and a question that a
+    # validator refuses leaves only its reply.
     Invariant(
         "what was consumed is in the history once, as what it was, unless that was trimmed or it is an activity's (I5)",
         f"""
         SELECT m.run_id, m.seq, m.kind, COUNT(h.seq), MIN(h.kind) FROM perdure_messages m
         JOIN perdure_runs r ON r.id = m.run_id
         LEFT JOIN perdure_history h ON h.run_id = m.run_id AND h.inbox_seq = m.seq
+        LEFT JOIN perdure_outputs o ON o.run_id = m.run_id AND o.kind = 'reply' AND o.name = m.message_key
+          AND o.failed = 1
         WHERE m.consumed = 1 AND m.kind NOT IN ('pause', 'resume', 'evict', 'wake', 'call')
         GROUP BY m.run_id, m.seq, m.kind, r.id, r.type, r.generation
-        HAVING COUNT(h.seq) > 1 OR MIN(h.kind) <> m.kind OR (COUNT(h.seq) = 0 AND NOT {TRIMMED}
+        HAVING COUNT(h.seq) > 1 OR MIN(h.kind) <> m.kind OR (COUNT(h.seq) = 0 AND COUNT(o.name) = 0 AND NOT {TRIMMED}
           AND r.type NOT IN {_ACTIVITIES} AND MIN(m.message_key) NOT LIKE '{WATCH_KEY}%')
         """,
     ),
@@ -301,7 +322,9 @@ INBOXES = (
     Invariant(
         "no run waits for the end of a run that is finished, or of one that does not exist (I8)",
         f"""
-        SELECT w.run_id, w.target, r.status FROM perdure_waiters w LEFT JOIN perdure_runs r ON r.id = w.target
+        SELECT w.run_id, w.target, r.status
+        FROM (SELECT run_id, target FROM perdure_waiters UNION SELECT run_id, target FROM perdure_observers) AS w
+        LEFT JOIN perdure_runs r ON r.id = w.target
         WHERE r.id IS NULL OR r.status IN {_FINISHED} OR r.watched = 0
         """,
     ),
@@ -322,8 +345,8 @@ OUTPUTS = (
         """
         SELECT run_id, kind, name, COUNT(*), MIN(position), MAX(position) FROM perdure_outputs
         GROUP BY run_id, kind, name
-        HAVING MIN(position) <> 0 OR COUNT(*) <> MAX(position) + 1
-        OR (kind NOT IN ('stream', 'requeue', 'takeover', 'aside') AND COUNT(*) <> 1)
+        HAVING (MIN(position) <> 0 AND kind <> 'log') OR COUNT(*) <> MAX(position) - MIN(position) + 1
+        OR (kind NOT IN ('stream', 'requeue', 'takeover', 'aside', 'log') AND COUNT(*) <> 1)
         """,
     ),
     Invariant(

@@ -26,7 +26,7 @@ from perdure.core.model.run import CountBy, Run, RunFilter, RunGroup, RunPage, R
 from perdure.core.printed_text import brief
 from perdure.errors import InvalidCursor, StoreCorrupt
 from perdure.store.sql.dialect import Dialect, Row, Transaction, padded, placeholders
-from perdure.store.sql.rows import SHOWN_RUN, to_run, to_times, values
+from perdure.store.sql.rows import SHOWN_RUN, to_listed_runs, to_times
 from perdure.store.sql.runs.attributes import to_value, with_attributes
 
 #: A source with at most this many candidates in all is the one to use.
@@ -34,6 +34,9 @@ FEW = 1000
 #: Runs read in one statement, and candidates named in one.
 _CHUNK = 100
 _MOST_NAMED = 2000
+
+#: A range with at most this many different values is read value by value.
+_MOST_VALUES = 4
 
 #: Columns of a run that SQL checks, besides its error.
 _CHECKED = "id, status, type, queue, created_at, deleted_at, parent_id"
@@ -163,7 +166,8 @@ class Source(Struct, frozen=True):
         order = f"ORDER BY created_at {window.order}, {{}} {window.order} LIMIT {limit}"
         if self.orders is not None:
             terms, params = window.terms("id")
-            sql = f"SELECT created_at, id FROM ({self._few(most)}) AS found {_where(terms)}{order.format('id')}"
+            few = self._few(most, window.order)
+            sql = f"SELECT created_at, id FROM ({few}) AS found {_where(terms)}{order.format('id')}"
             return sql, {**self.params, **params}
         terms, params = window.terms(self.id)
         parts = self._parts(terms, [order.format(self.id)] * len(self.terms))
@@ -191,8 +195,10 @@ class Source(Struct, frozen=True):
         found = parts[0] if len(parts) == 1 else f"{_union(parts)} LIMIT {limit}"
         return found, [] if self.orders is None else terms, {**self.params, **params}
 
-    def _few(self, most: int) -> str:
-        parts = self._parts([], [f"ORDER BY {order} LIMIT {most}" for order in self.orders or ()])
+    def _few(self, most: int, direction: str) -> str:
+        # In the direction of the listing: SQLite keeps the first rows of a sort, and drops later ones at once.
+        orders = [", ".join(f"{column} {direction}" for column in order.split(", ")) for order in self.orders or ()]
+        parts = self._parts([], [f"ORDER BY {order} LIMIT {most}" for order in orders])
         return parts[0] if len(parts) == 1 else f"{_union(parts)} LIMIT {most}"
 
     def _parts(self, more: Sequence[str], ends: Sequence[str], columns: str = "") -> list[str]:
@@ -279,12 +285,12 @@ async def _collect(
     while True:
         size = min(size, scan)
         sql, params = source.query(window, size)
-        candidates = [Position(*row) for row in await tx.fetch(sql, params)]
+        candidates: list[Row] = await tx.fetch(sql, params)
         await _read(tx, check, candidates, wanted, found)
         scan -= len(candidates)
         if len(found.runs) >= wanted or len(candidates) < size:
             return found
-        window = replace(window, after=candidates[-1], inclusive=False)
+        window = replace(window, after=Position(*candidates[-1]), inclusive=False)
         if scan <= 0:
             found.stopped_at = window.after
             return found
@@ -294,6 +300,8 @@ async def _collect(
 async def _chosen(tx: Transaction, filter: RunFilter, window: Window, dialect: Dialect) -> Source:
     """The first source with few candidates, else the first that is ordered."""
     sources = sources_of(filter, dialect)
+    if dialect.seeks_values and (by_value := await _by_value(tx, sources)) is not None:
+        return by_value
     if len(sources) > 2 or sources[0].orders is not None:
         # The last one is the index of all runs.
         for source in sources[:-1]:
@@ -307,17 +315,57 @@ async def _chosen(tx: Transaction, filter: RunFilter, window: Window, dialect: D
     return next(source for source in sources if source.orders is None)
 
 
-async def _read(tx: Transaction, check: _Check, candidates: Sequence[Position], wanted: int, found: _Found) -> None:
-    """Read candidates in their order and keep those that pass, until there are enough."""
+#: Steps from value to value along an index, each by one seek.
+_VALUES = f"""
+WITH RECURSIVE found (value, number) AS (
+  SELECT (SELECT {{column}} FROM perdure_attributes WHERE {{terms}} ORDER BY name, {{column}} LIMIT 1), 1
+  UNION ALL
+  SELECT (
+    SELECT {{column}} FROM perdure_attributes WHERE {{others}} AND {{column}} > found.value
+    ORDER BY name, {{column}} LIMIT 1
+  ), found.number + 1
+  FROM found
+  WHERE found.value IS NOT NULL AND found.number <= {_MOST_VALUES}
+)
+SELECT value FROM found WHERE value IS NOT NULL
+"""
+
+
+async def _by_value(tx: Transaction, sources: Sequence[Source]) -> Source | None:
+    """An ordered source for a range of few different values; None if they are many, or another source may be better.
+
+    The index has the runs of each value in the order of creation, so that nothing is counted and sorted.
+    """
+    first = sources[0]
+    alone = all(not source.fulfilled and source.orders is None for source in sources[1:])
+    if first.table == "perdure_runs" or first.orders is None or len(sources) > 3 or not alone:
+        return None
+    column = first.orders[0].split(", ")[1]
+    # With two lower bounds, SQLite may begin at the lesser one again.
+    above = " AND ".join(term for term in first.terms[0] if not term.startswith(f"{column} >"))
+    sql = _VALUES.format(column=column, terms=" AND ".join(first.terms[0]), others=above)
+    rows = await tx.fetch(sql, first.params)
+    if len(rows) > _MOST_VALUES:
+        return None
+    others = tuple(term for term in first.terms[0] if not term.startswith(column))
+    terms = tuple((*others, f"{column} = :value{number}") for number in range(len(rows)))
+    params = {**first.params, **{f"value{number}": value for number, (value,) in enumerate(rows)}}
+    # Without any value, the range has nothing, and is read as it is.
+    return replace(first, terms=terms, params=params, orders=None) if terms else first
+
+
+async def _read(tx: Transaction, check: _Check, candidates: Sequence[Row], wanted: int, found: _Found) -> None:
+    """Read candidates, as positions, in their order and keep those that pass, until there are enough."""
     for start in range(0, len(candidates), _CHUNK):
         part = candidates[start : start + _CHUNK]
-        chosen, params = padded("id", [place.id for place in part])
+        chosen, params = padded("id", [id for _, id in part])
         rows = await tx.fetch(check.sql.replace("{chosen}", chosen), {**check.params, **params})
-        runs = {run.id: run for run in values(to_run, rows)}
-        for place in part:
-            run = runs.get(place.id)
+        runs = {run.id: run for run in to_listed_runs(rows)}
+        complete = check.is_complete
+        for created_at, id in part:
+            run = runs.get(id)
             # A candidate of another time is an attribute of an earlier run of that id.
-            if run is not None and run.created_at == place.created_at and check.passes(run.id, run.error):
+            if run is not None and run.created_at == created_at and (complete or check.passes(id, run.error)):
                 found.runs.append(run)
                 if len(found.runs) == wanted:
                     return
@@ -526,7 +574,7 @@ def _searched(text: str) -> str:
 
 
 _TIMES = """
-SELECT id, type, status, created_at, started_at, finished_at, deleted_at
+SELECT type, status, created_at, started_at, finished_at, deleted_at
 FROM perdure_runs {use perdure_runs_by_age}
 WHERE created_at > :created_after AND created_at < :created_before
 ORDER BY created_at DESC, id DESC
@@ -537,7 +585,7 @@ LIMIT :limit
 async def run_times(tx: Transaction, created_after: int, created_before: int, limit: int) -> list[RunTimes]:
     """Types, statuses and times of the latest runs between two times."""
     params = {"created_after": created_after, "created_before": created_before, "limit": limit}
-    return values(to_times, await tx.fetch(_TIMES, params))
+    return to_times(await tx.fetch(_TIMES, params))
 
 
 # Counts

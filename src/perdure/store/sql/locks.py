@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from perdure.core.model.lock import TRAIL, LockGrant, LockInfo
 from perdure.errors import StoreUnavailable
 from perdure.store.sql.dialect import Row, Transaction
-from perdure.store.sql.rows import to_json, values
+from perdure.store.sql.rows import event_json, to_json, values
 
 #: Locks not held for this many microseconds are deleted, a few whenever a new one is made.
 FORGOTTEN_AFTER = 7 * 24 * 3600 * 1_000_000
@@ -112,7 +112,7 @@ async def extend(tx: Transaction, name: str, nonce: str, ttl: int) -> LockInfo |
     return lock
 
 
-async def release(tx: Transaction, name: str, token: int, nonce: str | None) -> bool:
+async def release(tx: Transaction, name: str, token: int, nonce: str | None, reason: str = "") -> bool:
     """Release a lock held under that token and nonce, or take it from its holder (None). False if it is not held so."""
     row = await _locked(tx, name)
     if row is None:
@@ -123,7 +123,7 @@ async def release(tx: Transaction, name: str, token: int, nonce: str | None) -> 
     if holder.startswith(_RELEASED):
         return True
     await tx.execute(_CHANGE, {"name": name, "nonce": _RELEASED + holder, "expires_at": tx.now})
-    tx.note(TRAIL + name, "lock_broken" if nonce is None else "lock_released", to_json({"token": token}))
+    tx.note(TRAIL + name, "lock_broken" if nonce is None else "lock_released", event_json(reason, token=token))
     return True
 
 

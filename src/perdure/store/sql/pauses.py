@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from perdure.core.model.claim import ClaimRequest
-from perdure.core.model.run_orders import Pause, PauseKind
+from perdure.core.model.run_orders import Pause, PauseKind, trail_of
 from perdure.core.pinning import base_queue
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Transaction
+from perdure.store.sql.rows import event_json
 
 #: Kinds of rows that are no pauses: claims leave these types and queues to the gatekeepers of their limits.
 LIMITED_TYPE, LIMITED_QUEUE = "limited-type", "limited-queue"
@@ -49,14 +50,16 @@ async def pause(tx: Transaction, pause: Pause) -> None:
         "actor": tx.actor,
         "now": tx.now,
     }
-    if not await tx.fetch(_THERE, {"kind": pause.kind.value, "name": pause.name}):
-        await tx.execute(_PAUSE, row)
+    there = await tx.fetch(_THERE, {"kind": pause.kind.value, "name": pause.name})
+    if not there and await tx.execute(_PAUSE, row):
+        tx.note(trail_of(pause.kind, pause.name), f"{pause.kind.value}_paused", event_json(pause.reason))
     tx.notify(Change.READY)
 
 
-async def resume(tx: Transaction, kind: PauseKind, name: str) -> None:
+async def resume(tx: Transaction, kind: PauseKind, name: str, reason: str = "") -> None:
     """Let its runs be taken again."""
-    await tx.execute(_RESUME, {"kind": kind.value, "name": name})
+    if await tx.execute(_RESUME, {"kind": kind.value, "name": name}):
+        tx.note(trail_of(kind, name), f"{kind.value}_resumed", event_json(reason))
     tx.notify(Change.READY)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from perdure.core.audit import Event
 from perdure.core.model.claim import LoadedRun
 from perdure.core.model.outputs import Interruption, Output, OutputKind, interruption_of
@@ -11,9 +13,12 @@ from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.reports import ChildLink, RunSnapshot
 from perdure.core.model.run import Run
 from perdure.core.model.waits import RunWaits, waits_from_json
+from perdure.core.run_log import LoggedLine, line_of
+from perdure.core.time.duration import NEVER
 from perdure.errors import StoreCorrupt
 from perdure.store.contract import BRIEF, SNAPSHOT_OUTPUTS, Store
 from perdure.store.sql.dialect import Row, Transaction, padded, placeholders
+from perdure.store.sql.packing import PACKED, SEGMENT
 from perdure.store.sql.rows import (
     EVENT,
     MESSAGE,
@@ -21,9 +26,10 @@ from perdure.store.sql.rows import (
     RECORD,
     SHOWN_RUN,
     to_event,
+    to_histories,
     to_message,
     to_output,
-    to_record,
+    to_records,
     to_run,
     values,
 )
@@ -41,10 +47,11 @@ FROM perdure_runs
 WHERE id = :run_id
 """
 
+#: A page needs few packed rows, although it may have many rows.
 _HISTORY = f"""
 SELECT {RECORD}
 FROM perdure_history
-WHERE run_id = :run_id AND seq > :after
+WHERE run_id = :run_id AND seq > :after AND (kind <> '{PACKED}' OR seq <= :upto)
 ORDER BY run_id, seq
 LIMIT :limit
 """
@@ -95,6 +102,14 @@ _RECORDS = f"""
 SELECT {RECORD}
 FROM perdure_history
 WHERE run_id = :run_id AND seq IN ({{chosen}})
+ORDER BY run_id, seq
+"""
+
+#: Rows that may hold these records, too.
+_PACKED_RECORDS = f"""
+SELECT {RECORD}
+FROM perdure_history
+WHERE run_id = :run_id AND seq BETWEEN :first AND :last AND kind = '{PACKED}'
 ORDER BY run_id, seq
 """
 
@@ -168,19 +183,46 @@ async def history(
     tx: Transaction, run_id: str, after: int = -1, limit: int = 0, *, brief: bool = False
 ) -> list[Record]:
     """The records of a run past a number, or the first of them; if brief, without long results."""
-    params = {"run_id": run_id, "after": after, "limit": limit or _ALL}
-    return values(to_record, await tx.fetch(_BRIEF_HISTORY if brief else _HISTORY, params))
+    statement = _BRIEF_HISTORY if brief else _HISTORY
+    params = {"run_id": run_id, "after": after, "limit": limit or _ALL, "upto": _ALL}
+    if limit:
+        rows = await tx.fetch(statement, {**params, "upto": min(after + limit + SEGMENT, _ALL)})
+        page = _past(after, to_records(rows), len(rows), brief=brief)[:limit]
+        if not page or page[-1].seq == after + len(page):
+            return page
+        # Some records are missing: they were trimmed, or they are in packed rows further on.
+    rows = await tx.fetch(statement, params)
+    found = _past(after, to_records(rows), len(rows), brief=brief)
+    return found[:limit] if limit else found
+
+
+def _past(after: int, records: list[Record], rows: int, *, brief: bool) -> list[Record]:
+    """Of the records of so many rows, those past a number; packed ones are made brief here, others by the query."""
+    if len(records) == rows:
+        return records
+    past = [record for record in records if record.seq > after]
+    return [_brief(record) for record in past] if brief else past
+
+
+def _brief(record: Record) -> Record:
+    is_long = record.kind is RecordKind.STEP and not record.failed and record.started_at > 0
+    return replace(record, payload=None) if is_long and len(record.payload or "") > BRIEF else record
 
 
 async def records(tx: Transaction, run_id: str, numbers: Sequence[int]) -> list[Record]:
     """The existing ones of these records of a run."""
-    found: list[Record] = []
+    found: dict[int, Record] = {}
     wanted = sorted(set(numbers))
     for start in range(0, len(wanted), 100):
-        chosen, params = padded("seq", wanted[start : start + 100])
+        some = wanted[start : start + 100]
+        chosen, params = padded("seq", some)
         rows = await tx.fetch(_RECORDS.replace("{chosen}", chosen), {**params, "run_id": run_id})
-        found += values(to_record, rows)
-    return found
+        found |= {record.seq: record for record in to_records(rows)}
+        if not found.keys() >= set(some):
+            # A packed row has the number of its last record.
+            bounds = {"run_id": run_id, "first": some[0], "last": some[-1] + SEGMENT - 1}
+            found |= {record.seq: record for record in to_records(await tx.fetch(_PACKED_RECORDS, bounds))}
+    return [found[seq] for seq in wanted if seq in found]
 
 
 async def snapshot(
@@ -188,7 +230,7 @@ async def snapshot(
 ) -> RunSnapshot | None:
     """A run, what it waits for, its records past a number, its outputs of these kinds and some of its children."""
     chosen, params = placeholders("kind", [kind.value for kind in kinds] or [""])
-    given = {**params, "run_id": run_id, "after": after, "children": children}
+    given = {**params, "run_id": run_id, "after": after, "upto": _ALL, "children": children}
     rows = await tx.fetch(_SNAPSHOT.replace("{kinds}", chosen), given)
     parts: tuple[list[Row], ...] = ([], [], [], [])
     for row in rows:
@@ -196,7 +238,7 @@ async def snapshot(
     if not parts[0]:
         return None
     cells = parts[0][0][_PLACE:]
-    records = values(to_record, [row[1:_PLACE] for row in parts[1]])
+    records = _past(after, to_records([row[1:_PLACE] for row in parts[1]]), len(parts[1]), brief=True)
     shown = [
         (run_id, kind, name, position, payload, failed, at, key or None)
         for _, position, kind, name, payload, failed, at, _, key, *_ in parts[2]
@@ -230,9 +272,7 @@ async def load(tx: Transaction, run_ids: Sequence[str], page: int) -> list[Loade
     inboxes: dict[str, list[Message]] = {run.id: [] for run in runs}
     for start in range(0, len(runs), CHUNK):
         chosen, params = placeholders("id", [run.id for run in runs[start : start + CHUNK]])
-        rows = await tx.fetch(_HISTORIES.format(chosen), params)
-        for row, record in zip(rows, values(to_record, [row[1:] for row in rows]), strict=True):
-            records[row[0]].append(record)
+        records |= to_histories(await tx.fetch(_HISTORIES.format(chosen), params))
     for message in await unread_messages(tx, [run.id for run in runs if run.inbox_seq > run.inbox_read], page):
         inboxes[message.run_id].append(message)
     for run in runs:
@@ -280,6 +320,12 @@ async def unread_messages_of_worker(tx: Transaction, worker_id: str, page: int) 
 _INTERRUPTIONS = 500
 
 
+async def read_log(store: Store, run_id: str, after: int, limit: int) -> list[LoggedLine]:
+    """The first lines of a run's log past a number; the latest ones if it is -1."""
+    before = NEVER if after < 0 else None
+    return [line_of(one) for one in await store.outputs(run_id, OutputKind.LOG, "", after, limit, before=before)]
+
+
 async def interruptions(store: Store, run_id: str) -> tuple[Interruption, ...]:
     """All interruptions of a run that can be read, in order."""
     found = await _all_outputs(store, run_id, OutputKind.INTERRUPTION)
@@ -300,3 +346,24 @@ async def _all_outputs(store: Store, run_id: str, kind: OutputKind) -> list[Outp
         found += page
         if len(page) < _INTERRUPTIONS:
             return found
+
+
+#: A column of its own would have to be written at every step. A pending or blocked run is so since `wake_at`.
+_UPDATED = """
+SELECT r.id, r.created_at, r.started_at, r.finished_at, r.deleted_at,
+  CASE WHEN r.status IN ('pending', 'blocked') THEN r.wake_at ELSE 0 END,
+  COALESCE((SELECT h.at FROM perdure_history h WHERE h.run_id = r.id ORDER BY h.seq DESC LIMIT 1), 0),
+  COALESCE((SELECT e.at FROM perdure_events e WHERE e.run_id = r.id ORDER BY e.id DESC LIMIT 1), 0)
+FROM perdure_runs r
+WHERE r.id IN ({names})
+"""
+
+
+async def updated_at(tx: Transaction, run_ids: Sequence[str]) -> dict[str, int]:
+    """Time of the last change of each of these runs."""
+    found: dict[str, int] = {}
+    for start in range(0, len(run_ids), CHUNK):
+        chosen, params = placeholders("name", run_ids[start : start + CHUNK])
+        rows = await tx.fetch(_UPDATED.replace("{names}", chosen), params)
+        found |= {id: max(times) for id, *times in rows}
+    return found

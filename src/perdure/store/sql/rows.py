@@ -5,20 +5,23 @@ Nothing behind the store ever sees a row. A row that makes no sense raises `Stor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import TypeVar
 
 import msgspec
 
 from perdure.core.audit import Event
 from perdure.core.codec.failure import Failure
-from perdure.core.codec.plain_json import plain_json
+from perdure.core.codec.plain_json import plain_bytes
 from perdure.core.model.outputs import Output, OutputKind, source_of
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.run import Reason, Run, RunTimes, Status
 from perdure.core.model.worker_info import NO_STEPS, WorkerInfo, WorkerStatus, drain_from_json, steps_from_json
 from perdure.errors import PerdureError, StoreCorrupt
 from perdure.store.sql.dialect import Row
+from perdure.store.sql.packing import PACKED, unpack
 
 T = TypeVar("T")
 
@@ -48,27 +51,69 @@ def to_run(row: Row) -> Run:
         raise StoreCorrupt(f"run {id!r} has a status or reason that Perdure does not know: {unknown}") from unknown
 
 
-def to_times(row: Row) -> RunTimes:
-    """A row of an id, a type, a status and times."""
-    id, type, status, *times = row
+def _to_listed_run(row: Row) -> Run:
+    status, reason = row[4], row[5]
+    if status in _STATUS and reason in _REASON:
+        return to_run(row)
+    id, type, queue, priority, _, _, input, output, _, *rest = row
+    cell = f"unknown reason {reason!r}" if status in _STATUS else f"unknown status {status!r}"
+    error = failure(StoreCorrupt, str(unreadable("perdure_runs", f"id {id!r}", cell)))
+    shown = _STATUS.get(status, Status.BLOCKED)
+    return Run(id, type, queue, priority, shown, Reason.UNDECODABLE, input, output, error, *rest)
+
+
+def to_listed_runs(rows: Sequence[Row]) -> list[Run]:
+    """Rows of `RUN` or `SHOWN_RUN` for a listing, in which one unreadable run must not hide the others.
+
+    Such a run is shown as undecodable, with the problem as its error; one of an unknown status is shown as blocked.
+    """
     try:
-        return RunTimes(type, _STATUS[status], *times)
-    except KeyError as unknown:
-        raise StoreCorrupt(f"run {id!r} has a status that Perdure does not know: {unknown}") from unknown
+        return [to_run(row) for row in rows]
+    except StoreCorrupt:
+        return [_to_listed_run(row) for row in rows]
 
 
-def to_record(row: Row) -> Record:
-    """A row of `RECORD`."""
-    (
+def to_times(rows: Iterable[Row]) -> list[RunTimes]:
+    """Rows of a type, a status and times, without those of an unknown status."""
+    return [RunTimes(type, _STATUS[status], *times) for type, status, *times in rows if status in _STATUS]
+
+
+def to_records(rows: Iterable[Row]) -> list[Record]:
+    """Rows of `RECORD`; a packed one gives all of its records."""
+    records: list[Record] = []
+    # Without a call for each row: a history may be very long.
+    for (
         seq, kind, location, payload, failed, at, started_at, digest, attempts, retry_at, inbox_seq, run_attempt,
-    ) = row  # fmt: skip
-    known = _KIND.get(kind)
-    if known is None:
-        raise StoreCorrupt(f"a history record (seq {seq}) is of the unknown kind {kind!r}")
-    return Record(
-        seq=seq, kind=known, location=location, payload=payload, failed=failed != 0, at=at, started_at=started_at,
-        digest=digest, attempts=attempts, retry_at=retry_at, inbox_seq=inbox_seq, run_attempt=run_attempt,
-    )  # fmt: skip
+    ) in rows:  # fmt: skip
+        known = _KIND.get(kind)
+        if known is None:
+            if kind == PACKED:
+                records += _unpacked(seq, payload, attempts, run_attempt)
+                continue
+            raise StoreCorrupt(f"a history record (seq {seq}) is of the unknown kind {kind!r}")
+        records.append(
+            Record(
+                seq=seq, kind=known, location=location, payload=payload, failed=failed != 0, at=at,
+                started_at=started_at, digest=digest, attempts=attempts, retry_at=retry_at, inbox_seq=inbox_seq,
+                run_attempt=run_attempt,
+            )
+        )  # fmt: skip
+    return records
+
+
+def _unpacked(seq: int, payload: str | None, count: int, run_attempt: int) -> list[Record]:
+    try:
+        return unpack(seq, payload or "", count, run_attempt)
+    except UNREADABLE as error:
+        raise StoreCorrupt(f"a packed history row (seq {seq}) cannot be read: {error}") from error
+
+
+def to_histories(rows: Iterable[Row]) -> dict[str, list[Record]]:
+    """Rows of a run's id and `RECORD`: the records by id."""
+    histories: dict[str, list[Record]] = {}
+    for run_id, part in groupby(rows, itemgetter(0)):
+        histories.setdefault(run_id, []).extend(to_records([row[1:] for row in part]))
+    return histories
 
 
 def to_message(row: Row) -> Message:
@@ -152,8 +197,14 @@ def values(convert: Callable[[Row], T], rows: Iterable[Row]) -> list[T]:
     return [convert(row) for row in rows]
 
 
-#: Strict JSON text of a plain value.
-to_json = plain_json
+def to_json(value: object) -> str:
+    """Strict JSON text of a plain value."""
+    return plain_bytes(value).decode()
+
+
+def event_json(reason: str, **data: object) -> str:
+    """Data of an event, with the reason that a person gave."""
+    return to_json({**data, "reason": reason} if reason else data)
 
 
 def failure(kind: type[Exception], message: str) -> str:

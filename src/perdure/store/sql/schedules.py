@@ -21,7 +21,7 @@ from perdure.core.time.schedule import FiringResult, Misfire, Overlap, SaveOutco
 from perdure.errors import SingletonBusy, StoreCorrupt, StoreUnavailable
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Row, Transaction, placeholders
-from perdure.store.sql.rows import SHOWN_RUN, UNREADABLE, to_json, to_run, unreadable, values
+from perdure.store.sql.rows import SHOWN_RUN, UNREADABLE, event_json, to_json, to_listed_runs, unreadable
 from perdure.store.sql.runs.attributes import attributes_of_schedule
 from perdure.store.sql.runs.create import create
 from perdure.store.sql.runs.inbox import cancel
@@ -135,10 +135,12 @@ async def list_fires(tx: Transaction, schedule_id: str, limit: int) -> list[Run]
     """The runs of the latest fire times, latest first."""
     # The id of another schedule may begin with that of this one and an @.
     params = {"first": f"{schedule_id}@0", "past": f"{schedule_id}@:", "start": len(schedule_id) + 2, "limit": limit}
-    return values(to_run, await tx.fetch(_FIRES, params))
+    return to_listed_runs(await tx.fetch(_FIRES, params))
 
 
-async def save(tx: Transaction, schedule: Schedule, version: int, write_id: str, event: str) -> SaveOutcome:
+async def save(
+    tx: Transaction, schedule: Schedule, version: int, write_id: str, event: str, reason: str = ""
+) -> SaveOutcome:
     """Create a schedule (version 0), or change one that is of that version."""
     rows = await tx.fetch(_LOCKED, {"id": schedule.id})
     if rows and rows[0][0] == write_id:
@@ -151,18 +153,20 @@ async def save(tx: Transaction, schedule: Schedule, version: int, write_id: str,
     if await tx.execute(_CHANGE if rows else _INSERT, row) != 1:
         # Who it was, perhaps this very request at an earlier try, is seen by looking again.
         raise StoreUnavailable(f"another client created the schedule {schedule.id!r} at the same moment; try again")
-    tx.note(schedule.trail, event, to_json({"reason": schedule.reason}) if schedule.paused else "{}")
+    tx.note(schedule.trail, event, to_json({"reason": schedule.reason}) if schedule.paused else event_json(reason))
     tx.notify(Change.READY)
     return SaveOutcome.DONE
 
 
-async def delete(tx: Transaction, schedule_id: str) -> None:
+async def delete(tx: Transaction, schedule_id: str, reason: str = "") -> None:
     """Forget a schedule. The runs that it has started go on."""
     if await tx.execute(_DELETE, {"id": schedule_id}):
-        tx.note(trail_of(schedule_id), "schedule_deleted")
+        tx.note(trail_of(schedule_id), "schedule_deleted", event_json(reason))
 
 
-async def trigger(tx: Transaction, schedule_id: str, fire_times: Sequence[int], key: str) -> list[str] | None:
+async def trigger(
+    tx: Transaction, schedule_id: str, fire_times: Sequence[int], key: str, reason: str = ""
+) -> list[str] | None:
     """Start the runs of some fire times, or, without any, one run under a key; returns their ids.
 
     None if there is no such schedule.
@@ -173,7 +177,7 @@ async def trigger(tx: Transaction, schedule_id: str, fire_times: Sequence[int], 
     wanted = to_schedule(rows[0][1:])
     by_hand = f"{schedule_id}@{key}"
     ids = {run_id_of(schedule_id, time): time for time in fire_times} or {by_hand: 0}
-    started = await _start(tx, wanted, ids)
+    started = await _start(tx, wanted, ids, reason)
     if started and not fire_times:
         await tx.execute(_ADVANCE, {**_row(wanted), "last_run": by_hand})
     if stored_singleton_of(wanted.options) is None:
@@ -246,7 +250,7 @@ async def _goes_on(tx: Transaction, run_id: str) -> bool:
     return bool(rows) and rows[0][0] not in FINISHED
 
 
-async def _start(tx: Transaction, wanted: Schedule, ids: Mapping[str, int]) -> list[str]:
+async def _start(tx: Transaction, wanted: Schedule, ids: Mapping[str, int], reason: str = "") -> list[str]:
     """Create those of the runs that are not there yet; their ids."""
     there = await _there(tx, ids)
     fresh = [run_id for run_id in ids if run_id not in there]
@@ -256,8 +260,8 @@ async def _start(tx: Transaction, wanted: Schedule, ids: Mapping[str, int]) -> l
     else:
         fresh = [one.id for one in new if await _has_its_turn(tx, wanted, one, ids[one.id])]
     for run_id in fresh:
-        tx.note(run_id, "scheduled", to_json({"schedule": wanted.id, "slot": ids[run_id]}))
-        tx.note(wanted.trail, "schedule_fired", to_json({"run": run_id, "slot": ids[run_id]}))
+        tx.note(run_id, "scheduled", event_json(reason, schedule=wanted.id, slot=ids[run_id]))
+        tx.note(wanted.trail, "schedule_fired", event_json(reason, run=run_id, slot=ids[run_id]))
     return fresh
 
 

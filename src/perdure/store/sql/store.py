@@ -22,7 +22,7 @@ from perdure.core.audit import Audit, Event, EventFilter
 from perdure.core.codec.failure import Failure
 from perdure.core.limits.admission_requests import AdmissionPreview, AdmissionRequest, AdmissionResult
 from perdure.core.limits.breaker import Circuit
-from perdure.core.limits.limit import LimitBounds, LimitInfo, PermitInfo, WaitlistPosition
+from perdure.core.limits.limit import LimitBounds, LimitInfo, PermitInfo, WaitingRun, WaitlistPosition
 from perdure.core.model.attempt_reports import AttemptReport, ReportOutcome
 from perdure.core.model.attributes import AttributeValue
 from perdure.core.model.claim import ClaimByIdRequest, ClaimByIdResult, ClaimRequest, ClaimResult, LoadedRun
@@ -34,8 +34,9 @@ from perdure.core.model.dead_letter import (
 )
 from perdure.core.model.documents import Document, DocumentKind
 from perdure.core.model.events import EmitOutcome, NewStickyEvent
+from perdure.core.model.graph_checkpoints import GraphDeletion, GraphEntry, GraphQuery
 from perdure.core.model.lock import LockGrant, LockInfo
-from perdure.core.model.outputs import BroadcastResult, Output, OutputKind
+from perdure.core.model.outputs import BroadcastResult, NewOutput, Output, OutputKind
 from perdure.core.model.record import Message, NewMessage, Record, SendOutcome
 from perdure.core.model.reports import RunSnapshot
 from perdure.core.model.run import (
@@ -65,13 +66,25 @@ from perdure.errors import EngineClosed, SchemaMismatch
 from perdure.store import migrations
 from perdure.store.contract import SCAN, Change, EventObserver, Listener
 from perdure.store.migrations import MigrationStatus
-from perdure.store.sql import documents, locks, pauses, reads, schedules, singletons, tokens, watermarks, workers
+from perdure.store.sql import (
+    documents,
+    graph_checkpoints,
+    locks,
+    pauses,
+    reads,
+    schedules,
+    singletons,
+    tokens,
+    watermarks,
+    workers,
+)
 from perdure.store.sql.audit import delete_events, events_page
 from perdure.store.sql.dialect import Body, Dialect, Row, Transaction, TransactionNotices
 from perdure.store.sql.limits import breakers, gates, waitlist
 from perdure.store.sql.limits.admit_runs import admit
-from perdure.store.sql.limits.gates import valid_permits
+from perdure.store.sql.limits.gates import valid_permits, waiting_runs
 from perdure.store.sql.listing import count_runs, list_runs, run_times
+from perdure.store.sql.packing import pack
 from perdure.store.sql.runs import dead_letters
 from perdure.store.sql.runs.attempt_reports import report_attempt
 from perdure.store.sql.runs.attributes import read_attributes
@@ -79,7 +92,7 @@ from perdure.store.sql.runs.claim import claim_by_id, ready_run_ids
 from perdure.store.sql.runs.create import create
 from perdure.store.sql.runs.events import emit_event
 from perdure.store.sql.runs.inbox import broadcast, cancel, send
-from perdure.store.sql.runs.outputs import latest_outputs, outputs
+from perdure.store.sql.runs.outputs import keep_log, latest_outputs, outputs
 from perdure.store.sql.runs.pause_and_evict import order_run, set_priority
 from perdure.store.sql.runs.pinning import pin, unpin
 from perdure.store.sql.runs.pruning import prune
@@ -267,6 +280,10 @@ class SqlStore(ABC):
         """Names of what a run waited for when it was last parked; None if it named nothing."""
         return await self._read("waits", partial(reads.waits, run_id=run_id))
 
+    async def updated_at(self, run_ids: Sequence[str]) -> dict[str, int]:
+        """Time of the last change of each of these runs that exists."""
+        return await self._read("updated_at", partial(reads.updated_at, run_ids=run_ids))
+
     async def inbox(self, run_id: str, after: int, limit: int = 0) -> builtins.list[Message]:
         """The unread inbox entries of a run past `after`, in order; at most `limit`, or all of them."""
         return await self._read("inbox", partial(reads.inbox, run_id=run_id, after=after, limit=limit))
@@ -360,9 +377,9 @@ class SqlStore(ABC):
         """Stop workers from claiming runs of a type or a queue. An existing pause is left as it is."""
         return await self._write("pause", actor, partial(pauses.pause, pause=pause))
 
-    async def resume(self, kind: PauseKind, name: str, actor: str) -> None:
+    async def resume(self, kind: PauseKind, name: str, actor: str, reason: str = "") -> None:
         """End the pause of a type or a queue."""
-        return await self._write("resume", actor, partial(pauses.resume, kind=kind, name=name))
+        return await self._write("resume", actor, partial(pauses.resume, kind=kind, name=name, reason=reason))
 
     async def pauses(self) -> builtins.list[Pause]:
         """Every paused type and queue."""
@@ -393,25 +410,29 @@ class SqlStore(ABC):
         return await self._read("schedules", partial(schedules.schedules, after=after, limit=limit))
 
     async def save_schedule(
-        self, schedule: Schedule, version: int, write_id: str, event: str, actor: str
+        self, schedule: Schedule, version: int, write_id: str, event: str, actor: str, reason: str = ""
     ) -> SaveOutcome:
         """Create a schedule (version 0), or change one that still has the given version."""
         return await self._write(
             "save_schedule",
             actor,
-            partial(schedules.save, schedule=schedule, version=version, write_id=write_id, event=event),
+            partial(schedules.save, schedule=schedule, version=version, write_id=write_id, event=event, reason=reason),
         )
 
-    async def delete_schedule(self, schedule_id: str, actor: str) -> None:
+    async def delete_schedule(self, schedule_id: str, actor: str, reason: str = "") -> None:
         """Delete a schedule; its runs continue."""
-        return await self._write("delete_schedule", actor, partial(schedules.delete, schedule_id=schedule_id))
+        return await self._write(
+            "delete_schedule", actor, partial(schedules.delete, schedule_id=schedule_id, reason=reason)
+        )
 
     async def trigger(
-        self, schedule_id: str, fire_times: Sequence[int], key: str, actor: str
+        self, schedule_id: str, fire_times: Sequence[int], key: str, actor: str, reason: str = ""
     ) -> builtins.list[str] | None:
         """Start the runs of some fire times, or, without any, one run under a key; returns their ids."""
         return await self._write(
-            "trigger", actor, partial(schedules.trigger, schedule_id=schedule_id, fire_times=fire_times, key=key)
+            "trigger",
+            actor,
+            partial(schedules.trigger, schedule_id=schedule_id, fire_times=fire_times, key=key, reason=reason),
         )
 
     async def list_fires(self, schedule_id: str, limit: int) -> builtins.list[Run]:
@@ -477,6 +498,10 @@ class SqlStore(ABC):
         """Permits of these gates that count, by gate and the oldest first; at most `limit` of all."""
         return await self._read("permits", partial(valid_permits, names=gates, limit=limit))
 
+    async def waiting_runs(self, gates: Sequence[str], limit: int) -> builtins.list[WaitingRun]:
+        """Runs on the waitlists of these gates, by gate; at most `limit` of all."""
+        return await self._read("waiting_runs", partial(waiting_runs, names=gates, limit=limit))
+
     async def gates(self, after: str, limit: int) -> builtins.list[LimitInfo]:
         """Gates in the order of their names, after one."""
         return await self._read("gates", partial(gates.gates, after=after, limit=limit))
@@ -493,9 +518,11 @@ class SqlStore(ABC):
         await self.now()
         return await self._write("extend_lock", actor, partial(locks.extend, name=name, nonce=nonce, ttl=ttl))
 
-    async def release_lock(self, name: str, token: int, nonce: str | None, actor: str) -> bool:
+    async def release_lock(self, name: str, token: int, nonce: str | None, actor: str, reason: str = "") -> bool:
         """Release a lock held under that token and nonce."""
-        return await self._write("release_lock", actor, partial(locks.release, name=name, token=token, nonce=nonce))
+        return await self._write(
+            "release_lock", actor, partial(locks.release, name=name, token=token, nonce=nonce, reason=reason)
+        )
 
     async def start_successors(self, names: Sequence[str], actor: str) -> int:
         """Start the next run of each singleton whose current run has ended; returns how many."""
@@ -581,14 +608,15 @@ class SqlStore(ABC):
         """Up to `limit` runs that could be worked on now, longest waiting first, without paused ones."""
         return await self._read("ready_run_ids", partial(ready_run_ids, types=types, queues=queues, limit=limit))
 
-    async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
-        """Register a worker, and record the types that it serves."""
+    async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> tuple[str, ...]:
+        """Register a worker and the types that it serves; return those that belong to another runtime."""
 
-        async def body(tx: Transaction) -> None:
-            await workers.enlist(tx, serves)
+        async def body(tx: Transaction) -> tuple[str, ...]:
+            elsewhere = await workers.enlist(tx, serves)
             await workers.register(tx, worker)
+            return elsewhere
 
-        await self._write("register", worker.id, body)
+        return await self._write("register", worker.id, body)
 
     async def save_sources(self, sources: Sequence[Document], actor: str) -> None:
         """Store the sources of one build that are new or have changed; those of the latest few builds are kept."""
@@ -601,6 +629,25 @@ class SqlStore(ABC):
     async def documents(self, kind: DocumentKind, name: str | None, limit: int) -> builtins.list[Document]:
         """Sources or reports, of one name if given, latest first."""
         return await self._read("documents", partial(documents.documents, kind=kind, name=name, limit=limit))
+
+    async def save_graph_entries(self, entries: Sequence[GraphEntry], actor: str) -> None:
+        """Store checkpoints of graphs and writes."""
+        body = partial(graph_checkpoints.save_graph_entries, entries=entries)
+        return await self._write("save_graph_entries", actor, body)
+
+    async def copy_graph_thread(self, source: str, target: str, actor: str) -> None:
+        """Copy the checkpoints and writes of a thread."""
+        body = partial(graph_checkpoints.copy_graph_thread, source=source, target=target)
+        return await self._write("copy_graph_thread", actor, body)
+
+    async def delete_graph_entries(self, choice: GraphDeletion, actor: str) -> None:
+        """Delete checkpoints of graphs with their writes."""
+        body = partial(graph_checkpoints.delete_graph_entries, choice=choice)
+        return await self._write("delete_graph_entries", actor, body)
+
+    async def graph_checkpoints(self, query: GraphQuery) -> builtins.list[GraphEntry]:
+        """Checkpoints of graphs, the largest id first, with their writes."""
+        return await self._read("graph_checkpoints", partial(graph_checkpoints.graph_checkpoints, query=query))
 
     async def drain(self, worker_id: str, order: DrainOrder, actor: str) -> OrderOutcome:
         """Order a worker to drain; it finds the order with its next heartbeat."""
@@ -665,6 +712,14 @@ class SqlStore(ABC):
     def _limit(self) -> str:
         """First statement of a transaction step: bounds it, so that it does not outlive its worker's lease."""
         return ""
+
+    async def pack(self, lease: Lease, first: int, last: int, actor: str) -> bool:
+        """Let few rows hold these records of a held run; False: the lease was lost."""
+        return await self._write("pack", actor, partial(pack, lease=lease, first=first, last=last))
+
+    async def keep_log(self, lines: Sequence[tuple[str, NewOutput]], most: int, actor: str) -> None:
+        """Add lines to the logs of runs, each of which keeps the latest ones."""
+        await self._write("keep_log", actor, partial(keep_log, lines=lines, most=most))
 
     async def turn_outcome(self, turn: Turn, actor: str) -> TurnOutcome:
         """Outcome of a turn with one record: APPLIED, LOST, or BUSY if it is missing and may be tried again."""

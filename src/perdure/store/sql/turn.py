@@ -264,10 +264,14 @@ def has_extras(turn: Turn) -> bool:
     return bool(turn.outputs or turn.trim or turn.subscribes or turn.unsubscribes or turn.notes)
 
 
-async def write_extras(tx: Transaction, turns: Sequence[Turn]) -> None:
-    """Write what these turns carry, each of another run whose row is locked."""
+async def write_shown(tx: Transaction, turns: Sequence[Turn]) -> None:
+    """Write the outputs of these turns, each of another run whose row is locked."""
     if shown := [(turn.lease.run_id, output) for turn in turns for output in turn.outputs]:
         await write_outputs(tx, shown)
+
+
+async def write_extras(tx: Transaction, turns: Sequence[Turn]) -> None:
+    """Write what else these turns carry, each of another run whose row is locked."""
     if any(turn.subscribes or turn.unsubscribes for turn in turns):
         await subscribe(tx, turns)
     if trims := {turn.lease.run_id: turn.trim for turn in turns if turn.trim is not None}:

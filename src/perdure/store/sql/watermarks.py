@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 
 from perdure.core.model.run import QueueBacklog
+from perdure.core.pinning import pinned_queue
 from perdure.core.policy.watermark import TRAIL, Watermark
 from perdure.errors import StoreUnavailable, UsageError
 from perdure.store.sql.dialect import Row, Transaction
@@ -66,6 +67,15 @@ FROM (
 ) AS ready
 """
 
+_PINNED = """
+SELECT COUNT(*)
+FROM (
+  SELECT id FROM perdure_runs
+  WHERE {pending queue} > :first AND {pending queue} < :last
+  LIMIT :limit
+) AS ready
+"""
+
 _NEXT_QUEUE = """
 SELECT MIN({queue of pending})
 FROM perdure_runs
@@ -81,6 +91,10 @@ FROM (
   LIMIT :limit
 ) AS waiting
 """
+
+_IN_LINE_OF_QUEUE = _IN_LINE.replace(
+    "queue = COALESCE(:queue, queue)", "(queue = :queue OR (queue > :first AND queue < :last))"
+)
 
 _NEXT_TYPE = """
 SELECT MIN(type)
@@ -156,7 +170,8 @@ async def _in_line(tx: Transaction, kind: str, name: str, limit: int) -> int:
         [(type,)] = await tx.fetch(_NEXT_TYPE, {"after": type})
         if type is None:
             break
-        [(count,)] = await tx.fetch(_IN_LINE, {"type": type, "queue": name, "limit": limit - total})
+        chosen = {"type": type, "queue": name, **_pinned_range(name), "limit": limit - total}
+        [(count,)] = await tx.fetch(_IN_LINE_OF_QUEUE, chosen)
         total += count
     return total
 
@@ -164,7 +179,10 @@ async def _in_line(tx: Transaction, kind: str, name: str, limit: int) -> int:
 async def _ready(tx: Transaction, kind: str, name: str, limit: int) -> int:
     if kind == "queue":
         [(count, _)] = await tx.fetch(_IN_QUEUE, {"queue": name, "limit": limit})
-        return int(count)
+        if count >= limit:
+            return int(count)
+        [(pinned,)] = await tx.fetch(_PINNED, {**_pinned_range(name), "limit": limit - count})
+        return int(count + pinned)
     total, queue = 0, ""
     # From queue to queue along the index: of each, only what is of the type is looked at.
     while total < limit:
@@ -174,3 +192,9 @@ async def _ready(tx: Transaction, kind: str, name: str, limit: int) -> int:
         [(count,)] = await tx.fetch(_OF_TYPE, {"queue": queue, "type": name, "limit": limit - total})
         total += count
     return total
+
+
+def _pinned_range(queue: str) -> dict[str, str]:
+    """Bounds of the names of queues with runs of a queue that are pinned to a build; they follow each other."""
+    first = pinned_queue(queue, "")
+    return {"first": first, "last": f"{first[:-1]}{chr(ord(first[-1]) + 1)}"}

@@ -32,16 +32,17 @@ from perdure.core.model.worker_info import (
     WorkerStatus,
     drain_from_json,
 )
-from perdure.core.routing import TypeInfo
+from perdure.core.routing import SHARED, TypeInfo, runtime_of_type
 from perdure.core.time.duration import NEVER
 from perdure.errors import Expired, NotStarted
 from perdure.store.contract import Change
-from perdure.store.sql.dialect import Row, Transaction
+from perdure.store.sql.dialect import Params, Row, Transaction
 from perdure.store.sql.limits.gates import in_chunks
 from perdure.store.sql.rows import WORKER, failure, to_json, to_worker
 from perdure.store.sql.runs.claim import LAST, block_as_poison, claims_after, home_after, is_poison
 from perdure.store.sql.runs.finish import finish
 from perdure.store.sql.runs.inbox import deliver_all
+from perdure.store.sql.runs.observers import unseen
 from perdure.store.sql.runs.outputs import write_outputs
 from perdure.store.sql.runs.waiters import untold
 from perdure.store.sql.singletons import overdue
@@ -99,6 +100,14 @@ FROM perdure_workers
 WHERE status = 'alive' AND heartbeat_at + lease < :now
 ORDER BY id
 {skip_locked}
+"""
+
+#: When the next lease of a living worker ends, unless its heartbeat renews it. Those that are over already belong to a
+#: sweep that is under way.
+LEASE_ENDS = """
+SELECT MIN(heartbeat_at + lease)
+FROM perdure_workers
+WHERE status = 'alive' AND heartbeat_at + lease >= {now}
 """
 
 #: None that holds something still.
@@ -306,8 +315,10 @@ async def sweep(tx: Transaction, limit: int) -> SweepResult:
             error = failure(Expired, f"Run {run_id!r} was not finished by its deadline.")
         passed = "schedule_to_start" if close_by else "schedule_to_close"
         await deliver_all(tx, await finish(tx, run_id, Status.FAILED, error, "expired", passed))
-    await deliver_all(tx, await untold(tx, limit))
+    await deliver_all(tx, [*await untold(tx, limit), *await unseen(tx, limit)])
+    [(lease_ends,)] = await tx.fetch(LEASE_ENDS.format(now=":now"), {"now": tx.now})
     return SweepResult(
+        lease_ends_in=None if lease_ends is None else lease_ends - tx.now,
         dead_workers=dead,
         released=len(orphans),
         expired=len(late),
@@ -432,25 +443,25 @@ WHERE type = :type
 """
 
 
-async def enlist(tx: Transaction, served: Sequence[TypeInfo]) -> None:
-    """Update the registry with the types that a worker serves."""
+async def enlist(tx: Transaction, served: Sequence[TypeInfo]) -> tuple[str, ...]:
+    """Update the registry with the types that a worker serves; return those that belong to another runtime."""
     if not served:
-        return
-    there = {row[0]: row[1:4] for row in await tx.fetch(_ALL, {})}
-    for sql, known in ((_ADD, False), (_CHANGE, True)):
-        rows = [
-            {
-                "type": one.type,
-                "kind": one.kind,
-                "runtime": one.runtime,
-                "description": one.description,
-                "now": tx.now,
-            }
-            for one in sorted(served, key=lambda one: one.type)
-            if (one.type in there) is known and there.get(one.type) != (one.kind, one.runtime, one.description)
-        ]
+        return ()
+    there = {row[0]: tuple(row[1:4]) for row in await tx.fetch(_ALL, {})}
+    elsewhere: list[str] = []
+    added, changed = list[Params](), list[Params]()
+    for one in sorted(served, key=lambda one: one.type):
+        known = there.get(one.type)
+        runtime = runtime_of_type(None if known is None else known[1], one.runtime)
+        if runtime not in (one.runtime, SHARED):
+            elsewhere.append(one.type)
+        elif known != (one.kind, runtime, one.description):
+            row = {"type": one.type, "kind": one.kind, "runtime": runtime, "description": one.description}
+            (added if known is None else changed).append({**row, "now": tx.now})
+    for sql, rows in ((_ADD, added), (_CHANGE, changed)):
         if rows:
             await tx.execute_many(sql, rows)
+    return tuple(elsewhere)
 
 
 async def types(tx: Transaction) -> list[TypeInfo]:

@@ -9,7 +9,7 @@ are left to their last worker) are read from the index alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from heapq import merge
+from heapq import heappop, heappush, merge
 from operator import itemgetter
 
 from msgspec.structs import replace
@@ -27,6 +27,8 @@ from perdure.store.sqlite.connection import NOT_TEXT, SqliteTransaction
 #: Maximum number of due runs that one claim makes ready, and of runs that it leaves to their last worker.
 _DUE = 512
 _PASSED = 1024
+#: With more (queue, type) pairs than this, the first run of each is read in one statement, before any range.
+_MANY = 16
 
 #: The live workers, and the paused types and queues.
 _KNOWN = """
@@ -63,6 +65,22 @@ WHERE status = 'pending' AND queue = ? AND type = ? AND (wake_at, id) > (?, ?)
 ORDER BY wake_at, id
 LIMIT ?
 """
+
+#: The first run of each pair of a JSON array.
+_HEADS = """
+SELECT {priority}, r.wake_at, r.id, r.queue, r.type
+FROM json_each(?) pair
+CROSS JOIN perdure_runs r ON r.id = (
+  SELECT one.id
+  FROM perdure_runs one
+  WHERE one.status = 'pending' AND one.queue = json_extract(pair.value, '$[0]')
+    AND one.type = json_extract(pair.value, '$[1]')
+  ORDER BY {order}
+  LIMIT 1
+)
+"""
+HEADS_BY_PRIORITY = _HEADS.format(priority="r.priority", order="one.priority, one.wake_at, one.id")
+HEADS_BY_AGE = _HEADS.format(priority="0", order="one.wake_at, one.id")
 
 #: Take all chosen runs, as `store/sql/runs/claim.py` does; each id comes with a seed for a run that has none.
 TAKE = f"""
@@ -214,8 +232,27 @@ async def _pick(
 def _ready(tx: SqliteTransaction, request: ClaimRequest, *, by_age: bool, enough: int) -> Iterator[Row]:
     pairs = [(queue, type) for queue in request.queues for type in request.types]
     page = min(enough, max(16, 2 * enough // max(1, len(pairs)))) + 1
+    if len(pairs) > _MANY:
+        heads = tx.fetch_now(HEADS_BY_AGE if by_age else HEADS_BY_PRIORITY, (to_json(pairs),))
+        return _merge_as_needed(heads, lambda queue, type: _range(tx, queue, type, page, by_age=by_age))
     ranges = [_range(tx, queue, type, page, by_age=by_age) for queue, type in pairs]
     return ranges[0] if len(ranges) == 1 else merge(*ranges, key=itemgetter(0, 1, 2))
+
+
+def _merge_as_needed(heads: list[Row], open_range: Callable[[str, str], Iterator[Row]]) -> Iterator[Row]:
+    """Merge ranges of which the first runs are known; a range is read when its first run is next."""
+    closed = sorted(heads, reverse=True)
+    opened: list[tuple[Row, Row, Iterator[Row]]] = []
+    while closed or opened:
+        if closed and (not opened or closed[-1][:3] < opened[0][0]):
+            rows = open_range(*closed.pop()[3:])
+        else:
+            _, row, rows = heappop(opened)
+            yield row
+        following = next(rows, None)
+        if following is not None:
+            # The id in the key is unique, so that nothing else is compared.
+            heappush(opened, (following[:3], following, rows))
 
 
 def _range(tx: SqliteTransaction, queue: str, type: str, page: int, *, by_age: bool) -> Iterator[Row]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 
-from perdure.core.model.record import Record
+from perdure.core.model.record import Record, RecordKind
 from perdure.core.model.run import Status
 from perdure.core.model.turn import Block, ContinueAsNew, Finish, Lease, Park, Release, RetryLater, Turn, TurnOutcome
 from perdure.store.contract import Change
@@ -22,6 +22,7 @@ from perdure.store.sql.rows import to_json
 from perdure.store.sql.runs.children import start_children
 from perdure.store.sql.runs.finish import message_to_parent
 from perdure.store.sql.runs.inbox import deliver, deliver_all, send
+from perdure.store.sql.runs.observers import Observer, leave_observer, messages_to_observers, observe
 from perdure.store.sql.runs.waiters import messages_to_waiters
 from perdure.store.sql.turn import (
     TurnState,
@@ -33,6 +34,7 @@ from perdure.store.sql.turn import (
     split_by_run,
     turn_state,
     write_extras,
+    write_shown,
 )
 from perdure.store.sql.turn import renew as begin_anew
 from perdure.store.sqlite.connection import BATCH_ROWS, SqliteTransaction
@@ -115,6 +117,7 @@ async def _commit_batch(
     last: list[tuple[int, Park | ContinueAsNew]] = []
     finished: dict[str, Finish] = {}
     with_extras: list[Turn] = []
+    observers: list[Observer] = []
     for index in batch:
         turn = turns[index]
         if (incomplete if turn.records else _needs_lease_check(turn)) and (
@@ -126,7 +129,7 @@ async def _commit_batch(
             outcomes[index] = TurnOutcome.APPLIED if state is TurnState.DONE else TurnOutcome.LOST
             continue
         if turn.read or turn.children or turn.sends:
-            await _apply_reads_and_sends(tx, turn)
+            observers += await _apply_reads_and_sends(tx, turn)
         if tx.repeats and (turn.notes or turn.outputs):
             note_work(tx, turn)
         if turn.next is None:
@@ -142,8 +145,12 @@ async def _commit_batch(
             finished[turn.lease.run_id] = turn.next
         if has_extras(turn):
             with_extras.append(turn)
-    if finished:
-        await _tell_parents(tx, finished)
+    changed = await _tell_parents(tx, finished) if finished else []
+    if with_extras:
+        await write_shown(tx, with_extras)
+        changed += [turn.lease.run_id for turn in with_extras if turn.outputs]
+    if observers or changed:
+        await _tell_observers(tx, observers, changed)
     for index, rest in last:
         outcomes[index] = await _park_or_continue(tx, turns[index], rest)
     if with_extras:
@@ -154,7 +161,8 @@ def _needs_lease_check(turn: Turn) -> bool:
     return bool(turn.read or turn.children or turn.sends) or turn.next is None or has_extras(turn)
 
 
-async def _apply_reads_and_sends(tx: SqliteTransaction, turn: Turn) -> None:
+async def _apply_reads_and_sends(tx: SqliteTransaction, turn: Turn) -> list[Observer]:
+    """Apply the first effects of a turn; returns the observers that are to be told when outputs are written."""
     run_id = turn.lease.run_id
     if read := inbox_position(turn):
         await tx.execute(_READ, (read, read, run_id))
@@ -162,7 +170,22 @@ async def _apply_reads_and_sends(tx: SqliteTransaction, turn: Turn) -> None:
     if turn.children:
         await start_children(tx, run_id, turn.children)
     if turn.sends:
-        await send(tx, turn.sends)
+        await send(tx, [message for message in turn.sends if message.wants is None])
+    observers: list[Observer] = []
+    for message in turn.sends:
+        if message.wants is not None:
+            observer = Observer.asked_by(message, message.wants)
+            await leave_observer(tx, observer)
+            observers += [observer] if message.kind is RecordKind.WATCH else []
+    return observers
+
+
+async def _tell_observers(tx: SqliteTransaction, observers: Sequence[Observer], changed: Sequence[str]) -> None:
+    """Register new observers, and tell those of runs that have ended or written outputs."""
+    for observer in observers:
+        await deliver(tx, await observe(tx, observer))
+    for run_id in dict.fromkeys(changed):
+        await deliver_all(tx, await messages_to_observers(tx, run_id))
 
 
 async def _write_next_state(tx: SqliteTransaction, turn: Turn) -> bool:
@@ -309,14 +332,17 @@ async def _finish(tx: SqliteTransaction, lease: Lease, outcome: Finish) -> bool:
     return True
 
 
-async def _tell_parents(tx: SqliteTransaction, finished: Mapping[str, Finish]) -> None:
-    """Deliver the outcomes of runs that have just finished to the inboxes of their parents and waiters."""
+async def _tell_parents(tx: SqliteTransaction, finished: Mapping[str, Finish]) -> list[str]:
+    """Deliver outcomes of runs that have just finished to their parents and waiters; return the watched runs."""
+    ended: list[str] = []
     for run_id, parent_id, location, generation, watched in await tx.fetch(PARENTS, (to_json(list(finished)),)):
         outcome = finished[run_id]
         failed = outcome.status is not Status.COMPLETED
         await deliver(tx, message_to_parent(run_id, parent_id, location, generation, outcome.payload, failed=failed))
         if watched:
+            ended.append(run_id)
             await deliver_all(tx, await messages_to_waiters(tx, run_id, outcome.payload, failed=failed))
+    return ended
 
 
 async def _retry_later(tx: SqliteTransaction, lease: Lease, retry: RetryLater) -> bool:

@@ -44,6 +44,11 @@ _busyness = attrgetter("thread.unfinished")
 _log = logging.getLogger("perdure.store")
 
 
+#: Seconds without a poll that wants a watch, after which the log is not watched: more than an idle worker waits.
+WATCH_LAPSE = 90.0
+LONGEST_LAPSE = 3600.0
+
+
 class SqliteStore(SqlStore):
     """The `Store` over one SQLite database."""
 
@@ -68,12 +73,19 @@ class SqliteStore(SqlStore):
         self._watch: WriteWatch | None = None
         self._is_watchable: bool | None = None
         self._seen_by_watch = False
+        self._watch_wanted_at = self._watch_until = 0.0
         #: The connection threads that a forking thread holds, by the id of that thread.
         self._held_threads: dict[int, builtins.list[SerialThread]] = {}
         if url.path is not None and not inline:
             self._readers = [
                 SqliteConnection(url, system, self._clock, writes=False, on_commit=self._done) for _ in range(_READERS)
             ]
+
+    async def open(self) -> None:
+        """Connect, check versions and settings, apply migrations if allowed. Raises `SchemaMismatch`."""
+        await super().open()
+        if self._url.path is None and self._may_migrate:
+            await self._writer.thread.run(self._writer.keep_tables)
 
     async def close(self) -> None:
         """Close every connection."""
@@ -189,6 +201,8 @@ class SqliteStore(SqlStore):
     async def _connect(self) -> None:
         try:
             await self._writer.thread.run(self._writer.open)
+            if self._url.path is None and self._may_migrate:
+                await self._writer.thread.run(self._writer.copy_tables)
             self._process = os.getpid()
             watch_forks(self._after_fork_in_child, before=self._before_fork, in_parent=self._after_fork_in_parent)
             for reader in self._readers:
@@ -223,11 +237,20 @@ class SqliteStore(SqlStore):
                 self._watch.close()
             log = f"{os.path.realpath(self._file)}-wal"
             self._watch = WriteWatch(log, self._system, self._check_written)
+            self._watch_wanted_at = self._system.monotonic()
         if self._watch is not None:
+            now = self._system.monotonic()
+            # Longer for a worker whose polls are further apart.
+            self._watch_until = now + max(WATCH_LAPSE, min(3 * (now - self._watch_wanted_at), LONGEST_LAPSE))
+            self._watch_wanted_at = now
             self._watch.arm()
 
     def _check_written(self) -> bool:
         """Check because the log was written; the next poll tells of a change, too."""
+        if self._watch is not None and self._system.monotonic() > self._watch_until:
+            self._watch.close()
+            self._watch = None
+            return False
         changed = bool(self._check_at_once())
         self._seen_by_watch |= changed
         return changed

@@ -88,6 +88,9 @@ logger = logging.getLogger("perdure.worker")
 
 #: One in so many claimed runs is chosen by age alone.
 AGE_SHARE = 8
+#: Queues times types from which on a claim chooses by age only once in so many times, and then so many times as many.
+MANY_RANGES = 64
+AGE_TURNS = 4
 #: Where commits overlap, a claim takes a third of the slots or this many, whichever is more.
 SMALLEST_SHARE = 32
 #: Polls without a change after which a claim is made all the same.
@@ -413,9 +416,13 @@ class Claimer:
         """Claim runs that their limits admit."""
         worker = self._worker
         alone = worker.holds_nothing and self._quarantine.is_due
+        tell = self._system.telemetry.claimed
+        began = 0.0 if tell is None else self._system.monotonic()
         admitted = await worker.gatekeeper.admit(
             worker.id, room, alone=alone, poison_after=worker.settings.poison_after
         )
+        if tell is not None:
+            tell(admitted.runs, room, admitted.now, self._system.monotonic() - began)
         self._suspects |= admitted.suspects
         self._quarantine.note_claim(admitted.runs)
         self._next_wake = min(self._next_wake, admitted.next_due)
@@ -435,7 +442,13 @@ class Claimer:
         if self._store.lanes == 1 or (self._suspects and self._worker.holds_nothing):
             return free
         # Not all slots at once: while some runs are claimed, others are executed and others written.
-        return min(free, max(SMALLEST_SHARE, self._worker.settings.slots // 3))
+        return min(free, max(SMALLEST_SHARE, self._worker.settings.slots // (2 if self._has_many_ranges else 3)))
+
+    @property
+    def _has_many_ranges(self) -> bool:
+        """True if a claim reads so many ranges, one for each queue and type, that few large claims are better."""
+        gatekeeper = self._worker.gatekeeper
+        return len(gatekeeper.types) * len(gatekeeper.queues) > MANY_RANGES
 
     @property
     def _quarantined(self) -> bool:
@@ -456,6 +469,9 @@ class Claimer:
     async def _claim(self, room: int, *, alone: bool) -> ClaimResult:
         self._claims += 1
         by_age = room // AGE_SHARE or (1 if self._claims % AGE_SHARE == 0 else 0)
+        if by_age > 1 and self._has_many_ranges:
+            # Choosing by age reads all ranges again: the same share, in one claim of a few.
+            by_age = AGE_TURNS * by_age if self._claims % AGE_TURNS == 0 else 0
         settings = self._worker.settings
         request = ClaimRequest(
             worker=self._worker.id,
@@ -469,7 +485,13 @@ class Claimer:
             affinity=int(max(settings.affinity, AVOID_RECLAIM if self._avoids_reclaim else 0.0) * 1e6),
             build=self._worker.build,
         )
-        return await self._store.claim(request)
+        tell = self._system.telemetry.claimed
+        if tell is None:
+            return await self._store.claim(request)
+        began = self._system.monotonic()
+        claimed = await self._store.claim(request)
+        tell(claimed.runs, room, claimed.now, self._system.monotonic() - began)
+        return claimed
 
     async def take_up(self, runs: tuple[ClaimedRun, ...]) -> None:
         """Hand claimed runs to the worker, with their histories. A run that cannot be loaded is blocked alone."""

@@ -215,9 +215,13 @@ class PushExecutor:
     async def _try_claim(self, run_id: str) -> ClaimByIdResult:
         alone = self._worker.holds_nothing and not self._taking
         self._taking.add(run_id)
+        tell, began = self._system.telemetry.claimed, self._system.monotonic()
         taken = await self._store.claim_by_id(self._request(run_id, alone=alone))
         if taken.refused is ClaimRefusal.GATED and taken.run is not None:
             taken = await self._admit(taken, taken.run, alone=alone)
+        if tell is not None:
+            claimed = () if taken.claimed is None else (taken.claimed,)
+            tell(claimed, 1, taken.now, self._system.monotonic() - began)
         if taken.claimed is None:
             self._taking.discard(run_id)
         return taken

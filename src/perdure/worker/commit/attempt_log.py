@@ -141,8 +141,7 @@ class AttemptLog:
 
     def forget(self, run_id: str) -> None:
         """Expect nothing of a run any more."""
-        if self._failing:
-            self._failing.pop(run_id, None)
+        self._failing.pop(run_id, None)
 
     @property
     def enabled(self) -> bool:

@@ -19,8 +19,8 @@ from perdure.core.background_loops import LoopGuard, LoopHealth
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice, Hook, Hooks
 from perdure.core.system import System
 from perdure.store.contract import NewEvent, Store
-from perdure.worker.batched_calls import is_end_of
 from perdure.worker.commit.attempt_log import AttemptEnd
+from perdure.worker.steps.step_task import is_end_of
 
 logger = logging.getLogger("perdure.hooks")
 

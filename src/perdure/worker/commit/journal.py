@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 from weakref import WeakSet
@@ -31,6 +32,9 @@ MAX_BATCH = 1000
 
 #: Smallest part of a batch whose authors are notified in parts.
 SMALLEST_PART = 16
+
+#: Timed commits of which a worker reports the 99th percentile.
+SAMPLES = 100
 
 #: Refusals after which a turn is no longer sent together with others, unless the cause passes by itself.
 REFUSALS = 3
@@ -66,6 +70,7 @@ class Journal:
         self._system = system
         self._actor = actor
         self._read_clock = read_clock
+        self._telemetry = system.telemetry
         self._guard = LoopGuard("journal", system, health, logger)
         self.attempt_log = AttemptLog() if attempt_log is None else attempt_log
         self._waiting: dict[TurnAuthor, Turn | None] = {}
@@ -77,12 +82,24 @@ class Journal:
         self._held_back = False
         #: Authors that were blocked because they could not make a turn.
         self._broken: WeakSet[TurnAuthor] = WeakSet()
+        #: Whether the next commit is timed for the heartbeat, and the latest such times in seconds.
+        self._sampling = True
+        self._samples: deque[float] = deque(maxlen=SAMPLES)
         self.batches = 0
         self.turns = 0
 
     def submit(self, author: TurnAuthor) -> None:
         """Ask the author for a turn with the next batch. Asking twice is harmless."""
         self._waiting.setdefault(author, None)
+        self._send_soon()
+
+    def add(self, author: TurnAuthor, turn: Turn) -> None:
+        """Send a turn that the author has made already with the next batch. It is the only one of the author."""
+        self._waiting[author] = turn
+        if not self._flushing:
+            self._send_soon()
+
+    def _send_soon(self) -> None:
         if not self._flushing and len(self._writing) < self._store.lanes:
             self._flushing = True
             if not self._held_back:
@@ -107,6 +124,16 @@ class Journal:
     def forget(self) -> None:
         """Drop turns of the worker's previous life: they must not be written under the new id."""
         self._waiting.clear()
+
+    def commit_p99(self) -> int:
+        """Return the 99th percentile of the timed commits in microseconds, 0 if there is none, and time the next one.
+
+        Called from the heartbeat's thread. One commit for each heartbeat is timed, so that usual commits cost nothing.
+        """
+        # Copied in one go: the main loop adds to it meanwhile.
+        times = sorted(self._samples.copy())
+        self._sampling = True
+        return max(1, round(times[len(times) * 99 // 100] * 1e6)) if times else 0
 
     @property
     def idle(self) -> bool:
@@ -149,11 +176,16 @@ class Journal:
             author.block(error)
 
     async def _write(self, batch: list[tuple[TurnAuthor, Turn]], actor: str) -> None:
+        sampled = self._sampling
+        began = self._system.monotonic() if sampled or self._telemetry.committed is not None else 0.0
+        self._sampling = False
         verdicts = await self._commit([turn for _, turn in batch], actor)
+        if sampled:
+            self._samples.append(self._system.monotonic() - began)
         if actor != self._actor():
             # A lease ends with the worker's life, so busy turns of the previous life are not sent again.
             verdicts = [TurnOutcome.LOST if verdict is _BUSY else verdict for verdict in verdicts]
-        asyncio.get_running_loop().call_soon(self._landed, asyncio.current_task(), batch, verdicts)
+        asyncio.get_running_loop().call_soon(self._landed, asyncio.current_task(), batch, verdicts, began)
 
     async def _commit(self, turns: list[Turn], actor: str) -> list[TurnOutcome]:
         tries = 0
@@ -195,7 +227,11 @@ class Journal:
         return True
 
     def _landed(
-        self, task: asyncio.Task[None] | None, batch: list[tuple[TurnAuthor, Turn]], verdicts: list[TurnOutcome]
+        self,
+        task: asyncio.Task[None] | None,
+        batch: list[tuple[TurnAuthor, Turn]],
+        verdicts: list[TurnOutcome],
+        began: float,
     ) -> None:
         assert task is not None
         self._writing.remove(task)
@@ -205,6 +241,9 @@ class Journal:
             except Exception as error:
                 # An error in the log must not keep turns from being handled.
                 self._guard.failed(error)
+        if (tell := self._telemetry.committed) is not None:
+            seconds = self._system.monotonic() - began if began else 0.0
+            tell(batch, verdicts, self._read_clock().now, seconds)
         self._notify(list(zip(batch, verdicts, strict=True)))
 
     def _notify(self, news: list[tuple[tuple[TurnAuthor, Turn], TurnOutcome]]) -> None:

@@ -12,7 +12,7 @@ import asyncio
 import datetime
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -136,6 +136,12 @@ class Gatekeeper:
         """Set the types and queues for which a limit was set at run time."""
         if limited != self._limited:
             self._limited = limited
+            self._split_types()
+
+    def set_elsewhere(self, types: Collection[str]) -> None:
+        """Leave out types that belong to another runtime."""
+        if types:
+            self._definitions = {type: one for type, one in self._definitions.items() if type not in types}
             self._split_types()
 
     def take_misclaimed(self, claimed: Sequence[ClaimedRun]) -> list[ClaimedRun]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import copy_context
 from typing import Any
 
 from msgspec.structs import replace
@@ -41,6 +42,7 @@ from perdure.worker.run.policy import fail_expired
 from perdure.worker.services import Services
 from perdure.worker.steps.activity_attempt import ActivityAttempt
 from perdure.worker.steps.attempt import Attempt
+from perdure.worker.tracing import trace_interrupted_activity
 from perdure.workflow.activity import Activity, Pending
 from perdure.workflow.run_settings import RunSettings
 
@@ -138,6 +140,8 @@ class ActivityRun(HeldRun):
         if pending is not None and (pending.generation, pending.number) == (self.run.generation, self._seq):
             self._pending = pending
         self._interrupted = count_interrupted_activity_attempts(interruptions, self._last_failed)
+        if self.trace is not None and self._interrupted:
+            trace_interrupted_activity(self.trace, interruptions, self._seq - 1, self.run, self._interrupted)
         self.stage = Stage.ACTIVE
         if not self.take_backlog():
             self.settle(self._services.read_clock())
@@ -223,9 +227,9 @@ class ActivityRun(HeldRun):
         self._take_details(attempt)
         self._wakeup.disarm()
         self._silence.disarm()
-        if self._cancelled is None and (breaker := self._services.gatekeeper.breaker_of(self.run)) is not None:
-            self._services.gatekeeper.report_run_outcome(breaker, error, self._policy(), self.run)
         pending = error is None and result is Pending
+        if self._cancelled is None and not pending:
+            self._report_to_breaker(error)
         failed = self._succeeded(result) if error is None and not pending else error
         if self._cancelled is not None:
             self._end_cancelled(failed)
@@ -234,6 +238,12 @@ class ActivityRun(HeldRun):
         elif failed is not None:
             self._failed(attempt.started_at, failed, reading.now)
         self.settle(reading)
+
+    def _report_to_breaker(self, error: BaseException | None) -> None:
+        """Let the breaker of the activity, if it has one, count the end of an attempt."""
+        gatekeeper = self._services.gatekeeper
+        if (breaker := gatekeeper.breaker_of(self.run)) is not None:
+            gatekeeper.report_run_outcome(breaker, error, self._policy(), self.run)
 
     def _succeeded(self, result: Any) -> PerdureError | None:
         codec, returns = self._services.codec, self._activity.signature.returns
@@ -275,6 +285,7 @@ class ActivityRun(HeldRun):
 
     def _pending_since(self, attempt: ActivityAttempt, now: int) -> PendingAttempt:
         close, heartbeat = self._settings.start_to_close, self._settings.heartbeat
+        breaker = self._services.gatekeeper.breaker_of(self.run)
         return PendingAttempt(
             generation=self.run.generation,
             number=self._seq,
@@ -282,13 +293,17 @@ class ActivityRun(HeldRun):
             since=now,
             close_at=NEVER if close is None else attempt.started_at + int(close * 1e6),
             heartbeat=0 if heartbeat is None else int(heartbeat * 1e6),
+            breaker="" if breaker is None else breaker.gate,
+            admitted_at=self.run.wake_at,
         )
 
     def _wait_outside(self, pending: PendingAttempt, now: int) -> None:
         """Park the run until its end is reported from outside, or time the attempt out."""
         due = pending.due(self._heard_at)
         if due <= now + CLOCK_TOLERANCE:
-            self._failed(pending.started_at, self._timeout(pending), now)
+            error = self._timeout(pending)
+            self._report_to_breaker(error)
+            self._failed(pending.started_at, error, now)
             return
         wait = Wait(
             kind=WaitKind.COMPLETION, name=self.run.type, since=pending.since, until=due if due < NEVER else 0
@@ -323,6 +338,7 @@ class ActivityRun(HeldRun):
             self._end_cancelled()
             return
         error = self._services.errors.restore(Failure.read(message.payload), run_id=self.run.id)
+        self._report_to_breaker(error)
         self._failed(started_at, error, self._services.read_clock().now)
 
     @property
@@ -425,10 +441,17 @@ class ActivityRun(HeldRun):
             self.run, self._activity, self._arguments, self._settings, policy.attempts, self._last_heartbeat,
             self._interrupted, self._seq, reading.now, services.system, services.codec, services.results, self,
         )  # fmt: skip
-        self._attempt.start(services.threads, self.run.deadline)
+        if (tell := services.system.telemetry.attempt_started) is None:
+            self._attempt.start(services.threads, self.run.deadline)
+        else:
+            copy_context().run(self._start_told, self._attempt, tell)
         if self._settings.heartbeat is not None:
             self._silence.arm(self._settings.heartbeat, self._check_heartbeat)
         self._wake_at_deadline(reading)
+
+    def _start_told(self, attempt: ActivityAttempt, tell: Callable[[ActivityRun, ActivityAttempt], None]) -> None:
+        tell(self, attempt)
+        attempt.start(self._services.threads, self.run.deadline)
 
     def _wake_at_deadline(self, reading: ClockReading) -> None:
         self._wakeup.arm(min(DEADLINE_RECHECK, max(0.0, (self.run.deadline - reading.now) / 1e6)), self._recheck)
@@ -472,7 +495,7 @@ class ActivityRun(HeldRun):
         self._expect_failure(state)
         record, self._record = self._record, None
         if record is not None:
-            self._services.journal.attempt_log.expect(self.run.id)
+            self._announce_failure()
         if state is None and record is None and not outputs:
             return None
         self._committing = True

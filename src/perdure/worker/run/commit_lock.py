@@ -49,7 +49,7 @@ class CommitLock:
     def request(self, attempt: TransactionAttempt) -> None:
         """Grant the lock to an attempt when it is next in line."""
         self._requests.append(attempt)
-        if attempt.begun:
+        if attempt.is_called:
             # A callback of its own: the caller may be a task, in which no workflow code may run.
             asyncio.get_running_loop().call_soon(self._settle, context=self._services.results.context)
 

@@ -15,6 +15,7 @@ from perdure.core.model.outputs import STOPPED, Interruption, NewOutput, interru
 from perdure.core.model.record import Message
 from perdure.core.model.run import Status
 from perdure.core.model.turn import Block, Finish, Lease, NextState, Release, RetryLater, Turn, TurnOutcome
+from perdure.core.tracing import RunTrace, trace_id_of
 from perdure.errors import PerdureError
 from perdure.worker.batched_calls import ClockReading
 from perdure.worker.commit.attempt_log import RUN
@@ -50,6 +51,10 @@ class HeldRun(ABC):
     scope = RUN
     #: Whether a run that is given up has inbox entries that it will not take in: it can neither park nor continue.
     _leaves_entries = False
+    #: Whether the log of attempts was told to expect a failure.
+    _failure_announced = False
+    #: The run's part of a trace; None without a tracer.
+    trace: RunTrace | None = None
 
     def __init__(self, claimed: ClaimedRun, services: Services) -> None:
         self.run = run = claimed.run
@@ -130,6 +135,11 @@ class HeldRun(ABC):
         """Return the headers of the run. Called from any thread."""
         return self.run.headers
 
+    def run_fields(self) -> dict[str, object]:
+        """Return fields of log records inside of steps, besides the run's id. Called from any thread."""
+        trace_id = trace_id_of(self.run.headers) if self.trace is None else self.trace.trace_id
+        return {"run_type": self.run.type, **({"trace_id": trace_id} if trace_id else {})}
+
     def _stop_notice(self, last: int, steps: tuple[str, ...]) -> NewOutput:
         """Make the notice that the worker stopped before these steps had ended; `last`: number of the last record."""
         run = self.run
@@ -172,16 +182,24 @@ class HeldRun(ABC):
     def lose(self, why: str = "it was taken over by another worker, or ended") -> None:
         """Let go of a run whose lease is gone, and stop its steps."""
         logger.warning("lease_lost: run %s is dropped: %s", self.run.id, why, extra=self.log_fields)
+        if (tell := self._services.system.telemetry.lease_lost) is not None:
+            tell(self.run)
         self._let_go()
 
     def _expect_failure(self, after: NextState | None) -> None:
         """Announce a state that the log reports as a failure."""
         if after.status is not _COMPLETED if type(after) is Finish else type(after) in _FAILURES:
-            self._services.journal.attempt_log.expect(self.run.id)
+            self._announce_failure()
+
+    def _announce_failure(self) -> None:
+        """Announce that the next turn contains a failure."""
+        self._failure_announced = True
+        self._services.journal.attempt_log.expect(self.run.id)
 
     def _let_go(self, after: NextState | None = None) -> None:
         services = self._services
-        services.journal.attempt_log.forget(self.run.id)
+        if self._failure_announced:
+            services.journal.attempt_log.forget(self.run.id)
         self.drop()
         services.owner.ended(self, after)
 

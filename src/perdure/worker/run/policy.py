@@ -188,7 +188,9 @@ def _wait_for(operation: OpenOperation) -> Wait | None:
     if isinstance(operation, ChildOperation):
         return Wait(kind=WaitKind.CHILD, name=operation.child_id, since=operation.asked_at, detail=operation.call.type)
     if isinstance(operation, WatchOperation):
-        return Wait(kind=WaitKind.RUN, name=operation.target, since=operation.asked_at)
+        wants = operation.wants
+        detail = "" if wants is None else f"{wants.kind} {wants.name!r}"
+        return Wait(kind=WaitKind.RUN, name=operation.target, since=operation.asked_at, detail=detail)
     if isinstance(operation, StepOperation):
         return Wait(kind=WaitKind.RETRY, name=operation.location, until=operation.retry_at)
     if isinstance(operation, TimerOperation) and operation.name != RECEIVE_TIMEOUT:

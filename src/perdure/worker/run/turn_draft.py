@@ -44,7 +44,8 @@ class TurnDraft(Struct):
     _trim: Trim | None = None
     #: Number of the last inbox entry that a record was made of since the last turn. The record may be trimmed already.
     read: int = 0
-    _unrecorded: int = 0
+    #: Number of the last inbox entry that was taken in and left no record, since the last turn.
+    unrecorded: int = 0
     _carried: int = 0
 
     def add(self, effects: Iterable[Effect]) -> None:
@@ -68,7 +69,7 @@ class TurnDraft(Struct):
 
     def took_in(self, entry: int) -> None:
         """Note that an inbox entry was taken in and left no record."""
-        self._unrecorded = entry
+        self.unrecorded = entry
 
     def carry(self, entry: int) -> None:
         """Note that the inbox up to an entry goes into the next generation; without one, it stays unread."""
@@ -127,7 +128,7 @@ class TurnDraft(Struct):
         self.filled = bool(self.children or self.sends or self._outputs or self._listening)
 
     def watch(self, operation: WatchOperation, run: Run) -> None:
-        """Wait for the end of a run, from the next turn on."""
+        """Wait for the end of a run, or for its outputs, from the next turn on."""
         if operation.event:
             self.children[operation.target] = event_run(operation.target, short_key(f"{run.id}:{operation.key}"))
         self.sends.append(_watch(RecordKind.WATCH, operation, run))
@@ -171,10 +172,10 @@ class TurnDraft(Struct):
     def turn(self, lease: Lease, records: tuple[Record, ...], next: NextState | None) -> Turn:
         """Make the turn and empty the draft."""
         self.urgent = False
-        if not (self.filled or self.read or self._unrecorded or self._carried or self._trim):
+        if not (self.filled or self.read or self.unrecorded or self._carried or self._trim):
             return Turn(lease=lease, records=records, next=next)
-        read = max(self.read, self._unrecorded, self._carried if isinstance(next, ContinueAsNew) else 0)
-        self.read = self._unrecorded = 0
+        read = max(self.read, self.unrecorded, self._carried if isinstance(next, ContinueAsNew) else 0)
+        self.read = self.unrecorded = 0
         if not self.filled and self._trim is None:
             return Turn(lease=lease, records=records, read=read, next=next)
         self.singletons_started, self._singletons_to_start = self._singletons_to_start, ()
@@ -195,7 +196,14 @@ class TurnDraft(Struct):
 
 
 def _watch(kind: RecordKind, operation: WatchOperation, run: Run) -> NewMessage:
-    return NewMessage(run_id=operation.target, kind=kind, name=operation.location, payload=run.id, key=operation.key)
+    return NewMessage(
+        run_id=operation.target,
+        kind=kind,
+        name=operation.location,
+        payload=run.id,
+        key=operation.key,
+        wants=operation.wants,
+    )
 
 
 def child_queue(given: str | None, parents: str, definition: Definition[Any, Any] | None) -> str:

@@ -20,7 +20,7 @@ from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes, Failure
 from perdure.core.middleware import Invocation, Layer, surround
 from perdure.core.model.claim import ClaimedRun
-from perdure.core.model.headers import headers_of
+from perdure.core.model.headers import HEADERS_KEY, headers_of
 from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.run import Reason, Run, Status
@@ -54,6 +54,7 @@ from perdure.worker.run.commit_lock import CommitLock
 from perdure.worker.run.held_run import HeldRun, Stage
 from perdure.worker.run.interrupted_steps import EARLIEST_TOKEN, count_interruptions
 from perdure.worker.run.operation_log import OperationLog
+from perdure.worker.run.packing import HistoryPacking, first_packing, next_packing
 from perdure.worker.run.pause_and_evict import UNRECORDED, RunOrders
 from perdure.worker.run.policy import (
     after_failed_attempt,
@@ -68,6 +69,7 @@ from perdure.worker.run.turn_draft import TurnDraft
 from perdure.worker.services import Services
 from perdure.worker.steps.attempt import Attempt, context_of_step, is_misuse
 from perdure.worker.steps.transaction_attempt import CommitGrant, Committed
+from perdure.worker.tracing import trace_interruptions
 from perdure.workflow.context import Context
 from perdure.workflow.definition import Workflow
 from perdure.workflow.step import NO_STEP_SETTINGS
@@ -80,10 +82,10 @@ REPLAY_SLICE = 0.004
 #: Time until the lease is checked again when it was not safe enough to begin a step, in seconds.
 LEASE_RECHECK = 0.1
 
-# Looking up an enum member through its class is slow; these are needed for every step.
+# Looking up an enum member through its class is slow; these are needed for every step or record.
 _REPLAYING, _ACTIVE, _OVER = Stage.REPLAYING, Stage.ACTIVE, Stage.OVER
-_LOST, _AWAKE = TurnOutcome.LOST, TurnOutcome.AWAKE
-_MESSAGE = RecordKind.MESSAGE
+_APPLIED, _LOST, _AWAKE = TurnOutcome.APPLIED, TurnOutcome.LOST, TurnOutcome.AWAKE
+_ATTEMPT, _MESSAGE = RecordKind.ATTEMPT, RecordKind.MESSAGE
 _COMPLETED = Status.COMPLETED
 _FULL = Audit.FULL
 
@@ -97,8 +99,12 @@ class WorkflowRun(HeldRun):
     #: Attempts whose beginning is recorded and has to be durable first: in no turn yet, and in the last one.
     _announced: tuple[Attempt, ...] = ()
     _beginning: tuple[Attempt, ...] = ()
+    #: Time at which the replay of a history began, on the monotonic clock.
+    _replay_began = 0.0
     #: Notes timers and children for the audit trail; None at the usual level.
     _operation_log: OperationLog | None = None
+    #: Packs the history, once it is long.
+    _packing: HistoryPacking | None = None
 
     def __init__(
         self, claimed: ClaimedRun, workflow: Workflow[Any, Any], records: tuple[Record, ...], services: Services
@@ -116,6 +122,12 @@ class WorkflowRun(HeldRun):
         self._has_emitted = False
         #: By location, interrupted attempts of earlier holders; None: not read.
         self._interrupted: dict[str, int] | None = None
+        #: False once the run has had limits, transactions, orders, announced steps or notes.
+        self._is_usual = True
+        #: The one step that the turn under way has led to, while nothing else happens to the run.
+        self._following: StepOperation | None = None
+        #: Length of the history at which it is packed next.
+        self._pack_at = 2 * services.settings.pack_history or NEVER
 
     @property
     def last(self) -> int:
@@ -146,13 +158,17 @@ class WorkflowRun(HeldRun):
             self._records = ()
             if run.token >= EARLIEST_TOKEN:
                 self._failures = tuple(
-                    one for one in records if one.kind is RecordKind.ATTEMPT and one.run_attempt == run.attempt
+                    one for one in records if one.kind is _ATTEMPT and one.run_attempt == run.attempt
                 )
         if self._services.store.audit is _FULL:
             self._operation_log = OperationLog()
+            self._is_usual = False
         execution = self._execution = make_execution(run, self._workflow, records, self._services)
+        if self.trace is not None:
+            execution.trace_id = self.trace.trace_id
         execution.begin(reading.drain_context)
         if records:
+            self._replay_began = self._services.system.monotonic()
             self._replay()
         else:
             execution.end_replay()
@@ -167,6 +183,9 @@ class WorkflowRun(HeldRun):
         if not self._execution.replay(lambda: monotonic() < pause_at):
             asyncio.get_running_loop().call_soon(self._replay)
             return
+        if (tell := self._services.system.telemetry.replayed) is not None:
+            tell(self.run, self._execution.next_seq, monotonic() - self._replay_began)
+        self._pack_at = first_packing(self._services.settings.pack_history, self._execution.next_seq)
         for warning in self._execution.warnings:
             logger.warning("run %s: %s", self.run.id, warning, extra=self.log_fields)
         if self._execution.replayed:
@@ -202,7 +221,7 @@ class WorkflowRun(HeldRun):
         if self._execution.replayed and (interrupted := self._execution.record_interruptions(reading.now)):
             self._draft.urgent = True
             for _ in range(interrupted):
-                self._services.journal.attempt_log.expect(self.run.id)
+                self._announce_failure()
         # Results of an earlier attempt come before what has arrived since, so that a cancellation finds them.
         if self._backlog and any(message.kind is RecordKind.CANCEL for message in self._backlog):
             self._execution.cancel_waits = True
@@ -224,6 +243,8 @@ class WorkflowRun(HeldRun):
             return
         asked, failures = self._execution.asked or {}, self._failures
         self._interrupted = count_interruptions(found, self._open_steps(), asked, failures, self.run)
+        if self.trace is not None:
+            trace_interruptions(self.trace, found, self._execution, self._interrupted, self._open_steps())
         self._failures = ()
         self._replayed(self._services.read_clock())
 
@@ -236,8 +257,10 @@ class WorkflowRun(HeldRun):
         reading = self._services.read_clock()
         if self.run.deadline <= reading.now:
             self._expire()
-        else:
-            self.settle(reading)
+            return
+        if self._execution is not None and self._execution.next_seq >= self._pack_at:
+            self._pack(self._execution)
+        self.settle(reading)
 
     # events
 
@@ -252,8 +275,11 @@ class WorkflowRun(HeldRun):
             return
         reading = self._services.read_clock()
         messages = list(messages)
+        if self.trace is not None:
+            self.trace.arrived(messages)
         if self._orders is not None or not UNRECORDED.isdisjoint([message.kind for message in messages]):
             self._orders = self._orders or RunOrders(self, self._services)
+            self._is_usual = False
             messages = self._orders.accept(messages)
             if self._step_limits is not None:
                 self._step_limits.ask_again(messages)
@@ -279,6 +305,64 @@ class WorkflowRun(HeldRun):
             self._draft.urgent = True
         self.settle(reading)
 
+    # the fast way
+
+    def step_returned(self, attempt: Attempt, result: Any, reading: ClockReading) -> None:
+        """Record the result of a step, let the workflow go on, and make the turn: the fast way of the usual step.
+
+        `step_ended`, `settle` and `make_turn` come to the same. They take over where anything is unusual.
+        """
+        execution, operation, services = self._execution, attempt.operation, self._services
+        stored = None
+        if self._is_usual and execution is not None and operation.open and not operation.ephemeral:
+            stored = services.codec.store_quickly(result, operation.request.spec.returns)
+        if execution is None or stored is None or self._attempts.pop(operation.location, None) is None:
+            self.step_ended(attempt, result, None, reading)
+            return
+        now, draft = reading.now, self._draft
+        payload, value = stored
+        execution.step_succeeded(
+            operation, payload, value, now, attempt.started_at, attempt.number, reading.drain_context
+        )
+        fresh = execution.fresh
+        if (
+            len(fresh) != 1 or type(following := fresh[0]) is not StepOperation or following.ephemeral
+            or not following.open or execution.outcome is not None or execution.effects or execution.dropped
+            or execution.has_earlier or execution.checkpoints.has_trimmed
+            or self._committing or self._attempts or self._ready or self._forced is not None or self._has_emitted
+            or draft.filled or draft.read or draft.unrecorded or services.emit_buffer.pending
+            or self.stage is not _ACTIVE or self.run.deadline <= now or not reading.may_start
+            or self._wakeup.timer is not None
+        ):  # fmt: skip
+            draft.urgent = True
+            self.settle(reading)
+            return
+        self._ready.append(following)
+        self._following = following if following.is_usual else None
+        self._committing = True
+        records = tuple(execution.unsaved)
+        execution.fresh, execution.unsaved = [], []
+        services.journal.add(self, Turn(lease=self.lease, records=records))
+
+    def _begin_following(self, following: StepOperation, reading: ClockReading) -> bool:
+        """Begin the step that the turn that is durable now has led to; False if it is not as usual any more."""
+        services, run, execution = self._services, self.run, self._execution
+        if (
+            not reading.may_start or run.deadline <= reading.now or self._interrupted or execution is None
+            or execution.next_seq >= self._pack_at or services.system.telemetry.attempt_started is not None
+        ):  # fmt: skip
+            return False
+        self._ready.clear()
+        attempt: Attempt = services.attempts.step(
+            following, run.id, reading.now, services.system, services.results, self
+        )
+        self._attempts[following.location] = attempt
+        if type(attempt) is Attempt and following.request.spec.is_async and not attempt.begins_in_task:
+            attempt.begin(run.deadline)
+        else:
+            attempt.start(services.threads, run.deadline)
+        return True
+
     def _record_result(
         self, execution: Execution, attempt: Attempt, result: Any, reading: ClockReading
     ) -> PerdureError | None:
@@ -301,7 +385,7 @@ class WorkflowRun(HeldRun):
     ) -> bool:
         """Record that an attempt failed; True if another one follows."""
         operation, services, now = attempt.operation, self._services, reading.now
-        services.journal.attempt_log.expect(self.run.id)
+        self._announce_failure()
         failure = Failure.of(error, services.codec)
         if type(error) is TypeError and is_misuse(error):
             # The call does not fit the function: its only frame is the one that called it.
@@ -349,6 +433,10 @@ class WorkflowRun(HeldRun):
             return
         while not self._paused and (timer := execution.next_timer()) is not None and timer.due <= reading.now:
             self._draft.urgent = True
+            if (tell := self._services.system.telemetry.timer_fired) is not None:
+                tell(self.run, timer.due, reading.now)
+            if self.trace is not None:
+                self.trace.fired(timer.location)
             execution.record(RecordKind.TIMER, timer.location, None, reading.now, started_at=timer.asked_at)
         self.settle(reading)
 
@@ -356,6 +444,7 @@ class WorkflowRun(HeldRun):
 
     def settle(self, reading: ClockReading) -> None:
         """Collect what the workflow asked for, then write a turn, begin steps, or wait."""
+        self._following = None
         if self.stage is not _ACTIVE:
             return
         now = reading.now
@@ -472,10 +561,12 @@ class WorkflowRun(HeldRun):
             options = operation.request.options
             if options is not NO_STEP_SETTINGS and is_limited(operation):
                 self._step_limits = self._step_limits or StepLimits(self, self._services)
+                self._is_usual = False
                 if not self._step_limits.may_begin(operation):
                     continue
             if operation.request.transaction:
                 self._commit_lock = self._commit_lock or CommitLock(self, self._services)
+                self._is_usual = False
                 attempt = self._commit_lock.attempt(operation, reading.now)
             else:
                 attempt = services.attempts.step(
@@ -487,17 +578,25 @@ class WorkflowRun(HeldRun):
             self._attempts[operation.location] = attempt
             if options is not NO_STEP_SETTINGS and options.at_most_once is True:
                 self._announce(attempt, reading.now)
-            elif len(operation.context) > 1:
-                context_of_step(operation).run(attempt.start, services.threads, self.run.deadline)
+            elif len(operation.context) > 1 or services.system.telemetry.attempt_started is not None:
+                context_of_step(operation).run(self._start_attempt, attempt)
             else:
                 attempt.start(services.threads, self.run.deadline)
         self._ready = waiting
+
+    def _start_attempt(self, attempt: Attempt) -> None:
+        """Start an attempt, in a context of its own, and tell listeners."""
+        services = self._services
+        if (tell := services.system.telemetry.attempt_started) is not None:
+            tell(self, attempt)
+        attempt.start(services.threads, self.run.deadline)
 
     def _announce(self, attempt: Attempt, now: int) -> None:
         """Record the beginning of an attempt; the attempt starts when the record is durable."""
         assert self._execution is not None
         self._execution.record_beginning(attempt.operation, now, attempt.number)
         self._announced += (attempt,)
+        self._is_usual = False
         self._draft.urgent = True
 
     @guarded
@@ -515,7 +614,7 @@ class WorkflowRun(HeldRun):
             self._services.system.call_later(LEASE_RECHECK, self._start_announced)
         else:
             for attempt in begun:
-                context_of_step(attempt.operation).run(attempt.start, self._services.threads, self.run.deadline)
+                context_of_step(attempt.operation).run(self._start_attempt, attempt)
 
     # turns
 
@@ -575,6 +674,8 @@ class WorkflowRun(HeldRun):
         if self._has_emitted or self._services.emit_buffer.pending:
             self._take_emitted()
         turn = self._draft.turn(self.lease, records, after)
+        if turn.children and self.trace is not None:
+            turn = replace(turn, children=tuple(self.trace.traced_child(child) for child in turn.children))
         if self._operation_log is not None and execution is not None and type(after) is not Block:
             notes = self._operation_log.take(execution, records, turn.children, self.run.id)
             turn = replace(turn, notes=notes)
@@ -612,6 +713,10 @@ class WorkflowRun(HeldRun):
     def landed(self, verdict: TurnOutcome, reading: ClockReading) -> None:
         """Go on after a commit: begin steps, park, or let go of the run."""
         self._committing = False
+        if (following := self._following) is not None:
+            self._following = None
+            if verdict is _APPLIED and self._begin_following(following, reading):
+                return
         after, self._verdict_next = self._verdict_next, None
         if self._draft.singletons_started:
             names, self._draft.singletons_started = self._draft.singletons_started, ()
@@ -623,6 +728,8 @@ class WorkflowRun(HeldRun):
         if verdict is _LOST:
             self.lose()
         elif after is None:
+            if self._execution is not None and self._execution.next_seq >= self._pack_at:
+                self._pack(self._execution)
             self.settle(reading)
         elif verdict is _AWAKE and self._forced is None:
             self._services.owner.read_inbox(self)
@@ -642,6 +749,17 @@ class WorkflowRun(HeldRun):
                 self._step_limits.close(ended=True)
             self._let_go(after)
 
+    def _pack(self, execution: Execution) -> None:
+        """Pack the history if it has grown by a segment of durable records."""
+        durable = execution.unsaved[0].seq if execution.unsaved else execution.next_seq
+        if durable < self._pack_at:
+            return
+        segment = self._services.settings.pack_history
+        self._pack_at = next_packing(segment, durable)
+        self._packing = self._packing or HistoryPacking(self, segment)
+        if self._packing.begin(durable):
+            self._services.owner.pack_history(self, self._packing)
+
     # steps behind limits
 
     def make_ready(self, operation: StepOperation) -> None:
@@ -659,7 +777,7 @@ class WorkflowRun(HeldRun):
             return
         reading = self._services.read_clock()
         self._draft.urgent = True
-        self._services.journal.attempt_log.expect(self.run.id)
+        self._announce_failure()
         execution.record(
             RecordKind.STEP, operation.location, Failure.of(error, self._services.codec).to_json(), reading.now,
             failed=True, started_at=reading.now, digest=operation.digest, attempts=operation.attempts,
@@ -707,6 +825,8 @@ class WorkflowRun(HeldRun):
         )  # fmt: skip
         turn = Turn(lease=self.lease, records=(record,))
         self._services.journal.attempt_log.log_batch([(self, turn)], [TurnOutcome.APPLIED], reading.now)
+        if (tell := self._services.system.telemetry.committed) is not None:
+            tell([(self, turn)], [TurnOutcome.APPLIED], reading.now, 0.0)
         # Versions that the workflow asked for may follow the record.
         assert execution.unsaved[0] == record
         del execution.unsaved[0]
@@ -740,6 +860,7 @@ class WorkflowRun(HeldRun):
     def drop(self) -> None:
         """Let go of the run at once, writing nothing: the lease is lost, or the memory is needed."""
         self.stage = _OVER
+        self._following = None
         if self._attempts:
             self._cancel_attempts()
         if self._step_limits is not None:
@@ -761,6 +882,7 @@ class WorkflowRun(HeldRun):
 
     def end_as(self, state: NextState) -> None:
         """End the lease with this state. If it blocks the run, nothing of this pass is written but emitted items."""
+        self._following = None
         if isinstance(state, Block) and self._execution is not None:
             self._execution.unsaved.clear()
             self._draft.clear_all_but_emitted()
@@ -874,8 +996,9 @@ def make_execution(
         *(run, workflow, records, services.codec, services.errors, services.logger), block_on, services.results.trace,
         layers=services.layers.workflow,
     )  # fmt: skip
-    if services.guard is not None:
-        services.guard.watch(execution.loop, run.id)
+    execution.loop.guard = guard = services.guard
+    if guard is not None and guard.trace is not None:
+        execution.loop.wrap_drains(guard.trace)
     return execution
 
 
@@ -896,7 +1019,8 @@ def execution_of(
     arguments = signature.decode_quickly(run.input)
     if arguments is None:
         arguments = signature.decode(run.input, codec, f"input of run {run.id!r} ({run.type})")
-    headers_of(run.options)  # raises for what cannot be read
+    if HEADERS_KEY in run.options:
+        headers_of(run.options)  # raises for what cannot be read
     origin = RunOrigin(
         run_id=run.id,
         type=run.type,

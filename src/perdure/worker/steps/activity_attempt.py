@@ -13,8 +13,9 @@ from perdure.core.model.run import Run
 from perdure.core.system import System
 from perdure.errors import ActivityTimeout
 from perdure.replay.operations import StepOperation
-from perdure.worker.batched_calls import ResultRecipient, StepResults, is_executed_by
+from perdure.worker.batched_calls import ResultRecipient, StepResults
 from perdure.worker.steps.attempt import NO_VARIABLES, Attempt
+from perdure.worker.steps.step_task import is_executed_by
 from perdure.workflow.activity import Activity
 from perdure.workflow.run_settings import RunSettings
 from perdure.workflow.runtime import StepRequest
@@ -46,6 +47,7 @@ class ActivityAttempt(Attempt):
     )
 
     recipient: HeartbeatRecipient
+    begins_in_task = True
 
     def __init__(
         self,
@@ -135,14 +137,14 @@ class ActivityAttempt(Attempt):
             )
         self.last_beat = self._system.monotonic()
         self._has_beaten = True
-        if payload is not None and not self._over and not self._loop.is_closed():
+        if payload is not None and not self.over and not self._loop.is_closed():
             self.details = payload
             self._loop.call_soon_threadsafe(self.recipient.heartbeat_received, self, context=self._results.context)
 
     def is_cancelled(self) -> bool:
         """True if the activity should stop. Called from any thread."""
         self._checks_cancellation = True
-        return self._cancelled or self._over
+        return self._cancelled or self.over
 
     async def cancelled(self) -> None:
         """Wait until the activity should stop."""
@@ -155,9 +157,9 @@ class ActivityAttempt(Attempt):
     def uncancel(self) -> bool:
         """Take the cancellation back; True if there was one. Called from any thread."""
         found, self.stop_asked = self.stop_asked, False
-        if found and not self._over:
+        if found and not self.over:
             self._cancelled = False
-            task = self._task
+            task = self.task
             while task is not None and is_executed_by(task) and task.cancelling():
                 task.uncancel()
         return found
@@ -170,11 +172,11 @@ class ActivityAttempt(Attempt):
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
-        if self._task is not None and not self._checks_cancellation and not self.waits_for_thread:
-            self._task.cancel()
+        if self.task is not None and not self._checks_cancellation and not self.waits_for_thread:
+            self.task.cancel()
             # A task that has not begun never reports its end.
-            return self._begun
-        return self._task is not None or (self._job is not None and self.operation.request.options.process is not True)
+            return self.begun
+        return self.task is not None or (self._job is not None and self.operation.request.options.process is not True)
 
     def close(self) -> bool:
         """Close the attempt; True if it was open."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from contextvars import Context, copy_context
 from typing import Any
@@ -15,9 +16,10 @@ from perdure.core.model.headers import Headers
 from perdure.core.system import DUE, Cancellable, System
 from perdure.errors import StepTimeout, UsageError, WorkflowError
 from perdure.replay.operations import StepOperation
-from perdure.worker.batched_calls import ResultRecipient, StepResults, is_executed_by
+from perdure.worker.batched_calls import ResultRecipient, StepResults
 from perdure.worker.steps.emit import EmitUsage
 from perdure.worker.steps.processes import ProcessCall
+from perdure.worker.steps.step_task import StepCaller, call_steps, is_executed_by
 from perdure.worker.steps.threads import Job, StepThreads
 from perdure.workflow.runtime import StepRequest
 from perdure.workflow.scopes import current_scope
@@ -33,17 +35,30 @@ CANCEL_PATIENCE = 5.0
 class Attempt:
     """A call of a step's function. Ends exactly once: it returns, raises or times out; never after `cancel`."""
 
+    __slots__ = (
+        "__dict__", "_results", "_system", "begun", "context", "ends_plainly", "error", "info", "number", "operation",
+        "over", "pending", "recipient", "result", "run_id", "started_at", "task", "timed_out",
+    )  # fmt: skip
+
     # Class attributes: most attempts neither set nor read them, and one attempt is made for every step.
     _threads: StepThreads | None = None
     _job: Job | None = None
     _process: ProcessCall | None = None
     _emission: EmitUsage | None = None
-    _task: asyncio.Task[None] | None = None
-    _begun = False
+    #: Whether an async function begins in a task, as one that is asked to stop before does. On Python 3.14, asyncio
+    #: keeps lists of tasks by thread, and `StepTask` is not tried there.
+    begins_in_task = sys.version_info >= (3, 14)
     #: Whether the task waits for a function in a thread, which cannot be interrupted.
     waits_for_thread = False
     #: Interrupted attempts before this one. They count in its number, but not for the retry policy.
     interrupted = 0
+
+    #: Of an async function, until it has ended.
+    info: StepInfo | None
+    #: Context variables of an async function, until it has ended.
+    context: Context | None
+    #: Result of a function that was called without a task.
+    result: Any
 
     def __init__(
         self,
@@ -61,9 +76,23 @@ class Attempt:
         self.recipient = recipient
         self._system = system
         self._results = results
-        self._over = False
-        self._pending: Cancellable | None = None
-        self._timed_out: StepTimeout | None = None
+        #: Whether the result is not needed any more, or has been handed over.
+        self.over = False
+        self.begun = False
+        #: Whether the end is reported to the run alone.
+        self.ends_plainly = True
+        #: Timer of the timeout.
+        self.pending: Cancellable | None = None
+        self.timed_out: StepTimeout | None = None
+        self.task: asyncio.Task[None] | None = None
+        #: Error of a function that was called without a task.
+        self.error: BaseException | None = None
+
+    def begin(self, due: int) -> None:
+        """Call an async function soon that has no options; `start` comes to the same."""
+        self.info = StepInfo(self.run_id, self.operation.location, self.number, due, self)
+        self.context = copy_context()
+        self._results.call(self)
 
     def start(self, threads: StepThreads, run_deadline: int) -> None:
         """Call the function."""
@@ -74,7 +103,11 @@ class Attempt:
             due = min(due, self.started_at + int(timeout * 1e6))
         info = self._info(due)
         if request.spec.is_async:
-            self._task = self._system.spawn(self.run(info), self.operation.location)
+            if self.begins_in_task:
+                self.task = self._system.spawn(self.run(info), self.operation.location)
+            else:
+                self.info, self.context = info, copy_context()
+                self._results.call(self)
         elif request.options.process is True:
             self._start_process(threads, info, timeout)
             return
@@ -82,7 +115,7 @@ class Attempt:
             self._threads = threads
             self._job = threads.submit(lambda: _in_thread(info, request), lambda *end: self._thread_done(info, *end))
         if timeout is not UNSET:
-            self._pending = self._system.call_later(timeout, lambda: self._time_out(timeout))
+            self.pending = self._system.call_later(timeout, lambda: self._time_out(timeout))
 
     def _info(self, due: int) -> StepInfo:
         """Information that the function can ask for."""
@@ -100,13 +133,13 @@ class Attempt:
         self._job = threads.submit(self._process.run, lambda *end: self._thread_done(info, *end))
 
     def _limit(self, timeout: float) -> None:
-        if not self._over:
-            self._pending = self._system.call_later(timeout, lambda: self._time_out(timeout))
+        if not self.over:
+            self.pending = self._system.call_later(timeout, lambda: self._time_out(timeout))
 
     @property
     def is_on_loop(self) -> bool:
         """True if a task of the worker's loop executes the function."""
-        return self._task is not None
+        return self.task is not None
 
     @property
     def is_in_thread(self) -> bool:
@@ -115,7 +148,7 @@ class Attempt:
 
     def is_over(self) -> bool:
         """True if the result is not needed any more."""
-        return self._over
+        return self.over
 
     def emit(self, stream: str, value: object) -> None:
         """Emit an item. Called from any thread."""
@@ -128,6 +161,10 @@ class Attempt:
     def headers(self) -> Headers:
         """Return the headers of the run. Called from any thread."""
         return self.recipient.headers()
+
+    def run_fields(self) -> dict[str, object]:
+        """Return fields of log records about the run. Called from any thread."""
+        return self.recipient.run_fields()
 
     def heartbeat_at(self, now: int, monotonic: float) -> int:
         """Return the time of the last heartbeat, given the time on both clocks; 0: there was none."""
@@ -152,15 +189,15 @@ class Attempt:
 
     def close(self) -> bool:
         """Close the attempt; True if it was open."""
-        was_open = not self._over
-        self._over = True
-        if self._pending is not None:
-            self._pending.cancel()
+        was_open = not self.over
+        self.over = True
+        if self.pending is not None:
+            self.pending.cancel()
         return was_open
 
     async def run(self, info: StepInfo, awaitable: Any = None) -> None:
         """Call the function, or await what it returned in a thread, and report the end."""
-        self._begun = True
+        self.begun = True
         trace = self._results.trace
         if not trace.waiting[DUE]:
             trace.note(trace)
@@ -173,7 +210,7 @@ class Attempt:
                 awaitable = request.spec.function(*request.args, **request.kwargs)
             result = await awaitable
         except GeneratorExit as error:
-            if not is_executed_by(self._task):
+            if not is_executed_by(self.task):
                 raise  # the coroutine is being closed: its loop is gone
             self.report_end(None, error)
         except asyncio.CancelledError:
@@ -189,18 +226,18 @@ class Attempt:
 
     def report_end(self, result: Any, error: BaseException | None) -> None:
         """Report the end of the function to the run, unless its result is not needed any more."""
-        self._task = None  # the task's context refers to this attempt; without the cycle it is freed at once
-        if self._over:
+        self.task = None  # the task's context refers to this attempt; without the cycle it is freed at once
+        if self.over:
             return
-        if self._timed_out is not None:
-            result, error = None, self._timed_out
+        if self.timed_out is not None:
+            result, error = None, self.timed_out
         self._results.add(self, result, error)
 
     def _thread_done(self, info: StepInfo, result: Any, error: BaseException | None) -> None:
         job, self._job = self._job, None
-        if error is None and inspect.isawaitable(result) and not self._over:
+        if error is None and inspect.isawaitable(result) and not self.over:
             context = copy_context() if job is None else job.context
-            self._task = context.run(self._system.spawn, self.run(info, result), self.operation.location)
+            self.task = context.run(self._system.spawn, self.run(info, result), self.operation.location)
         else:
             self.report_end(result, error)
 
@@ -209,12 +246,12 @@ class Attempt:
 
     def expire(self, error: StepTimeout) -> None:
         """End the attempt with an error, whatever its function does."""
-        if self._over:
+        if self.over:
             return
-        self._timed_out = error
-        if self._task is not None and self._begun:
-            self._task.cancel()
-            self._pending = self._system.call_later(CANCEL_PATIENCE, lambda: self.report_end(None, None))
+        self.timed_out = error
+        if self.task is not None and self.begun:
+            self.task.cancel()
+            self.pending = self._system.call_later(CANCEL_PATIENCE, lambda: self.report_end(None, None))
             return
         # A thread goes on, but its result is not recorded; a task that has not begun never reports its end.
         self.stop()
@@ -222,8 +259,8 @@ class Attempt:
 
     def stop(self) -> None:
         """Stop the function if it is a task or a process; a thread is abandoned."""
-        if self._task is not None:
-            self._task.cancel()
+        if self.task is not None:
+            self.task.cancel()
         elif self._job is not None and self._threads is not None:
             self._threads.abandon(self._job)
             if self._process is not None:
@@ -254,10 +291,11 @@ def call_function(function: Callable[..., Any], call: Invocation) -> Any:
     return function(*call.args, **call.kwargs)
 
 
-#: Code that calls the functions of async steps on the loop, by which the loop watch finds them in a stack.
-RUN_STEP = Attempt.run.__code__
+#: Code that calls the functions of async steps on the loop, by which the loop watch finds them in a stack, and the
+#: variable that has the attempt.
+RUN_STEP = {Attempt.run.__code__: "self", call_steps.__code__: "attempt", StepCaller.call.__code__: "attempt"}
 #: Code that calls the functions of steps.
-_CALLERS = frozenset({RUN_STEP, _in_thread.__code__, call_function.__code__})
+_CALLERS = frozenset({*RUN_STEP, _in_thread.__code__, call_function.__code__})
 
 
 def is_misuse(error: BaseException) -> bool:

@@ -77,7 +77,7 @@ class SurroundedAttempt(Attempt):
                 innermost = partial(self._in_process, threads, request, info)
             elif not request.spec.is_async:
                 innermost = partial(self._in_thread, threads, surround_blocking(inner, function))
-            self._task = self._system.spawn(
+            self.task = self._system.spawn(
                 self.run(info, LateCall(surround(outer, innermost), call)), self.operation.location
             )
         else:
@@ -87,7 +87,7 @@ class SurroundedAttempt(Attempt):
                 partial(_call_in_thread, info, blocking, call), lambda *end: self._thread_done(info, *end)
             )
         if timeout is not UNSET and not in_process:
-            self._pending = self._system.call_later(timeout, lambda: self._time_out(timeout))
+            self.pending = self._system.call_later(timeout, lambda: self._time_out(timeout))
 
     async def _in_thread(self, threads: StepThreads, function: Next, call: Invocation) -> Any:
         self.waits_for_thread = True

@@ -189,7 +189,7 @@ class _Process:
 
 
 def _pickled(request: StepRequest, info: StepInfo) -> bytes:
-    given = dict(info.credentials()), dict(info.headers)
+    given = dict(info.credentials()), dict(info.headers), info.log_fields
     told: tuple[Any, ...] = given, info.run_id, info.location, info.attempt, info.due
     if isinstance(info, ActivityInfo):
         told += info.type, info.max_attempts, info.parent_id, info.attempt_id, info.ready_at, info.last_heartbeat
@@ -211,11 +211,12 @@ class _Caller:
         self._connection = connection
         self._credentials: Mapping[str, Any] = {}
         self._headers: Headers = NO_HEADERS
+        self._fields: dict[str, object] = {}
         self._token = ""
 
-    def given(self, credentials: Mapping[str, Any], headers: Headers) -> None:
-        """Set the credentials and headers for the next call."""
-        self._credentials, self._headers = credentials, headers
+    def given(self, credentials: Mapping[str, Any], headers: Headers, fields: dict[str, object]) -> None:
+        """Set the credentials, the headers and the fields of log records for the next call."""
+        self._credentials, self._headers, self._fields = credentials, headers, fields
 
     def given_token(self, token: str) -> None:
         """Set the token of the attempt."""
@@ -232,6 +233,10 @@ class _Caller:
     def headers(self) -> Headers:
         """Headers of the run."""
         return self._headers
+
+    def run_fields(self) -> dict[str, object]:
+        """Fields of log records about the run."""
+        return self._fields
 
     def is_over(self) -> bool:
         """Return False: a process whose result is not needed is killed."""

@@ -108,7 +108,7 @@ class TransactionAttempt(Attempt):
             self._call()
 
     @property
-    def begun(self) -> bool:
+    def is_called(self) -> bool:
         """True if the function was called."""
         return self._called
 
@@ -125,7 +125,7 @@ class TransactionAttempt(Attempt):
     @property
     def wanted(self) -> bool:
         """True if the attempt still needs the commit lock."""
-        return not self._over and self._timed_out is None
+        return not self.over and self.timed_out is None
 
     def granted(self, grant: CommitGrant) -> None:
         """Go on with the commit lock, which ends with this attempt."""
@@ -137,9 +137,10 @@ class TransactionAttempt(Attempt):
 
     def _call(self) -> None:
         self._called = True
-        context_of_step(self.operation).run(self._call_in_context)
+        context_of_step(self.operation).run(self.call_in_context)
 
-    def _call_in_context(self) -> None:
+    def call_in_context(self) -> None:
+        """Call the function, in the context of the step."""
         request = self.operation.request
         timeout = request.options.timeout
         due = self._deadline
@@ -154,9 +155,9 @@ class TransactionAttempt(Attempt):
                 lambda: drive(self._perform(info, in_thread=True)), lambda *end: self._thread_done(info, *end)
             )
         else:
-            self._task = self._system.spawn(self.run(info), self.operation.location)
+            self.task = self._system.spawn(self.run(info), self.operation.location)
         if timeout is not UNSET:
-            self._pending = self._system.call_later(timeout, lambda: self._time_out(timeout))
+            self.pending = self._system.call_later(timeout, lambda: self._time_out(timeout))
 
     async def run(self, info: StepInfo, awaitable: Any = None) -> None:
         """Run the transaction with the function in it, and report the end."""
@@ -242,9 +243,9 @@ class TransactionAttempt(Attempt):
 
     def _cancel_timeout(self) -> None:
         # From here on only the database decides; after a timeout the outcome of the transaction would be unknown.
-        if self._pending is not None:
-            self._pending.cancel()
-            self._pending = None
+        if self.pending is not None:
+            self.pending.cancel()
+            self.pending = None
 
     def stop(self) -> None:
         """Stop the function, and answer it if it asks for the commit lock."""
@@ -255,8 +256,8 @@ class TransactionAttempt(Attempt):
 
     def report_end(self, result: Any, error: BaseException | None) -> None:
         """Report the end; after a commit whose outcome is unknown, find it out first."""
-        if isinstance(error, CommitUnknown) and not self._over:
-            self._task = self._system.spawn(self._resolve(error), self.operation.location)
+        if isinstance(error, CommitUnknown) and not self.over:
+            self.task = self._system.spawn(self._resolve(error), self.operation.location)
             return
         if isinstance(error, Interrupted) and error.__cause__ is not None:
             again = is_transient(error.__cause__) and self._commit_lock.may_begin_again(self.operation.location)

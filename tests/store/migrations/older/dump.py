@@ -55,6 +55,7 @@ def connect(url: str) -> Any:
         password=where.password or "",
         database=where.path[1:],
         charset="utf8mb4",
+        ssl_disabled=True,
     )
 
 

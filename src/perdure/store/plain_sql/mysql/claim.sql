@@ -60,7 +60,7 @@ SELECT (
     AND NOT EXISTS (SELECT 1 FROM perdure_runs b WHERE b.status = 'running' AND b.worker = @worker AND b.nonce = @nonce)
     AND NOT EXISTS (SELECT 1 FROM perdure_pauses p WHERE p.kind = 'type' AND p.name = found.type)
     AND NOT EXISTS (SELECT 1 FROM perdure_pauses p WHERE p.kind = 'queue' AND p.name = @in_queue)
-    AND NOT EXISTS (SELECT 1 FROM perdure_registry t WHERE t.type = found.type AND t.kind = 'workflow')
+    AND NOT EXISTS (SELECT 1 FROM perdure_registry t WHERE t.type = found.type AND (t.kind = 'workflow' OR t.runtime = 'python'))
 ) INTO @served;
 SELECT (
   WITH RECURSIVE found (type) AS (

@@ -44,7 +44,7 @@ WITH RECURSIVE asked AS MATERIALIZED (
       SELECT 1 FROM perdure_pauses p
       WHERE (p.kind = 'type' AND p.name = found.type) OR (p.kind = 'queue' AND p.name = asked.queue)
     )
-    AND NOT EXISTS (SELECT 1 FROM perdure_registry t WHERE t.type = found.type AND t.kind = 'workflow')
+    AND NOT EXISTS (SELECT 1 FROM perdure_registry t WHERE t.type = found.type AND (t.kind = 'workflow' OR t.runtime = 'python'))
 ), ready AS MATERIALIZED (
   SELECT one.id, one.priority, one.wake_at, one.claims,
     first_value(one.claims) OVER (ORDER BY one.priority, one.wake_at, one.id) AS claims_of_first,

@@ -42,7 +42,7 @@ WHERE CASE WHEN many THEN substr(found.type, 1, length(beginning)) = beginning E
     SELECT 1 FROM perdure_pauses p
     WHERE (p.kind = 'type' AND p.name = found.type) OR (p.kind = 'queue' AND p.name = a.queue)
   )
-  AND NOT EXISTS (SELECT 1 FROM perdure_registry t WHERE t.type = found.type AND t.kind = 'workflow');
+  AND NOT EXISTS (SELECT 1 FROM perdure_registry t WHERE t.type = found.type AND (t.kind = 'workflow' OR t.runtime = 'python'));
 DROP TABLE IF EXISTS temp.perdure_ready;
 CREATE TEMP TABLE perdure_ready AS
 SELECT r.id, r.claims, row_number() OVER (ORDER BY r.priority, r.wake_at, r.id) AS place,

@@ -46,6 +46,18 @@ def update_breakers(
     half_open(tx, gates.values())
 
 
+async def count_success(tx: Transaction, name: str, admitted_at: int) -> None:
+    """Count the success of an attempt whose end was reported from outside."""
+    gate = (await lock_gates(tx, {name: LimitBounds()}))[name]
+    if gate.breaker is None:
+        return
+    before = gate.breaker.circuit
+    if gate.breaker.count(admitted_at, 0, 1, tx.now):
+        gate.changed = True
+        _tell(tx, gate, before)
+        await save_gates(tx, [gate])
+
+
 def half_open(tx: Transaction, gates: Iterable[GateState]) -> None:
     """Half open the breakers that have been open long enough."""
     for gate in gates:

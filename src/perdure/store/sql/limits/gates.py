@@ -13,7 +13,17 @@ import msgspec
 
 from perdure.core.codec.plain_json import plain_json
 from perdure.core.limits.breaker import PREFIX, BreakerInfo, Circuit, breaker_info
-from perdure.core.limits.limit import KEYED, LimitBounds, LimitInfo, PermitInfo, limit_of_gate, queue_gate, type_gate
+from perdure.core.limits.limit import (
+    KEYED,
+    LimitBounds,
+    LimitInfo,
+    PermitInfo,
+    RequiredGates,
+    WaitingRun,
+    limit_of_gate,
+    queue_gate,
+    type_gate,
+)
 from perdure.core.time.duration import NEVER
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Params, Row, Transaction, placeholders
@@ -65,6 +75,15 @@ FROM perdure_permits p
 JOIN perdure_runs r ON r.id = p.run_id
 WHERE p.gate IN ({{names}}) AND {VALID}
 ORDER BY p.gate, p.granted_at, p.run_id, p.location
+LIMIT :limit
+"""
+
+#: The order is that of the index.
+_WAITING = """
+SELECT gate, run_id, location, gating, since
+FROM perdure_lines {use perdure_lines_by_priority}
+WHERE gate IN ({names})
+ORDER BY gate, type, priority, turn, run_id
 LIMIT :limit
 """
 
@@ -276,6 +295,22 @@ async def valid_permits(tx: Transaction, names: Sequence[str], limit: int) -> li
         PermitInfo(limit=gate, run_id=run_id, location=location, granted_at=int(granted_at), worker=worker or None)
         for gate, run_id, location, granted_at, worker in rows[:limit]
     ]
+
+
+async def waiting_runs(tx: Transaction, names: Sequence[str], limit: int) -> list[WaitingRun]:
+    """Runs on the waitlists of these gates, by gate and in the order in which each type is admitted."""
+    rows = await in_chunks(tx, _WAITING, sorted(set(names)), limit=limit)
+    return [
+        WaitingRun(limit=gate, run_id=run_id, location=location, key=_key_of(gating), since=int(since))
+        for gate, run_id, location, gating, since in rows[:limit]
+    ]
+
+
+def _key_of(gating: str) -> str:
+    try:
+        return RequiredGates.from_json(gating).fair_key
+    except UNREADABLE:
+        return ""
 
 
 async def one_gate(tx: Transaction, name: str) -> LimitInfo:

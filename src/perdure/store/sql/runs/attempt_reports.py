@@ -1,8 +1,10 @@
 """Reports about attempts at activities from outside, each decided and written under the lock of the run's row.
 
 A completion ends the run in the same transaction, in whatever unfinished status it is, and needs no worker: the answer
-to it is final. A worker that holds the run has lost its lease. A failure goes into the inbox, because the retry policy
-is that of the activity's code: a worker decides whether another attempt follows. From then on the attempt is over.
+to it is final. A worker that holds the run has lost its lease. If the activity is behind a breaker, the completion
+counts as a success there: the turn that parked the run has named its gate. A failure goes into the inbox, because the
+retry policy is that of the activity's code: a worker decides whether another attempt follows. From then on the attempt
+is over.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from perdure.core.audit import error_summary
+from perdure.core.limits.limit import LimitBounds
 from perdure.core.model.attempt_reports import (
     AttemptReport,
     AttemptToken,
@@ -25,6 +28,8 @@ from perdure.core.model.run import FINISHED, Reason, Status
 from perdure.store.contract import Change
 from perdure.store.sql.audit import heartbeat_event
 from perdure.store.sql.dialect import Transaction
+from perdure.store.sql.limits.breakers import count_success
+from perdure.store.sql.limits.gates import lock_gates
 from perdure.store.sql.rows import to_json
 from perdure.store.sql.runs.finish import message_to_parent, messages_of_end
 from perdure.store.sql.runs.inbox import KNOWN, deliver, deliver_all
@@ -97,6 +102,12 @@ class _Row(Struct, frozen=True):
     parent_location: str | None
 
 
+async def lock_breaker(tx: Transaction, report: AttemptReport) -> None:
+    """Lock the gate of the breaker that a completion counts at: admissions lock gates before runs."""
+    if report.kind is ReportKind.COMPLETED and (pending := await _pending(tx, report.token)) and pending.breaker:
+        await lock_gates(tx, {pending.breaker: LimitBounds()})
+
+
 async def report_attempt(tx: Transaction, report: AttemptReport) -> ReportOutcome:
     """Write a report, unless the attempt was over before."""
     token = report.token
@@ -144,6 +155,9 @@ async def _complete(tx: Transaction, token: AttemptToken, run: _Row, payload: st
     tx.notify(Change.FINISHED | Change.ENDED)
     word = message_to_parent(run_id, run.parent_id, run.parent_location, run.generation, output, failed=False)
     await deliver_all(tx, await messages_of_end(tx, run_id, word, output, failed=False))
+    pending = await _pending(tx, token)
+    if pending and pending.breaker and (pending.generation, pending.number) == (token.generation, token.number):
+        await count_success(tx, pending.breaker, pending.admitted_at)
 
 
 async def _fail(tx: Transaction, token: AttemptToken, payload: str | None) -> None:

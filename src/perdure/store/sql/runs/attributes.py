@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import force_setattr
 
 from perdure.core.model.attributes import Attribute, AttributeKind, AttributeValue, attributes_from_json
 from perdure.core.model.outputs import NewOutput
 from perdure.core.model.run import NewRun, Run
+from perdure.core.time.duration import moment_of
 from perdure.errors import StoreCorrupt
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Transaction, padded
@@ -78,28 +79,39 @@ async def read_attributes(tx: Transaction, run_ids: Sequence[str]) -> dict[str, 
 
 async def with_attributes(tx: Transaction, runs: Sequence[Run]) -> list[Run]:
     """These runs with their attributes. An unreadable attribute is left out, so that it does not spoil a listing."""
-    created_at = {run.id: run.created_at for run in runs}
-    found: dict[str, dict[str, AttributeValue]] = {run.id: {} for run in runs}
+    # By both, since an attribute of another time belongs to an earlier run of that id.
+    found: dict[tuple[str, int], dict[str, AttributeValue]] = {(run.id, run.created_at): {} for run in runs}
     for start in range(0, len(runs), _CHUNK):
         chosen, params = padded("id", [run.id for run in runs[start : start + _CHUNK]])
         rows = await tx.fetch(_OF_READ_RUNS.replace("{chosen}", chosen), params)
         for run_id, of, name, kind, text, number, time in rows:
-            if of == created_at[run_id]:
-                try:
-                    found[run_id][name] = to_value(run_id, name, kind, text, number, time)
-                except StoreCorrupt:
-                    continue
-    return [replace(run, attributes=found[run.id]) for run in runs]
+            own = found.get((run_id, of))
+            if own is None:
+                continue
+            # The usual kinds without a call: a page has hundreds.
+            if kind == "text" and text is not None:
+                own[name] = text
+                continue
+            try:
+                own[name] = to_value(run_id, name, kind, text, number, time)
+            except StoreCorrupt:
+                continue
+    for run in runs:
+        # The runs were just read for this page; a copy of each would cost a tenth of it.
+        force_setattr(run, "attributes", found[run.id, run.created_at])
+    return [*runs]
 
 
 def to_value(run_id: str, name: str, kind: str, text: str | None, number: Any, time: int | None) -> AttributeValue:
     """The value of a row. Raises `StoreCorrupt`."""
-    # The usual kinds without an object in between: a page has hundreds.
+    # The usual kinds without an object in between.
     if kind == "text" and text is not None:
         return text
-    if kind == "integer" and number is not None:
-        return int(number)
+    if number is not None and kind in ("integer", "bool"):
+        return int(number) if kind == "integer" else number != 0
     try:
+        if time is not None and kind == "time":
+            return moment_of(time)
         return Attribute(name, AttributeKind(kind), text, number, time).value
     except UNREADABLE as error:
         raise unreadable("perdure_attributes", f"run_id {run_id!r}, name {name!r}", error) from error

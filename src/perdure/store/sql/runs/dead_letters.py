@@ -28,7 +28,7 @@ from perdure.core.printed_text import brief
 from perdure.core.routing import ANY
 from perdure.errors import InvalidCursor
 from perdure.store.sql.dialect import Params, Transaction, placeholders
-from perdure.store.sql.rows import RUN, to_json, to_run, values
+from perdure.store.sql.rows import RUN, to_json, to_listed_runs, to_run, values
 from perdure.store.sql.runs.inbox import cancel
 from perdure.store.sql.runs.pause_and_evict import hide, restore
 from perdure.store.sql.runs.reopen import locked
@@ -75,7 +75,7 @@ async def list_dead_letters(
     while len(found) <= limit:
         where, params = _where(filter, cursor)
         rows = await tx.fetch(_PAGE.replace("{where}", where), {**params, "limit": _LOOK})
-        runs = values(to_run, rows)
+        runs = to_listed_runs(rows)
         found += [run for run in runs if _is_meant(run, filter)]
         if len(runs) < _LOOK:
             break

@@ -9,8 +9,8 @@ from perdure.store.sql.audit import created_event
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.rows import to_json
 from perdure.store.sql.runs.create import INSERT, params_of
+from perdure.store.sql.runs.finish import messages_of_end
 from perdure.store.sql.runs.inbox import deliver_all
-from perdure.store.sql.runs.waiters import messages_to_waiters
 
 _EVENT = """
 SELECT type, status, output
@@ -47,5 +47,5 @@ async def emit_event(tx: Transaction, event: NewStickyEvent) -> EmitOutcome:
     await tx.execute(_EMIT, {"id": id, "output": event.payload, "now": tx.now})
     tx.note(id, "completed", to_json({"from": "outside"}))
     tx.notify(Change.FINISHED)
-    await deliver_all(tx, await messages_to_waiters(tx, id, event.payload, failed=False))
+    await deliver_all(tx, await messages_of_end(tx, id, None, event.payload, failed=False))
     return EmitOutcome.EMITTED

@@ -14,6 +14,7 @@ from perdure.store.contract import Change
 from perdure.store.sql.audit import note_timeout
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.rows import to_json
+from perdure.store.sql.runs.observers import messages_to_observers
 from perdure.store.sql.runs.waiters import messages_to_waiters
 
 #: `close_by` stays: a run that ended before it began and is retried has to begin and to finish by its own deadlines.
@@ -51,8 +52,9 @@ async def finish(
 async def messages_of_end(
     tx: Transaction, run_id: str, word: NewMessage | None, payload: str | None, *, failed: bool
 ) -> list[NewMessage]:
-    """Inbox entries about the end of a run, whose row is locked: the one to its parent, and those to its waiters."""
+    """Inbox entries about the end of a run, whose row was written: to its parent, its waiters and its observers."""
     told = await messages_to_waiters(tx, run_id, payload, failed=failed)
+    told += await messages_to_observers(tx, run_id)
     return told if word is None else [word, *told]
 
 

@@ -18,7 +18,7 @@ from perdure.core.model.waits import is_not_taken, meant_by, waits_from_json
 from perdure.errors import RunCancelled
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Row, Transaction
-from perdure.store.sql.rows import failure, to_json
+from perdure.store.sql.rows import event_json, failure, to_json
 from perdure.store.sql.runs.finish import finish
 from perdure.store.sql.runs.waiters import Waiter, leave, watch
 
@@ -84,7 +84,7 @@ async def _send(tx: Transaction, message: NewMessage) -> SendOutcome:
     target = await _target(tx, message.run_id, _AWAITING_TARGET)
     outcome = await _put(tx, message, target)
     if outcome is SendOutcome.ACCEPTED and target is not None:
-        tx.note(message.run_id, "sent", to_json({"name": message.name, "key": message.key}))
+        tx.note(message.run_id, "sent", event_json(message.reason, name=message.name, key=message.key))
         return SendOutcome.MISSPELT if _is_misspelt(message.name, target) else outcome
     return outcome
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 from perdure.core.model.outputs import NUMBERED, REPLACED, NewOutput, Output, OutputKind
 from perdure.core.model.set_aside_messages import set_aside_of
 from perdure.store.contract import STREAM_NAMES, Change
-from perdure.store.sql.dialect import Params, Transaction
+from perdure.store.sql.dialect import Params, Transaction, placeholders
 from perdure.store.sql.rows import OUTPUT, to_json, to_output, values
 from perdure.store.sql.runs.attributes import set_shown_attributes
 
@@ -81,6 +81,20 @@ WHERE run_id = :run_id AND kind = :kind AND name > :name
 """
 
 
+_LOCK_ALL = """
+SELECT id
+FROM perdure_runs
+WHERE id IN ({chosen})
+ORDER BY id
+{for_update}
+"""
+
+_DELETE_OLD_LINES = """
+DELETE FROM perdure_outputs
+WHERE run_id = :run_id AND kind = 'log' AND name = '' AND position <= :upto
+"""
+
+
 async def write_outputs(tx: Transaction, shown: Sequence[tuple[str, NewOutput]]) -> None:
     """Write what is not there yet, in this order; each with the id of its run, whose row is locked."""
     if attributes := [one for one in shown if one[1].kind is OutputKind.ATTRIBUTE]:
@@ -105,6 +119,20 @@ async def write_outputs(tx: Transaction, shown: Sequence[tuple[str, NewOutput]])
     written = await tx.execute_many(_INSERT, list(inserted.values()))
     if written + await tx.execute_many(_REPLACE, list(replaced.values())):
         tx.notify(Change.OUTPUT)
+
+
+async def keep_log(tx: Transaction, lines: Sequence[tuple[str, NewOutput]], most: int) -> None:
+    """Add lines to the logs of those runs that exist, and delete all but the latest lines of each."""
+    by_run: dict[str, list[tuple[str, NewOutput]]] = {}
+    for one in lines:
+        by_run.setdefault(one[0], []).append(one)
+    chosen, params = placeholders("id", sorted(by_run))
+    there = [run_id for (run_id,) in await tx.fetch(_LOCK_ALL.replace("{chosen}", chosen), params)]
+    # A repetition would add a line again that was deleted at once.
+    await write_outputs(tx, [one for run_id in there for one in by_run[run_id][-most:]])
+    last = await _last(tx, {(run_id, OutputKind.LOG.value, "") for run_id in there})
+    too_many = [(run_id, position - most) for (run_id, _, _), position in last.items() if position >= most]
+    await tx.execute_many(_DELETE_OLD_LINES, [{"run_id": run_id, "upto": upto} for run_id, upto in too_many])
 
 
 async def outputs(

@@ -15,7 +15,7 @@ from perdure.core.model.run import FINISHED, Reason, Status
 from perdure.core.model.run_orders import OrderOutcome, RunOrder
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Transaction
-from perdure.store.sql.rows import to_json
+from perdure.store.sql.rows import event_json, to_json
 from perdure.store.sql.runs.inbox import INSERT, KNOWN
 
 _TARGET = """
@@ -180,7 +180,7 @@ async def _resume(tx: Transaction, run: _Row, order: RunOrder) -> OrderOutcome:
             run.become(Status.PENDING, None, tx.now)
         tx.notify(Change.READY)
     await _put(tx, run, order, None)
-    tx.note(order.run_id, "resumed")
+    tx.note(order.run_id, "resumed", event_json(order.reason))
     if run.deleted_at:
         # A hidden run must not go on unseen.
         await tx.execute(_SET_DELETED, {"run_id": order.run_id, "at": 0})
@@ -239,7 +239,7 @@ async def _evict(tx: Transaction, run: _Row, order: RunOrder) -> OrderOutcome:
     if run.is_held:
         # For that holder only, not for the next one.
         await _put(tx, run, order, to_json(run.token))
-        tx.note(order.run_id, "evicted")
+        tx.note(order.run_id, "evicted", event_json(order.reason))
         return OrderOutcome.DONE
     # A worker that has it in memory must load it anew, and gets no precedence.
     await tx.execute(_FORGET_HOME, {"run_id": order.run_id})
@@ -256,7 +256,7 @@ async def _wake(tx: Transaction, run: _Row, order: RunOrder) -> OrderOutcome:
         run.become(Status.WAITING, run.reason, min(at, run.deadline))
     # The workflow of a run that has not begun has no sleep that this could mean.
     await _put(tx, run, order, to_json(at) if begun else None)
-    tx.note(order.run_id, "woken", to_json({"at": at}))
+    tx.note(order.run_id, "woken", event_json(order.reason, at=at))
     tx.notify(Change.READY)
     return OrderOutcome.DONE
 

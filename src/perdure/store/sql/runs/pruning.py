@@ -49,7 +49,9 @@ _CHILDREN = f"SELECT {_MEMBER} FROM perdure_runs WHERE parent_id IN ({{chosen}})
 _HIDE = "UPDATE perdure_runs SET deleted_at = :now WHERE id IN ({chosen})"
 
 #: Whatever belongs to a run; the run itself goes last.
-_TABLES = ("history", "messages", "outputs", "topics", "waiters", "attributes", "events", "lines", "permits")
+_TABLES = (
+    "history", "messages", "outputs", "topics", "waiters", "observers", "attributes", "events", "lines", "permits",
+)  # fmt: skip
 
 _START = (0, -1, "")
 #: How many times as many runs as are looked at may go with them in one batch.

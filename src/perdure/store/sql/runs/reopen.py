@@ -32,7 +32,19 @@ from perdure.core.time.duration import NEVER
 from perdure.errors import RunCancelled
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Row, Transaction, placeholders
-from perdure.store.sql.rows import MESSAGE, RUN, failure, to_json, to_message, to_run, values
+from perdure.store.sql.packing import PACKED
+from perdure.store.sql.rows import (
+    MESSAGE,
+    RECORD,
+    RUN,
+    event_json,
+    failure,
+    to_json,
+    to_message,
+    to_records,
+    to_run,
+    values,
+)
 from perdure.store.sql.runs.create import CHUNK, create
 from perdure.store.sql.runs.outputs import write_outputs
 from perdure.store.sql.singletons import hold_back_again
@@ -122,12 +134,18 @@ _ANY_RECORD = "SELECT 1 FROM perdure_history WHERE run_id = :run_id LIMIT 1"
 
 #: Last failed attempts at steps that have not ended. An attempt at an activity is one at its run, too.
 _FAILING = """
-SELECT MAX(seq)
+SELECT MAX(seq), location
 FROM perdure_history
 WHERE run_id = :run_id AND (run_attempt = :attempt OR (location = :type AND digest = ''))
   AND kind IN ('attempt', 'step')
 GROUP BY location
 HAVING MAX(CASE WHEN kind = 'step' THEN 1 ELSE 0 END) = 0
+"""
+
+_PACKED = f"""
+SELECT {RECORD}
+FROM perdure_history
+WHERE run_id = :run_id AND run_attempt = :attempt AND kind = '{PACKED}'
 """
 
 _ANEW = """
@@ -196,7 +214,7 @@ async def retry(tx: Transaction, request: RetryRequest) -> RetryResult:
     await tx.execute(_GO_ON, {**_as_it_goes_on(run, request, ended=ended, anew=begins_anew), "now": tx.now})
     if request.input is not None:
         await tx.execute(_FORGET_HEARTBEAT, {"run_id": run.id})
-    _note(tx, run, cause, changed=request.changes or begins_anew)
+    _note(tx, run, cause, request.reason, changed=request.changes or begins_anew)
     if ended:
         await hold_back_again(tx, run.id, run.options)
     tx.notify(Change.READY)
@@ -255,7 +273,12 @@ async def _refusal(
 
 async def _failing(tx: Transaction, run: Run) -> list[int]:
     found = await tx.fetch(_FAILING, {"run_id": run.id, "attempt": run.attempt, "type": run.type})
-    return [seq for (seq,) in found]
+    if not found:
+        return []
+    # The result of a step may be packed, while its failed attempts are not.
+    packed = to_records(await tx.fetch(_PACKED, {"run_id": run.id, "attempt": run.attempt}))
+    ended = {record.location for record in packed if record.kind is RecordKind.STEP}
+    return [seq for seq, location in found if location not in ended]
 
 
 async def _begins_anew(tx: Transaction, run: Run, request: RetryRequest) -> bool:
@@ -292,17 +315,17 @@ def _is_as_wanted(run: Run, request: RetryRequest) -> bool:
     return all(given is None or given == there for given, there in wanted)
 
 
-def _note(tx: Transaction, run: Run, cause: RetryCause, *, changed: bool) -> None:
+def _note(tx: Transaction, run: Run, cause: RetryCause, reason: str, *, changed: bool) -> None:
     """Write the event, which names the cause, or that a dead letter begins anew or differently."""
     generation = run.generation + (cause is RetryCause.ENDED)
     if changed and cause is not RetryCause.FAILING:
-        tx.note(run.id, "requeued", to_json({"generation": generation, "reason": run.reason or run.status}))
+        tx.note(run.id, "requeued", event_json(reason, generation=generation, was=run.reason or run.status))
     elif cause is RetryCause.ENDED:
-        tx.note(run.id, "reopened", to_json({"generation": generation}))
+        tx.note(run.id, "reopened", event_json(reason, generation=generation))
     elif cause is RetryCause.BLOCKED:
-        tx.note(run.id, "unblocked")
+        tx.note(run.id, "unblocked", event_json(reason))
     else:
-        tx.note(run.id, "recovered", to_json({"token": run.token + 1}))
+        tx.note(run.id, "recovered", event_json(reason, token=run.token + 1))
 
 
 async def fork(tx: Transaction, fork: Fork) -> CreatedRun:
@@ -322,7 +345,7 @@ async def fork(tx: Transaction, fork: Fork) -> CreatedRun:
     begun = {"run_id": new.id, "started_at": fork.started_at, "seed": fork.seed, "entries": len(entries)}
     await tx.execute(_BEGUN if fork.records else _TOUCHED, begun)
     await _write(tx, new.id, answer.run.token, answer.run.nonce, fork.records)
-    tx.note(new.id, "forked", to_json({"run": fork.source, "step": fork.step}))
+    tx.note(new.id, "forked", event_json(fork.reason, run=fork.source, step=fork.step))
     made = await locked(tx, new.id)
     return answer if made is None else CreatedRun(made, True)
 

@@ -34,7 +34,8 @@ INSERT INTO perdure_waiters (target, run_id, message_key, location)
 VALUES (:target, :run_id, :key, :location)
 """
 
-_WATCH = "UPDATE perdure_runs SET watched = 1 WHERE id = :target AND watched = 0"
+#: Marks a run whose end or outputs others wait for.
+WATCH = "UPDATE perdure_runs SET watched = 1 WHERE id = :target AND watched = 0"
 
 _TARGET = """
 SELECT status, output, error
@@ -66,7 +67,7 @@ class Waiter(Struct, frozen=True):
 
     @classmethod
     def of(cls, request: NewMessage) -> Waiter:
-        """Make the waiter of a request of the kind WATCH or UNWATCH."""
+        """Make the waiter of a request of the kind WATCH or UNWATCH for the end of a run."""
         return cls(request.run_id, request.payload or "", request.key, request.name)
 
     @property
@@ -112,7 +113,7 @@ async def enter(tx: Transaction, waiter: Waiter) -> None:
     await leave(tx, waiter)
     row = {"target": waiter.target, "run_id": waiter.run_id, "key": waiter.key, "location": waiter.location}
     await tx.execute(_ENTER, row)
-    await tx.execute(_WATCH, {"target": waiter.target})
+    await tx.execute(WATCH, {"target": waiter.target})
 
 
 async def leave(tx: Transaction, waiter: Waiter) -> None:
