@@ -3,7 +3,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 # What exists of these is checked; a folder without Python files would be an error to mypy.
-CHECKED := $(sort $(foreach folder,src tests examples benchmarks,$(if $(wildcard $(folder)/*.py $(folder)/*/*.py),$(folder))))
+CHECKED := $(sort $(foreach folder,src tests examples benchmarks docs/site,$(if $(wildcard $(folder)/*.py $(folder)/*/*.py),$(folder))))
 
 # Without bytecode files, each of the many processes that tests start compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -15,7 +15,7 @@ JOBS ?= 5
 NODE_WORKER := examples/node-worker
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check lint mypy pyright quick quick-tests test all-tests bench bench-check mutants prove screenshots clean
+.PHONY: help demo check lint mypy pyright quick quick-tests test all-tests docs lock bench bench-check mutants prove screenshots clean
 
 help: ## Say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -43,7 +43,17 @@ test: lint ## Everything that must hold before a commit: lint, then types and al
 	@$(MAKE) --no-print-directory -j3 all-tests mypy pyright
 
 all-tests: $(VENV)/.dev
+	@# Only once, not by each process at the same time: pytest rewrites the assertions of every file of a new clone.
+	@$(BIN)/pytest --collect-only -q -n 0 > /dev/null || true
 	$(BIN)/python -m tests.servers $(BIN)/pytest -n $(JOBS) --dist worksteal
+
+docs: $(VENV)/.docs ## Build the documentation site in build/site; a test of `make test` does the same
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+lock: $(VENV)/.runtime ## Write constraints.txt anew: the version of each package that development uses, for all Pythons
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
+		--python-version 3.11 --upgrade pyproject.toml --all-extras --group dev -o constraints.txt
 
 bench: $(VENV)/.bench ## Measure this machine: make bench ARGS="w2 --json"
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -82,9 +92,13 @@ $(VENV)/.runtime: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.bench: pyproject.toml $(VENV)/.runtime
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fast]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fast,metrics]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml $(VENV)/.runtime
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev
+$(VENV)/.docs: pyproject.toml constraints.txt $(VENV)/.runtime
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --group docs
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.runtime
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --group dev
 	@touch $@

@@ -18,7 +18,7 @@ from tests.cli.conftest import parse_command
 ROOT = Path(__file__).parent.parent
 #: Pages that lead a reader through the source.
 MAPS = [ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "decisions").glob("*.md"))]
-PAGES = [ROOT / "README.md", *MAPS, *sorted({*(ROOT / "docs").rglob("*.md")} - {*MAPS})]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *MAPS, *sorted({*(ROOT / "docs").rglob("*.md")} - {*MAPS})]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: A file or folder in backticks: with a slash, or with the ending of a source file.
 PATH = re.compile(r"`((?:[\w.-]+/)+[\w.-]*|[\w.-]+\.(?:py|sql|toml|json|yaml))`")
@@ -31,6 +31,8 @@ import ast, asyncio, inspect, logging, pathlib, sys, types
 # Some runs fail or expire on purpose.
 for name in ("perdure.execution", "perdure.store"):
     logging.getLogger(name).setLevel("CRITICAL")
+# A busy machine alone may block a loop.
+logging.getLogger("perdure.worker").addFilter(lambda record: "was blocked for" not in record.msg)
 page = types.ModuleType("page")
 sys.modules["page"] = page
 with asyncio.Runner() as runner:
@@ -51,7 +53,11 @@ def named(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if snippets(page, "python")], ids=named)
+#: Programs of recipes are executed by `tests/site/test_recipes.py`, which compares their output.
+RUN = [page for page in PAGES if snippets(page, "python") and page.parent.name != "recipes"]
+
+
+@pytest.mark.parametrize("page", RUN, ids=named)
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     sources = tmp_path / "snippets"
     sources.write_text("\x1e".join(snippets(page, "python")), encoding="utf-8")
@@ -60,7 +66,7 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -77,7 +83,7 @@ def command_lines() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("page", "line"), list(command_lines()))
-def test_a_command_line_exists(page: str, line: str) -> None:
+def test_a_command_line_exists(page: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program, *words = shlex.split(line)
     match program:
         case "perdure":
@@ -87,6 +93,17 @@ def test_a_command_line_exists(page: str, line: str) -> None:
             assert words[0] in targets
         case "pip":
             assert words[0] == "install"
+        case "python" if words[0] == "manage.py":
+            # Commands of Django, and of the app `perdure.django`, which passes them on to the engine of the project.
+            monkeypatch.setenv("PERDURE_URL", "perdure.django.target:engine")
+            assert words[1] in ("perdure", "migrate", "runserver")
+            if words[1] == "perdure":
+                _check_perdure(words[2:])
+        case "flask":
+            # The group of `perdure.flask`, which passes commands on to the engine of the application.
+            monkeypatch.setenv("PERDURE_URL", "perdure.flask:current_engine")
+            assert words[:3] == ["--app", "shop", "perdure"]
+            _check_perdure(words[3:])
         case "python":
             assert words[0] == "-m" or (ROOT / words[0]).exists()
         case _:
