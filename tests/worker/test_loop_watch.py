@@ -244,6 +244,20 @@ def late_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_watch.LoopWatch, "tick", tick_later)
 
 
+@pytest.fixture
+def first_sample(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set after the first sample of a watch, which finds nothing out: it is the beginning."""
+    sample, taken = loop_watch.LoopWatch._sample, threading.Event()
+
+    def sample_and_tell(self: loop_watch.LoopWatch, *args: Any, **options: Any) -> float:
+        pause = sample(self, *args, **options)
+        taken.set()
+        return pause
+
+    monkeypatch.setattr(loop_watch.LoopWatch, "_sample", sample_and_tell)
+    return taken
+
+
 @pytest.mark.parametrize("samples", ["late", "usual"])
 @pytest.mark.parametrize("kind", ["workflow", "step", "step that goes on"])
 async def test_c_code_that_keeps_the_interpreter_lock_is_found_out_each_time(
@@ -251,6 +265,7 @@ async def test_c_code_that_keeps_the_interpreter_lock_is_found_out_each_time(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
+    first_sample: threading.Event,
     kind: str,
     samples: str,
 ) -> None:
@@ -279,6 +294,7 @@ async def test_c_code_that_keeps_the_interpreter_lock_is_found_out_each_time(
     ids = [f"run-{number}" for number in range(3)]
     engine = on_disk.engine(parsing)
     async with engine.worker():
+        await eventually(first_sample.is_set)
         for run_id in ids:
             await (await engine.start(parsing(), id=run_id)).result("90s")
             await eventually(partial(reports_of, run_id), saying=f"a report of {run_id}")
@@ -293,7 +309,9 @@ async def test_c_code_that_keeps_the_interpreter_lock_is_found_out_each_time(
     assert first.endswith("; a thread does not help such code; put it in a step with process=True")
 
 
-async def test_c_code_in_another_thread_is_not_the_loops(on_disk: Stage, caplog: pytest.LogCaptureFixture) -> None:
+async def test_c_code_in_another_thread_is_not_the_loops(
+    on_disk: Stage, caplog: pytest.LogCaptureFixture, first_sample: threading.Event
+) -> None:
     """It keeps the lock as well. The loop's thread uses no CPU time meanwhile."""
 
     def parse() -> None:
@@ -306,6 +324,7 @@ async def test_c_code_in_another_thread_is_not_the_loops(on_disk: Stage, caplog:
     text = slow_to_parse(3 * LIMIT)
     engine = on_disk.engine(stepping)
     async with engine.worker():
+        await eventually(first_sample.is_set)
         await (await engine.start(stepping())).result("90s")
         await eventually(lambda: reports(caplog))
     assert all(" by code in another thread that kept the interpreter lock" in one["message"] for one in reports(caplog))
