@@ -65,7 +65,7 @@ class NodeRecord(Struct, frozen=True, omit_defaults=True):
     interrupts: tuple[RecordedInterrupt, ...] | None = None
 
 
-class Values:
+class RecordedValues:
     """Values of records, by a serializer of LangGraph."""
 
     def __init__(self, serde: SerializerProtocol) -> None:
@@ -99,7 +99,9 @@ def _is_plain(value: object) -> bool:
 class StepRunner:
     """Runs nodes and tasks of one run as steps."""
 
-    def __init__(self, ctx: Context, values: Values, options: Mapping[str, StepOptions], stream: str | None) -> None:
+    def __init__(
+        self, ctx: Context, values: RecordedValues, options: Mapping[str, StepOptions], stream: str | None
+    ) -> None:
         self._ctx = ctx
         self._values = values
         self._options = options

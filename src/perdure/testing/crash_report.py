@@ -33,7 +33,7 @@ from perdure.testing.crash_state import (
 from perdure.testing.environment import StillWaiting
 from perdure.testing.hash_seeds import Difference, compare, make_request, processes
 from perdure.testing.strict import DeterminismGuard
-from perdure.worker.workflow_guard import Place
+from perdure.worker.workflow_guard import CodeLine
 from perdure.workflow.definition import Call, Workflow
 from perdure.workflow.discover import Definable, definition_of
 
@@ -123,7 +123,7 @@ class _NotingGuard(DeterminismGuard):
         super().__init__()
         self.found: dict[tuple[str, int], CrashFinding] = {}
 
-    def saw(self, place: Place, what: str, remedy: str) -> None:
+    def saw(self, place: CodeLine, what: str, remedy: str) -> None:
         """Note it, once for each line."""
         self.found.setdefault((place.file, place.line), CrashFinding("divergence", str(place), f"{what}; {remedy}"))
 

@@ -19,7 +19,7 @@ from perdure.store.sql.runs.create import is_single
 LARGEST = 500
 
 
-class _Waiting:
+class _WaitingStart:
     """A start that waits for a batch: for its answer, to lead the next batch, or to be tried alone."""
 
     def __init__(self, run: NewRun, loop: asyncio.AbstractEventLoop) -> None:
@@ -34,22 +34,22 @@ class _Waiting:
         return word.done() and not word.cancelled() and word.exception() is None and word.result() is None
 
 
-class _Line:
+class _StartQueue:
     """Starts of one actor in one event loop."""
 
     def __init__(self) -> None:
         self.running = 0
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_WaitingStart] = deque()
 
-    def join(self, run: NewRun) -> _Waiting:
+    def join(self, run: NewRun) -> _WaitingStart:
         """Wait behind the others."""
-        waiting = _Waiting(run, asyncio.get_running_loop())
+        waiting = _WaitingStart(run, asyncio.get_running_loop())
         self._waiting.append(waiting)
         return waiting
 
-    def take(self) -> list[_Waiting]:
+    def take(self) -> list[_WaitingStart]:
         """Return those that share the batch of the one that leads it."""
-        taken: list[_Waiting] = []
+        taken: list[_WaitingStart] = []
         while self._waiting and len(taken) < LARGEST - 1:
             one = self._waiting.popleft()
             if not one.word.done():
@@ -67,7 +67,7 @@ class _Line:
 
 
 #: One transaction names one actor in the audit trail.
-_LineKey = tuple[asyncio.AbstractEventLoop, str]
+_QueueKey = tuple[asyncio.AbstractEventLoop, str]
 
 
 class StartBatches:
@@ -75,7 +75,7 @@ class StartBatches:
 
     def __init__(self, connect: Callable[[], Awaitable[Store]]) -> None:
         self._connect = connect
-        self._lines: dict[_LineKey, _Line] = {}
+        self._queues: dict[_QueueKey, _StartQueue] = {}
 
     async def create(self, run: NewRun, actor: str) -> CreatedRun:
         """Create a run, or find the one that is there."""
@@ -85,22 +85,24 @@ class StartBatches:
             return await _create_alone(store, run, actor)
         loop = asyncio.get_running_loop()
         key = (loop, actor)
-        line = self._lines.get(key) or self._lines.setdefault(key, _Line())
-        if line.running < store.lanes:
-            line.running += 1
-            return await self._lead(key, line, store, run, [])
-        waiting = line.join(run)
+        queue = self._queues.get(key) or self._queues.setdefault(key, _StartQueue())
+        if queue.running < store.lanes:
+            queue.running += 1
+            return await self._lead(key, queue, store, run, [])
+        waiting = queue.join(run)
         try:
             word = await waiting.word
         except asyncio.CancelledError:
             if waiting.is_leader:
-                self._pass_on(key, line)
+                self._pass_on(key, queue)
             raise
         if word is None:
-            return await self._lead(key, line, store, run, line.take())
+            return await self._lead(key, queue, store, run, queue.take())
         return word if isinstance(word, CreatedRun) else await _create_alone(store, run, actor)
 
-    async def _lead(self, key: _LineKey, line: _Line, store: Store, run: NewRun, others: list[_Waiting]) -> CreatedRun:
+    async def _lead(
+        self, key: _QueueKey, queue: _StartQueue, store: Store, run: NewRun, others: list[_WaitingStart]
+    ) -> CreatedRun:
         actor = key[1]
         try:
             mine, *theirs = await store.create([run, *(one.run for one in others)], actor)
@@ -122,12 +124,12 @@ class StartBatches:
                     one.word.set_result(answer)
             return mine
         finally:
-            self._pass_on(key, line)
+            self._pass_on(key, queue)
 
-    def _pass_on(self, key: _LineKey, line: _Line) -> None:
-        line.pass_on()
-        if line.running == 0:
-            self._lines.pop(key, None)
+    def _pass_on(self, key: _QueueKey, queue: _StartQueue) -> None:
+        queue.pass_on()
+        if queue.running == 0:
+            self._queues.pop(key, None)
 
 
 async def _create_alone(store: Store, run: NewRun, actor: str) -> CreatedRun:
