@@ -234,14 +234,14 @@ async def _settle(tx: Transaction, name: str, before: str) -> str | None:
                 return None
             await _begin(tx, name, first)
             holder, line = first.run_id, [one for one in line if one is not first]
-        if not await _see_to(tx, name, holder, line):
+        if not await _apply_policies(tx, name, holder, line):
             return holder
         if not await _goes_on(tx, holder):
             holder = None
 
 
-async def _see_to(tx: Transaction, name: str, holder: str, line: Sequence[_QueuedRun]) -> bool:
-    """Do for those who came as children what they want; whether anybody was stopped."""
+async def _apply_policies(tx: Transaction, name: str, holder: str, line: Sequence[_QueuedRun]) -> bool:
+    """Apply the policies of queued children; True if a run was stopped."""
     for place, one in enumerate(line):
         if one.policy is SingletonPolicy.REPLACE:
             for other in (holder, *(earlier.run_id for earlier in line[:place])):
@@ -281,7 +281,7 @@ async def _goes_on(tx: Transaction, run_id: str) -> bool:
         return False
     if await tx.fetch(_UNFINISHED, {"run_id": run_id}):
         return True
-    # In a transaction of the caller's the look may be an old one; a look that locks is not.
+    # In the caller's own transaction a plain read may be of an old snapshot; a read that locks is not.
     return bool(await tx.fetch(_UNFINISHED + "{for_update}", {"run_id": run_id}))
 
 
