@@ -20,7 +20,7 @@ from perdure.errors import UsageError
 from perdure.metrics.prometheus import Metrics
 
 if TYPE_CHECKING:
-    from perdure.metrics.shared import SharedDirectory
+    from perdure.metrics.shared_directory import SharedDirectory
 
 logger = logging.getLogger("perdure.metrics")
 
@@ -102,7 +102,7 @@ def _join(port: int, name: str) -> SharedDirectory | None:
     """Join the processes of a port; None on Windows, where each process needs its own port."""
     if sys.platform == "win32":
         return None
-    from perdure.metrics.shared import SharedDirectory, directory_of
+    from perdure.metrics.shared_directory import SharedDirectory, directory_of
 
     try:
         return SharedDirectory(directory_of(port), name)
