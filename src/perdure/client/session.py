@@ -274,7 +274,7 @@ class Session:
         return worker
 
     def _trace(self) -> WorkerTracing | None:
-        """Return the tracing of a worker, if spans go anywhere; one listener hears of all claims and commits."""
+        """Return the tracing of a worker, if spans go anywhere; one listener gets all claims and commits."""
         tracer = self._tracer
         if tracer is None or not tracer.is_active():
             return None

@@ -72,7 +72,7 @@ class WriteWatch:
             self.close()
 
     def close(self) -> None:
-        """Watch no more. From any thread."""
+        """Stop watching. From any thread."""
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.close()
@@ -146,7 +146,7 @@ class Doorbell:
         self._watch.arm()
 
     def close(self) -> None:
-        """Hear no more."""
+        """Stop hearing."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None
