@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perdure.core.lazy_exports import export_lazily
+from perdure.core.lazy_exports import lazy_exports as _lazy_exports
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine
@@ -125,101 +125,103 @@ __all__ = [
     "workflow",
 ]
 
-export_lazily(
-    __name__,
-    {
-        "perdure.client.engine": ("Engine",),
-        "perdure.client.handle": ("Handle",),
-        "perdure.client.locks": ("Lock",),
-        "perdure.core.limits.breaker": ("Breaker",),
-        "perdure.core.limits.limit": (
-            "Fair",
-            "Limit",
-        ),
-        "perdure.core.model.outputs": ("StreamItem",),
-        "perdure.core.model.run": ("Status",),
-        "perdure.core.policy.classify": ("classify",),
-        "perdure.core.policy.retention": ("Retention",),
-        "perdure.core.policy.retry": ("Retry",),
-        "perdure.core.policy.singleton": (
-            "Debounce",
-            "Singleton",
-        ),
-        "perdure.core.policy.watermark": ("Watermark",),
-        "perdure.core.time.cron": (
-            "At",
-            "Cron",
-            "Every",
-        ),
-        "perdure.core.time.duration": ("Duration",),
-        "perdure.core.time.schedule": (
-            "Overlap",
-            "fire_time_of",
-        ),
-        "perdure.errors": (
-            "Fatal",
-            "Locked",
-            "Overloaded",
-            "PerdureError",
-            "RetryAfter",
-            "Rollback",
-            "RunCancelled",
-            "RunExists",
-            "RunFailed",
-            "RunFinished",
-            "RunNotFound",
-            "SingletonBusy",
-            "StepFailed",
-            "StepTimeout",
-            "StoreUnavailable",
-            "UsageError",
-        ),
-        "perdure.workflow.activity": (
-            "Activity",
-            "Pending",
-            "activity",
-        ),
-        "perdure.workflow.branches": (
-            "Branch",
-            "NamedBranch",
-            "RaceResult",
-        ),
-        "perdure.workflow.channels": (
-            "Channel",
-            "Question",
-            "ReceivedQuestion",
-        ),
-        "perdure.workflow.child": ("Child",),
-        "perdure.workflow.context": ("Context",),
-        "perdure.workflow.definition": (
-            "Call",
-            "Workflow",
-            "workflow",
-        ),
-        "perdure.workflow.discover": ("discover",),
-        "perdure.workflow.endless_loop": (
-            "Break",
-            "Continue",
-        ),
-        "perdure.workflow.outcomes": (
-            "Failed",
-            "FailureKind",
-            "Succeeded",
-        ),
-        "perdure.workflow.runtime": (
-            "Operation",
-            "ReceivedMessage",
-        ),
-        "perdure.workflow.saga": ("Saga",),
-        "perdure.workflow.step": (
-            "ActivityInfo",
-            "StepInfo",
-            "activity_info",
-            "credentials",
-            "step",
-            "step_info",
-        ),
-    },
-    modules=("errors",),
-)
-del export_lazily
+if not TYPE_CHECKING:
+    # Hidden from type checkers, for which a package with `__getattr__` has every name.
+    __getattr__, __dir__ = _lazy_exports(
+        __name__,
+        {
+            "perdure.client.engine": ("Engine",),
+            "perdure.client.handle": ("Handle",),
+            "perdure.client.locks": ("Lock",),
+            "perdure.core.limits.breaker": ("Breaker",),
+            "perdure.core.limits.limit": (
+                "Fair",
+                "Limit",
+            ),
+            "perdure.core.model.outputs": ("StreamItem",),
+            "perdure.core.model.run": ("Status",),
+            "perdure.core.policy.classify": ("classify",),
+            "perdure.core.policy.retention": ("Retention",),
+            "perdure.core.policy.retry": ("Retry",),
+            "perdure.core.policy.singleton": (
+                "Debounce",
+                "Singleton",
+            ),
+            "perdure.core.policy.watermark": ("Watermark",),
+            "perdure.core.time.cron": (
+                "At",
+                "Cron",
+                "Every",
+            ),
+            "perdure.core.time.duration": ("Duration",),
+            "perdure.core.time.schedule": (
+                "Overlap",
+                "fire_time_of",
+            ),
+            "perdure.errors": (
+                "Fatal",
+                "Locked",
+                "Overloaded",
+                "PerdureError",
+                "RetryAfter",
+                "Rollback",
+                "RunCancelled",
+                "RunExists",
+                "RunFailed",
+                "RunFinished",
+                "RunNotFound",
+                "SingletonBusy",
+                "StepFailed",
+                "StepTimeout",
+                "StoreUnavailable",
+                "UsageError",
+            ),
+            "perdure.workflow.activity": (
+                "Activity",
+                "Pending",
+                "activity",
+            ),
+            "perdure.workflow.branches": (
+                "Branch",
+                "NamedBranch",
+                "RaceResult",
+            ),
+            "perdure.workflow.channels": (
+                "Channel",
+                "Question",
+                "ReceivedQuestion",
+            ),
+            "perdure.workflow.child": ("Child",),
+            "perdure.workflow.context": ("Context",),
+            "perdure.workflow.definition": (
+                "Call",
+                "Workflow",
+                "workflow",
+            ),
+            "perdure.workflow.discover": ("discover",),
+            "perdure.workflow.endless_loop": (
+                "Break",
+                "Continue",
+            ),
+            "perdure.workflow.outcomes": (
+                "Failed",
+                "FailureKind",
+                "Succeeded",
+            ),
+            "perdure.workflow.runtime": (
+                "Operation",
+                "ReceivedMessage",
+            ),
+            "perdure.workflow.saga": ("Saga",),
+            "perdure.workflow.step": (
+                "ActivityInfo",
+                "StepInfo",
+                "activity_info",
+                "credentials",
+                "step",
+                "step_info",
+            ),
+        },
+        modules=("errors",),
+        packages=("workflow",),
+    )

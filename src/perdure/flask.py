@@ -116,7 +116,7 @@ def __getattr__(name: str) -> Engine:
 @with_appcontext
 def _command(arguments: tuple[str, ...]) -> None:
     """Run the command line of Perdure on the engine of the application."""
-    # Imported late: the application itself does without.
+    # Imported late: the application itself does not need it.
     from perdure.cli.app import run
 
     if code := run(arguments, target=_TARGET):

@@ -1,4 +1,4 @@
-"""Steps that libraries ask for on behalf of the user: calls of models and tools."""
+"""Steps of agent libraries: calls of models and tools."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def execute_step(ctx: Context, name: str, body: Callable[[], Awaitable[Any
 
 
 class LibraryErrors:
-    """Errors of a library, which workflows get as what they are although the engine does not know their classes."""
+    """Restores errors of a library in workflows, although the engine does not know their classes."""
 
     def __init__(self, classes: Iterable[type[Exception]]) -> None:
         self._types = ErrorTypes(classes)

@@ -28,7 +28,7 @@ __all__ = ["engine_lifespan", "get_engine", "stream_response"]
 
 #: Name of the engine in the state of the application's lifespan.
 _STATE = "perdure_engine"
-#: Headers of a stream: no cache keeps it, and no proxy collects it before it passes it on.
+#: Headers of a stream: no cache stores it, and no proxy buffers it.
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any] | None]]

@@ -139,20 +139,20 @@ async def test_a_leader_that_is_cancelled_before_it_begins_passes_its_place_on(
 ) -> None:
     async with engine_on(store) as engine:
         tasks = await started(engine, store, 4)
-        line = next(iter(engine._session.start_batches._lines.values()))
-        pass_on = line.pass_on
+        queue = next(iter(engine._session.start_batches._queues.values()))
+        pass_on = queue.pass_on
 
         def pass_on_to_the_cancelled() -> None:
             pass_on()
             tasks[1].cancel()
 
-        monkeypatch.setattr(line, "pass_on", pass_on_to_the_cancelled)
+        monkeypatch.setattr(queue, "pass_on", pass_on_to_the_cancelled)
         store.gate.set()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         assert isinstance(outcomes[1], asyncio.CancelledError)
         assert len({handle.id for handle in outcomes if not isinstance(handle, BaseException)}) == 3
-        # The line is empty, so that the next start begins at once.
-        assert not engine._session.start_batches._lines
+        # The queue is empty, so that the next start begins at once.
+        assert not engine._session.start_batches._queues
         await engine.start(echo(1))
 
 

@@ -30,7 +30,7 @@ from perdure.dashboard.timeline import (
     BarState,
     RunFacts,
     Scale,
-    View,
+    TimelineView,
     as_of,
     draw,
     folded,
@@ -92,7 +92,7 @@ def test_each_attempt_is_a_bar_and_each_retry_wait_a_gap() -> None:
 
 
 def test_a_bar_never_carries_the_message_of_an_error() -> None:
-    found = draw(facts([failed_attempt(0, "charge", 0, 1, 1)]), View())
+    found = draw(facts([failed_attempt(0, "charge", 0, 1, 1)]), TimelineView())
     assert "do not honour" not in msgspec.json.encode(found).decode()
 
 
@@ -158,7 +158,7 @@ def test_a_worker_that_was_lost_before_the_first_bar_has_its_mark_in_the_window(
     earlier = Interruption(at=T0 - 60 * SECOND, worker="w0", reason="lost", generation=0, attempt=1, last=9, steps=())
     since = T0 + 2 * SECOND
     running = RunningStep(run_id="order-42", type="checkout", location="ship", attempt=2, since=since, token=1)
-    drawn = draw(facts([], running=[running], interruptions=[earlier, lost]), View())
+    drawn = draw(facts([], running=[running], interruptions=[earlier, lost]), TimelineView())
     assert [(one.mark.kind, one.mark.at, one.x) for one in drawn.marks] == [("takeover", lost.at, 0.0)]
     assert (drawn.begin, drawn.rows[0].shapes[0].bar.start) == (lost.at, since)
 
@@ -185,13 +185,13 @@ def test_the_time_before_the_first_start_is_a_row_unless_it_was_short() -> None:
 def test_a_long_sleep_is_folded_so_that_work_stays_visible() -> None:
     nap = a_record(1, "sleep", 1, 2 * 86_400, kind=RecordKind.TIMER, payload=None)
     history = [a_record(0, "charge", 0, 1), nap, a_record(2, "ship", 2 * 86_400, 2 * 86_400 + 1)]
-    found = draw(facts(history, end=2 * 86_400 + 1), View())
+    found = draw(facts(history, end=2 * 86_400 + 1), TimelineView())
     (fold,) = found.folds
     assert fold.text == "1 d 23 h"
     rows = {row.location: row for row in found.rows}
     assert rows["charge"].shapes[0].width > 40
     assert rows["ship"].shapes[0].width > 40
-    true = draw(facts(history, end=2 * 86_400 + 1), View(true_scale=True))
+    true = draw(facts(history, end=2 * 86_400 + 1), TimelineView(true_scale=True))
     assert true.folds == ()
     assert true.foldable
     assert true.rows[0].shapes[0].width < 1
@@ -207,7 +207,7 @@ def test_equal_sleeps_are_all_folded_and_short_pauses_are_not() -> None:
 
 def test_a_step_that_runs_for_days_is_work_and_not_folded() -> None:
     history = [a_record(0, "train", 0, 2 * 86_400), a_record(1, "save", 2 * 86_400, 2 * 86_400 + 1)]
-    assert draw(facts(history, end=2 * 86_400 + 1), View()).folds == ()
+    assert draw(facts(history, end=2 * 86_400 + 1), TimelineView()).folds == ()
     assert idle_times(read_lanes(facts(history)), T0, T0 + 3 * DAY) == [(T0 + 2 * DAY + SECOND, T0 + 3 * DAY)]
 
 
@@ -249,7 +249,7 @@ def test_the_axis_counts_from_the_begin_and_goes_on_after_a_fold() -> None:
 
 def test_scopes_nest_and_all_are_open_while_there_are_few_rows() -> None:
     history = [a_record(0, "pages/~1/fetch", 0, 1), a_record(1, "pages/~2/fetch", 1, 2), a_record(2, "end", 2, 3)]
-    rows = draw(facts(history), View()).rows
+    rows = draw(facts(history), TimelineView()).rows
     assert [(row.label, row.depth, row.operations) for row in rows] == [
         ("pages", 0, 2),
         ("~1", 1, 1),
@@ -266,14 +266,14 @@ def long_history(number: int) -> list[Record]:
 
 def test_scopes_of_a_long_history_are_closed_and_open_one_at_a_time() -> None:
     found = facts(long_history(1000), end=1001)
-    (closed,) = draw(found, View()).rows
+    (closed,) = draw(found, TimelineView()).rows
     assert (closed.location, closed.operations, closed.is_open) == ("pages/", 1000, False)
-    one = draw(found, View(open=frozenset({"pages/", "pages/~7/"})))
+    one = draw(found, TimelineView(open=frozenset({"pages/", "pages/~7/"})))
     assert one.total == 1 + 250 + 1
     assert len(one.rows) == ROWS
     group = next(row for row in one.rows if row.kind == "group")
     assert (group.label, group.operations) == ("fetch", 4)
-    last = draw(found, View(open=frozenset({"pages/"}), first=200))
+    last = draw(found, TimelineView(open=frozenset({"pages/"}), first=200))
     assert len(last.rows) == 51
 
 
@@ -281,7 +281,7 @@ def test_many_steps_of_one_name_are_a_group_of_merged_bars() -> None:
     history = [a_record(n, "fetch" if n == 0 else f"fetch#{n + 1}", n, n + 0.9) for n in range(10_000)]
     history[5000] = msgspec.structs.replace(history[5000], failed=True, payload='{"type":"Oops","message":""}')
     found = facts(history, end=10_000)
-    (group,) = draw(found, View()).rows
+    (group,) = draw(found, TimelineView()).rows
     assert group.operations == 10_000
     assert len(group.shapes) < 1_000
     assert sum(shape.bar.count for shape in group.shapes) == 10_000
@@ -293,7 +293,7 @@ def test_many_steps_of_one_name_are_a_group_of_merged_bars() -> None:
 def test_ten_thousand_records_are_drawn_in_a_bounded_size_and_time() -> None:
     found = facts(long_history(10_000), end=10_001)
     begun = process_time()
-    drawn = draw(found, View(open=frozenset({"pages/"})))
+    drawn = draw(found, TimelineView(open=frozenset({"pages/"})))
     spent = process_time() - begun
     assert len(msgspec.json.encode(drawn)) < 400_000
     assert len(drawn.rows) == ROWS
@@ -303,7 +303,7 @@ def test_ten_thousand_records_are_drawn_in_a_bounded_size_and_time() -> None:
 
 def test_a_window_shows_only_what_is_in_it() -> None:
     found = facts([a_record(0, "charge", 0, 1), a_record(1, "ship", 8, 9)])
-    drawn = draw(found, View(since=7 * SECOND, until=10 * SECOND, true_scale=True))
+    drawn = draw(found, TimelineView(since=7 * SECOND, until=10 * SECOND, true_scale=True))
     assert drawn.zoomed
     rows = {row.location: row.shapes for row in drawn.rows}
     assert rows["charge"] == ()
@@ -312,7 +312,7 @@ def test_a_window_shows_only_what_is_in_it() -> None:
 
 @given(since=st.integers(-DAY, DAY), until=st.integers(-DAY, DAY), first=st.integers(-10, 10_000))
 def test_any_window_can_be_drawn(since: int, until: int, first: int) -> None:
-    drawn = draw(facts([a_record(0, "charge", 0, 1)]), View(since=since, until=until, first=first))
+    drawn = draw(facts([a_record(0, "charge", 0, 1)]), TimelineView(since=since, until=until, first=first))
     assert drawn.since < drawn.until
     assert len(drawn.rows) == 1
 
@@ -378,7 +378,7 @@ async def test_a_real_run_has_a_row_for_each_operation(tmp_path: Path) -> None:
         await handle.send("approval", value=True)
         assert await handle.result() == 9
         found = await read_facts(engine, handle)
-    drawn = draw(found, View())
+    drawn = draw(found, TimelineView())
     rows = {row.location: row for row in drawn.rows}
     assert {"charge", "sleep", "fetch", "fetch#2", "fetch#3", "timeline.child", "approval", "fetch#4"} <= {*rows}
     works = [shape.bar for shape in rows["charge"].shapes if shape.bar.kind is BarKind.WORK]
@@ -397,7 +397,7 @@ async def test_a_run_that_waits_shows_what_for(tmp_path: Path) -> None:
             return (await handle.info()).reason == "message"
 
         await eventually(waits)
-        drawn = draw(await read_facts(engine, handle), View())
+        drawn = draw(await read_facts(engine, handle), TimelineView())
     waiting = [row for row in drawn.rows if row.state is BarState.WAITING]
     assert [row.location for row in waiting] == ["approval"]
     assert drawn.foldable

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from perdure import Every
-from perdure.metrics.shared import directory_of
+from perdure.metrics.shared_directory import directory_of
 from tests.helpers import eventually
 from tests.metrics.scrape import Scrape, free_port, scrape
 

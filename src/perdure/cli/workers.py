@@ -20,8 +20,7 @@ from perdure.cli.console.command_groups import Command, CommandGroup
 from perdure.cli.console.describe import span, when
 from perdure.cli.console.document import Document, moment, step_document
 from perdure.cli.console.output import Printer
-from perdure.cli.console.params import DATABASE_TIMEOUT, with_output, with_target
-from perdure.cli.console.poll_backoff import parse_poll_backoff
+from perdure.cli.console.params import DATABASE_TIMEOUT, parse_poll_backoff, with_output, with_target
 from perdure.cli.console.target import is_url, load_engine, with_engine
 from perdure.cli.fleet.messages import FleetSettings
 from perdure.cli.fleet.shares import Shares, parse_processes

@@ -964,7 +964,7 @@ class Events:
         """Emit an event; all runs that wait for it continue, and later ones get the value at once.
 
         True if the event has this value now. The first value stays: False if the event was emitted with another one.
-        With `replace`, this value takes its place, for those who ask from now on.
+        With `replace`, this value takes its place, for later readers.
         """
     def get(self, name: str, type: Any = Any) -> StickyEvent | None:
         """Return an event with its value, decoded to `type`; None if it was not emitted."""

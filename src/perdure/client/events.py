@@ -1,4 +1,4 @@
-"""Sticky events of an engine's database: named values that those who listen later see, too."""
+"""Sticky events of an engine's database: named values that later listeners get, too."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Events:
         """Emit an event; all runs that wait for it continue, and later ones get the value at once.
 
         True if the event has this value now. The first value stays: False if the event was emitted with another one.
-        With `replace`, this value takes its place, for those who ask from now on.
+        With `replace`, this value takes its place, for later readers.
         """
         return self._emit(name, snapshot(value), check_flag("replace", replace))
 

@@ -18,8 +18,7 @@ from msgspec import Struct, structs
 from perdure.client.build import build_of
 from perdure.client.outbox import Subscription, delivery_code
 from perdure.client.runs.results import Results
-from perdure.client.runs.start import DuplicateCheck, RunMaker, StartOptions
-from perdure.client.runs.start_batches import StartBatches
+from perdure.client.runs.start import DuplicateCheck, RunMaker, StartBatches, StartOptions
 from perdure.client.watermarks import Backpressure
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes
@@ -275,7 +274,7 @@ class Session:
         return worker
 
     def _trace(self) -> WorkerTracing | None:
-        """Return the tracing of a worker, if spans go anywhere; one listener hears of all claims and commits."""
+        """Return the tracing of a worker, if spans go anywhere; one listener gets all claims and commits."""
         tracer = self._tracer
         if tracer is None or not tracer.is_active():
             return None

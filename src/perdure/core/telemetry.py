@@ -151,12 +151,12 @@ class Telemetry:
     reconnected: Callable[[], None] | None
 
     def __init__(self) -> None:
-        #: Those that are told, in the order in which they were attached.
+        #: Listeners, in the order in which they were attached.
         self.listeners: tuple[Listener, ...] = ()
         self._connect()
 
     def attach(self, listener: Listener) -> Callable[[], None]:
-        """Tell a listener from now on; the returned function ends that."""
+        """Attach a listener; the returned function detaches it."""
         self.listeners = (*self.listeners, listener)
         self._connect()
 

@@ -27,7 +27,7 @@ from perdure.dashboard.actions import run_actions
 from perdure.dashboard.page_request import HEADERS, PageRequest, glyph, shown_attributes, shown_headers
 from perdure.dashboard.sources import read_source
 from perdure.dashboard.texts import age, count
-from perdure.dashboard.timeline import Bar, BarKind, BarState, DrawnTimeline, Row, RunFacts, View, as_of, draw
+from perdure.dashboard.timeline import Bar, BarKind, BarState, DrawnTimeline, Row, RunFacts, TimelineView, as_of, draw
 from perdure.http.redaction import FailureView
 from perdure.store.contract import Store
 from perdure.store.sql.reads import read_log
@@ -271,9 +271,9 @@ async def show_run(request: PageRequest, run_id: str) -> Response:
     )
 
 
-def _view(request: PageRequest) -> View:
+def _view(request: PageRequest) -> TimelineView:
     parameters = request.http.query_params
-    return View(
+    return TimelineView(
         open=frozenset(parameters.getlist("open")),
         true_scale=parameters.get("scale") == "true",
         since=_number(request, "from"),

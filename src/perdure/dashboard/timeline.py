@@ -446,7 +446,7 @@ def _nice(microseconds: float) -> int:
 # rows
 
 
-class View(Struct, frozen=True, kw_only=True):
+class TimelineView(Struct, frozen=True, kw_only=True):
     """The part of a timeline that is asked for. All of it is in the URL."""
 
     #: Scopes and groups that are open besides those that are by default.
@@ -523,7 +523,7 @@ class _Node(Struct):
     group: bool = False
 
 
-def draw(facts: RunFacts, view: View) -> DrawnTimeline:
+def draw(facts: RunFacts, view: TimelineView) -> DrawnTimeline:
     """The rows and bars of a run that a view shows."""
     lanes, marks = read_lanes(facts), read_marks(facts)
     begin, end = _span(facts, lanes, marks)
@@ -626,7 +626,7 @@ def _lanes_of(node: _Node) -> Iterator[Lane]:
         yield from _lanes_of(child)
 
 
-def _rows(node: _Node, view: View, *, opened: bool, depth: int = 0) -> Iterator[_RowMaker]:
+def _rows(node: _Node, view: TimelineView, *, opened: bool, depth: int = 0) -> Iterator[_RowMaker]:
     """Makers of the visible rows below a node; a row is made only if its page shows it."""
     for child in node.children.values():
         is_open = child.lane is None and (opened or child.path in view.open)

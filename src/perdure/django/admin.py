@@ -17,7 +17,7 @@ class DashboardLinkAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # no clas
     """A link: its list leads to the dashboard, and there is nothing to add or change."""
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """Lead to the dashboard."""
+        """Redirect to the dashboard."""
         return HttpResponseRedirect(project_settings().dashboard)
 
     def has_module_permission(self, request: HttpRequest) -> bool:
@@ -29,13 +29,13 @@ class DashboardLinkAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # no clas
         return role_of(request.user) is not None
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """There is nothing to add."""
+        """Return False: there is nothing to add."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """There is nothing to change."""
+        """Return False: there is nothing to change."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """There is nothing to delete."""
+        """Return False: there is nothing to delete."""
         return False

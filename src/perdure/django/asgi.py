@@ -49,7 +49,7 @@ def _make_site(redaction: Redaction | None) -> tuple[HttpApp, Callable[[], Await
 
 
 class _Mount:
-    """Leads the requests under a path to the dashboard, others to Django, which knows no lifespan."""
+    """Passes requests under a path to the dashboard, and others to Django, which has no lifespan."""
 
     def __init__(
         self, site: tuple[HttpApp, Callable[[], Awaitable[None]]], path: str, application: Application | None

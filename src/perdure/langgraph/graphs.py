@@ -22,9 +22,9 @@ from perdure.core.ids import check_name
 from perdure.core.option_checks import check_instance
 from perdure.errors import UsageError
 from perdure.langgraph.node_steps import (
+    RecordedValues,
     StepNode,
     StepRunner,
-    Values,
     current_runner,
     retry_of,
     running,
@@ -95,7 +95,7 @@ class DurableGraph:
         self._answers = answers or self._from_messages
         serializer = JsonPlusSerializer() if serde is None else serde
         self._steps = {**_options_of(graph), **(steps or {})}
-        self._runner = StepRunner(ctx, Values(serializer), self._steps, self._stream)
+        self._runner = StepRunner(ctx, RecordedValues(serializer), self._steps, self._stream)
         # In memory: replay makes the same checkpoints again.
         self._graph = self._stepped(graph).copy({"checkpointer": _Memory(serde=serializer)})
         self._asked = 0

@@ -65,7 +65,7 @@ class NodeRecord(Struct, frozen=True, omit_defaults=True):
     interrupts: tuple[RecordedInterrupt, ...] | None = None
 
 
-class Values:
+class RecordedValues:
     """Values of records, by a serializer of LangGraph."""
 
     def __init__(self, serde: SerializerProtocol) -> None:
@@ -99,7 +99,9 @@ def _is_plain(value: object) -> bool:
 class StepRunner:
     """Runs nodes and tasks of one run as steps."""
 
-    def __init__(self, ctx: Context, values: Values, options: Mapping[str, StepOptions], stream: str | None) -> None:
+    def __init__(
+        self, ctx: Context, values: RecordedValues, options: Mapping[str, StepOptions], stream: str | None
+    ) -> None:
         self._ctx = ctx
         self._values = values
         self._options = options
@@ -146,7 +148,7 @@ class StepRunner:
         return await self._ctx.options(**options).step(attempt)
 
     async def _attempt(self, name: str, bound: Runnable[Any, Any], input: Any, config: RunnableConfig) -> NodeRecord:
-        """One attempt at a node, in a step: far from the loop of the graph, whose parts it must not touch."""
+        """Make one attempt at a node, in a step. It must not use objects of the graph's own loop."""
         writes: list[tuple[str, Any]] = []
         own: dict[str, Any] = {**config.get("configurable", {}), SEND: writes.extend}
         if isinstance(runtime := own.get(RUNTIME), Runtime):
@@ -241,7 +243,7 @@ def running(runner: StepRunner) -> Generator[None]:
 
 @contextmanager
 def _outside(config: RunnableConfig | None) -> Generator[None]:
-    """Leave the graph, whose variables of context a step inherits: functions of LangGraph ask for `config` there."""
+    """Leave the graph: a step inherits its context variables, in which LangGraph looks for `config`."""
     token, configured = _current.set(None), var_child_runnable_config.set(config)
     try:
         yield

@@ -52,7 +52,7 @@ class Gateway(Protocol):
         """Make a request."""
 
     async def close(self) -> None:
-        """End what the requests have started. The engine stays open."""
+        """Stop the tasks that requests have started. The engine stays open."""
 
 
 class LocalGateway:
@@ -104,7 +104,7 @@ class LocalGateway:
         return Answer(status < 400, b"".join(parts))
 
     async def close(self) -> None:
-        """Stop what the requests have started."""
+        """Stop the tasks that requests have started."""
         await self._app.close()
 
 

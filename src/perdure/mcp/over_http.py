@@ -56,7 +56,7 @@ class McpApp:
         await self._app(scope, receive, send)
 
     async def close(self) -> None:
-        """Stop what requests have started."""
+        """Stop the tasks that requests have started."""
         await self._handlers.gateway.close()
 
 

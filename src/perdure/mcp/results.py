@@ -47,7 +47,7 @@ _HOW = "Long texts and lists were cut. Ask for one run, a later page (`cursor`) 
 
 
 def _shortened(value: Any, characters: int, elements: int) -> Any:
-    """Cut texts, lists and objects; what is nested too deep to look into is left out."""
+    """Cut texts, lists and objects; leave out values that are nested too deep."""
     try:
         return _cut(value, characters, elements)
     except RecursionError:

@@ -1,4 +1,4 @@
-"""The tools for operators: each is a route of the HTTP API, under a name that an agent understands alone.
+"""The tools for operators: each is a route of the HTTP API, under a name that explains itself.
 
 Arguments, types, roles and descriptions are those of the route.
 """
@@ -85,7 +85,7 @@ _ROUTES = MappingProxyType(
         "trigger_schedule": "trigger_schedule",
     }
 )
-#: Tools that end or drop something.
+#: Tools that end runs or discard data.
 _DESTRUCTIVE = frozenset({"cancel_run", "terminate_run", "fail_activity", "drop_message", "discard_dead_letters"})
 #: Descriptions that say more than the route's, because an agent has no page around the tool.
 _HINTS = MappingProxyType(
@@ -142,7 +142,7 @@ class OperatorTool(Struct, frozen=True):
 
     @property
     def is_destructive(self) -> bool:
-        """True if it ends or drops something."""
+        """True if it ends runs or discards data."""
         return self.name in _DESTRUCTIVE
 
     def schema(self) -> Schema:

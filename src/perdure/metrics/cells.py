@@ -1,8 +1,8 @@
 """Cells: the numbers of all series of one process, in memory or in a file that outlives the process.
 
-A series is a place in one array of numbers, so that counting is an addition and no call. The array may be a file that
-is mapped into memory: what a process has counted is there after a SIGKILL, and another process of the host reads it.
-Beside the array, a text file names the series, one line for each, in the order of their places.
+Each series has a place in one array of numbers, so counting is one addition. The array may be a file that is mapped
+into memory: its numbers survive a SIGKILL, and other processes of the host can read them. A second file, a text, names
+the series, one line for each, in the order of their places.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Cells:
         self._names = names
         self._places: dict[tuple[str, Labels], int] = {}
         self._next = 0
-        #: Held while a series is made, and by threads that are not the worker's while they count.
+        #: Held while a series is added, and by threads other than the worker's while they count.
         self.lock = RLock()
 
     def place(self, instrument: Instrument, *labels: str) -> int:
@@ -92,7 +92,7 @@ def cells_in_memory() -> Cells:
 
 
 def cells_in_file(cells: int, names: Path) -> tuple[Cells, mmap.mmap, int]:
-    """Make cells in an open file of numbers, with names in another; return also what is to be closed in the end."""
+    """Make cells in an open file; return also the mapping and the descriptor of the names, which the caller closes."""
     os.ftruncate(cells, 8 * CAPACITY)
     mapped = mmap.mmap(cells, 8 * CAPACITY)
     named = os.open(names, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

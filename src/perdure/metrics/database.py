@@ -1,7 +1,7 @@
 """Readings of the database for the whole fleet: queues, limits, breakers and dead letters.
 
-They are read when they are asked for, with verbs that other tools use, too, and kept for some seconds: scrapes of many
-workers cost the database little, and the hot path nothing.
+A scrape reads them with ordinary verbs of the store and keeps them for some seconds. So scrapes of many workers cost
+the database little, and the hot path nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The end point of worker processes: `perdure worker --metrics :9464`.
 
-Processes of one host that are given the same port share it. One of them listens and shows what all have counted; when
-it ends, another one takes the port. The server has a thread of its own, so that it answers while the loop is busy.
+Processes of one host that are given the same port share it. One of them listens and serves the numbers of all; when it
+ends, another one takes the port. The server has a thread of its own, so that it answers while the loop is busy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perdure.errors import UsageError
 from perdure.metrics.prometheus import Metrics
 
 if TYPE_CHECKING:
-    from perdure.metrics.shared import SharedDirectory
+    from perdure.metrics.shared_directory import SharedDirectory
 
 logger = logging.getLogger("perdure.metrics")
 
@@ -53,7 +53,7 @@ class Endpoint:
         self._waiting: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Endpoint:
-        """Listen, or wait for the port that another process has. Raises `UsageError` if a stranger has the port."""
+        """Listen, or wait while another worker process listens. Raises `UsageError` if another program has the port."""
         try:
             listens = self._listen()
         except OSError as error:
@@ -65,7 +65,7 @@ class Endpoint:
         return self
 
     async def __aexit__(self, *_: Any) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._waiting is not None:
             self._waiting.cancel()
         if self._server is not None:
@@ -94,7 +94,7 @@ class Endpoint:
                 if self._listen():
                     return
             except OSError as error:
-                # The former process may not have let go of the port yet.
+                # The former process may not have released the port yet.
                 logger.warning("metrics cannot be shown at port %d yet: %s", self._port, error)
 
 
@@ -102,7 +102,7 @@ def _join(port: int, name: str) -> SharedDirectory | None:
     """Join the processes of a port; None on Windows, where each process needs its own port."""
     if sys.platform == "win32":
         return None
-    from perdure.metrics.shared import SharedDirectory, directory_of
+    from perdure.metrics.shared_directory import SharedDirectory, directory_of
 
     try:
         return SharedDirectory(directory_of(port), name)

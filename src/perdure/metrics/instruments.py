@@ -1,4 +1,4 @@
-"""The instruments: names, kinds, labels and buckets of all series, whatever reads them.
+"""The instruments: names, kinds, labels and buckets of all series, for every exporter.
 
 Names follow the conventions of Prometheus: base units, `_total` for counters. Labels are bounded: types, queues, limits
 and statuses, never ids. A type beyond the bound has the label `other`.
@@ -38,7 +38,7 @@ class Instrument(Struct, frozen=True):
 
     @property
     def unit(self) -> str:
-        """Unit in which OpenTelemetry knows it."""
+        """Unit in OpenTelemetry."""
         return "s" if self.name.endswith("_seconds") else "1"
 
     @property
@@ -47,7 +47,7 @@ class Instrument(Struct, frozen=True):
         return self.name.removesuffix("_total").removesuffix("_seconds").replace("perdure_", "perdure.", 1)
 
 
-#: The label of what is beyond a bound.
+#: Label of everything beyond a bound.
 OTHER = "other"
 
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0)
@@ -119,7 +119,7 @@ ATTEMPTS_OLDEST_AGE = Instrument(
     greatest=True,
 )
 
-#: Instruments of the processes that work.
+#: Instruments of worker processes.
 WORKER_INSTRUMENTS = (
     RUNS_STARTED, RUNS_FINISHED, RUNS_PARKED, RUNS_RETRIED, RUNS_BLOCKED, RUN_DURATION,
     STEP_ATTEMPTS, STEP_DURATION, ACTIVITY_ATTEMPTS, ACTIVITY_DURATION, REPLAY_DURATION, TIMER_LATENESS,

@@ -13,9 +13,9 @@ from perdure.metrics.prometheus import Metrics
 
 
 class OpenTelemetryMetrics:
-    """Shows the instruments of an engine to a meter of OpenTelemetry.
+    """Exports the instruments of an engine through a meter of OpenTelemetry.
 
-    Counters and gauges are read when the SDK asks for them; values of histograms are recorded as they come.
+    Counters and gauges are read when the SDK asks for them; values of histograms are recorded at once.
     """
 
     def __init__(self, engine: Engine, meter: Meter | None = None, *, metrics: Metrics | None = None) -> None:
@@ -35,7 +35,7 @@ class OpenTelemetryMetrics:
         self.metrics.recorder.sink = self._record
 
     def close(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         self.metrics.recorder.sink = None
         self.metrics.close()
 

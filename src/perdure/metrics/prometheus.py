@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: a collector of `prometheus_client` that shows what an engine counts and its database says."""
+"""Metrics for Prometheus: a collector with the numbers of an engine and the readings of its database."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Metrics(Collector):
         self.recorder.shown_by = self
 
     def close(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         self._detach()
 
     async def read(self) -> Readings:

@@ -1,4 +1,4 @@
-"""The recorder: counts what the engine tells about its work."""
+"""The recorder: counts the signals of an engine."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Recorder(Listener):
     def committed(
         self, turns: Sequence[tuple[ObservedRun, Turn]], verdicts: Sequence[TurnOutcome], now: int, seconds: float
     ) -> None:
-        """Count a batch, the attempts that its turns record, and what has become of the runs."""
+        """Count a batch, the attempts that its turns record, and the new states of the runs."""
         if seconds:
             self.observe(instruments.COMMIT_DURATION, seconds)
             self.observe(instruments.COMMIT_BATCH, len(turns))
@@ -160,7 +160,7 @@ class Recorder(Listener):
                 self._left(held, turn.next, own, now)
 
     def _recorded(self, held: ObservedRun, record: Record, label: str) -> None:
-        """Count an attempt that a record tells of, if it does."""
+        """Count the attempt of a record, if it has one."""
         if record.kind is not _STEP and record.kind is not _ATTEMPT:
             return
         duration = (record.at - record.started_at) / 1e6 if record.started_at else 0.0
@@ -172,7 +172,7 @@ class Recorder(Listener):
         self.observe(instruments.STEP_DURATION, duration, label)
 
     def _left(self, held: ObservedRun, after: NextState, own: _OfType, now: int) -> None:
-        """Count what has become of a run that its worker has let go of."""
+        """Count the new state of a run that its worker has released."""
         label = own.label
         if type(after) is Finish:
             run, values = held.run, self.cells.values
@@ -247,14 +247,14 @@ class Recorder(Listener):
         self.sample()
 
     def worker_stopped(self, worker: ObservedWorker) -> None:
-        """Sample a worker no more."""
+        """Stop sampling a worker."""
         sampling = self._workers.pop(worker, None)
         if sampling is not None:
             sampling.cancel()
         self.sample()
 
     def sample(self) -> None:
-        """Write down the slots and the attempts of this process as they are. From any thread."""
+        """Measure the slots and the running attempts of this process. From any thread."""
         workers = list(self._workers)
         self._set(instruments.WORKERS, len(workers))
         self._set(instruments.WORKER_SLOTS, sum(one.held_runs for one in workers), "used")
@@ -278,7 +278,7 @@ class Recorder(Listener):
 
 
 def add_successes(readings: Readings) -> None:
-    """Add the number of attempts at steps that succeeded: all that were timed, without those that failed."""
+    """Add the number of successful attempts at steps: all timed attempts minus the failed ones."""
     for name, labels in list(readings):
         if name == instruments.STEP_DURATION.name:
             attempts = instruments.STEP_ATTEMPTS.name

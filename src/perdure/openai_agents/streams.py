@@ -22,7 +22,7 @@ class StreamedResponseEvent(Struct, frozen=True):
     position: int
     #: The execution that emitted the event: a new one for each attempt at a step.
     source: str
-    #: True for the first event of a repeated model call: what the same step emitted before is void.
+    #: True for the first event of a repeated model call: earlier events of the same step are void.
     restarted: bool = False
 
 

@@ -170,7 +170,7 @@ class PerdureDurability(BaseDurabilityCapability[AgentDepsT]):
     async def wrap_run_event_stream(
         self, ctx: RunContext[AgentDepsT], *, stream: AsyncIterable[AgentStreamEvent]
     ) -> AsyncIterable[AgentStreamEvent]:
-        """Emit events of workflow code, or let the user's handler have them in a step, which emits them."""
+        """Emit events of workflow code, or call the user's handler in a step, which emits them."""
         context = running_context()
         if self._own_handler is not None or self._stream is None or context is None:
             events = super().wrap_run_event_stream(ctx, stream=stream)

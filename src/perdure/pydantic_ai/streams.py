@@ -28,7 +28,7 @@ class StreamedEvent(Struct, frozen=True):
     position: int
     #: The execution that emitted the event: a new one for each attempt at a step, empty for workflow code.
     source: str
-    #: True for the first event of a repeated model request: what the same step emitted before is void.
+    #: True for the first event of a repeated model request: earlier events of the same step are void.
     restarted: bool = False
 
 

@@ -72,7 +72,7 @@ class WriteWatch:
             self.close()
 
     def close(self) -> None:
-        """Watch no more. From any thread."""
+        """Stop watching. From any thread."""
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.close()
@@ -85,12 +85,9 @@ class WriteWatch:
         self._floor = _RARE if now - self._written_at > _CALM else min(_FREQUENT, _GROWTH * self._floor)
         self._written_at = now
         self._pause = self._floor
-        self._chase_after(self._floor)
-
-    def _chase_after(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._system.call_later(seconds, self._chase)
+        self._timer = self._system.call_later(self._floor, self._chase)
 
     def _chase(self) -> None:
         self._timer = None
@@ -102,7 +99,7 @@ class WriteWatch:
         self._pause *= _GROWTH
         # SQLite deletes its log with the last connection to it.
         if self._pause <= _LAST or not self._armed:
-            self._chase_after(min(self._pause, _LAST))
+            self._timer = self._system.call_later(min(self._pause, _LAST), self._chase)
 
 
 #: Size from which a doorbell's file is replaced, in bytes.
@@ -149,7 +146,7 @@ class Doorbell:
         self._watch.arm()
 
     def close(self) -> None:
-        """Hear no more."""
+        """Stop hearing."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None

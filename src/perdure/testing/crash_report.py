@@ -33,7 +33,7 @@ from perdure.testing.crash_state import (
 from perdure.testing.environment import StillWaiting
 from perdure.testing.hash_seeds import Difference, compare, make_request, processes
 from perdure.testing.strict import DeterminismGuard
-from perdure.worker.workflow_guard import Place
+from perdure.worker.workflow_guard import CodeLine
 from perdure.workflow.definition import Call, Workflow
 from perdure.workflow.discover import Definable, definition_of
 
@@ -123,8 +123,8 @@ class _NotingGuard(DeterminismGuard):
         super().__init__()
         self.found: dict[tuple[str, int], CrashFinding] = {}
 
-    def saw(self, place: Place, what: str, remedy: str) -> None:
-        """Note it, once for each line."""
+    def saw(self, place: CodeLine, what: str, remedy: str) -> None:
+        """Note the problem, once for each line of code."""
         self.found.setdefault((place.file, place.line), CrashFinding("divergence", str(place), f"{what}; {remedy}"))
 
 
@@ -292,7 +292,7 @@ def _times(count: int) -> str:
 
 
 def _shown(value: object) -> str:
-    """A text for a value that has no address of an object in it."""
+    """Describe a value, without addresses of objects."""
     if type(value).__repr__ is object.__repr__ and hasattr(value, "__dict__"):
         fields = ", ".join(f"{name}={_shown(field)}" for name, field in sorted(vars(value).items()))
         return f"{type(value).__name__}({fields})"

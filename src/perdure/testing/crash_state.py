@@ -108,7 +108,7 @@ class ExecutionPlan(Struct, frozen=True):
 
 
 class CrashEnvironment(Environment):
-    """An environment whose database is copied, or was."""
+    """An environment whose database is copied, or is a copy."""
 
     #: State to go on from.
     state: CrashState | None = None
@@ -256,7 +256,7 @@ async def resume(plan: ExecutionPlan, state: CrashState) -> ExecutionEnd:
 
 
 class _silence:  # noqa: N801 - reads like a function
-    """Keeps the log quiet: what happens after a crash is reported, not logged."""
+    """Silences the log: the report has what happens after a crash."""
 
     def __enter__(self) -> None:
         self._level = logging.getLogger("perdure").level

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-from perdure.worker.workflow_guard import IoGuard, Place, StrictGuard, place_of, through
+from perdure.worker.workflow_guard import CodeLine, IoGuard, StrictGuard, place_of, through
 from perdure.workflow.step import is_declared_step
 
 _CLOCK = "reads the clock; a replay reads another time", "use `ctx.now()`, or `self.now()` in a state machine"
@@ -84,7 +84,7 @@ class DeterminismGuard(StrictGuard):
         self._checked: set[CodeType] = set()
         self.trace = self._trace
 
-    def saw(self, place: Place, what: str, remedy: str) -> None:
+    def saw(self, place: CodeLine, what: str, remedy: str) -> None:
         """Raise `NotInWorkflow`."""
         if self._logs:
             IoGuard.saw(self, place, what, remedy)
@@ -156,7 +156,7 @@ def _count_arguments(frame: FrameType) -> int | None:
     return code[at + 1] if 0 <= at < len(code) - 1 and dis.opname[code[at]] == "CALL" else None
 
 
-def _direct_place(frame: FrameType | None) -> Place | None:
+def _direct_place(frame: FrameType | None) -> CodeLine | None:
     """The line of workflow code, if only the standard library is between: other libraries have reasons of their own."""
     caller = frame
     while caller is not None and caller.f_globals.get("__name__", "").partition(".")[0] in sys.stdlib_module_names:

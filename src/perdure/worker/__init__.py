@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perdure.core.lazy_exports import export_lazily
+from perdure.core.lazy_exports import lazy_exports as _lazy_exports
 
 if TYPE_CHECKING:
     from perdure.replay.run_loop import in_workflow
@@ -35,31 +35,32 @@ __all__ = [
     "work_until_signalled",
 ]
 
-export_lazily(
-    __name__,
-    {
-        "perdure.replay.run_loop": ("in_workflow",),
-        "perdure.worker.claiming.pushed_runs": (
-            "UnknownRun",
-            "UnservedType",
-        ),
-        "perdure.worker.commit.hooks": ("HookCaller",),
-        "perdure.worker.deploy_check": ("ReplayCheck",),
-        "perdure.worker.log_fields": (
-            "RunFields",
-            "current_fields",
-        ),
-        "perdure.worker.options": (
-            "WorkerOptions",
-            "WorkerSettings",
-        ),
-        "perdure.worker.signals": ("work_until_signalled",),
-        "perdure.worker.sweeper": ("delete_events",),
-        "perdure.worker.tracing": (
-            "TraceListener",
-            "WorkerTracing",
-        ),
-        "perdure.worker.worker": ("Worker",),
-    },
-)
-del export_lazily
+if not TYPE_CHECKING:
+    # Hidden from type checkers, for which a package with `__getattr__` has every name.
+    __getattr__, __dir__ = _lazy_exports(
+        __name__,
+        {
+            "perdure.replay.run_loop": ("in_workflow",),
+            "perdure.worker.claiming.pushed_runs": (
+                "UnknownRun",
+                "UnservedType",
+            ),
+            "perdure.worker.commit.hooks": ("HookCaller",),
+            "perdure.worker.deploy_check": ("ReplayCheck",),
+            "perdure.worker.log_fields": (
+                "RunFields",
+                "current_fields",
+            ),
+            "perdure.worker.options": (
+                "WorkerOptions",
+                "WorkerSettings",
+            ),
+            "perdure.worker.signals": ("work_until_signalled",),
+            "perdure.worker.sweeper": ("delete_events",),
+            "perdure.worker.tracing": (
+                "TraceListener",
+                "WorkerTracing",
+            ),
+            "perdure.worker.worker": ("Worker",),
+        },
+    )

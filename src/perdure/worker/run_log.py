@@ -1,4 +1,4 @@
-"""Log lines that are kept with their runs: a handler of `logging`, and the task that writes what it has collected.
+"""Log lines that are kept with their runs: a handler of `logging`, and the task that writes its lines.
 
 The lines are for people, like the audit trail: nothing depends on them, and no step waits for them. They are written in
 batches, outside of turns, so that a step that hangs or is killed has shown its lines before. What cannot be written is
@@ -70,14 +70,14 @@ class RunLog(logging.Handler):
         self._series = system.entropy(8).hex()
 
     def start(self) -> None:
-        """Begin to collect and to write."""
+        """Start collecting and writing."""
         self._loop, self._filled = asyncio.get_running_loop(), asyncio.Event()
         guard = LoopGuard("run log", self._system, self._health, logger)
         self._task = self._system.spawn(guard.keep_going(self._write_on), "perdure run log")
         logging.getLogger().addHandler(self)
 
     def detach(self) -> None:
-        """Collect no more."""
+        """Stop collecting."""
         logging.getLogger().removeHandler(self)
 
     async def stop(self) -> None:

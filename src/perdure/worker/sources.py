@@ -44,7 +44,7 @@ class SourceRegistration:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, worker_id: str) -> None:
-        """Store the sources after a while, unless that is under way."""
+        """Store the sources after a while, unless they are being stored."""
         if self._definitions and (self._task is None or self._task.done()):
             self._task = self._system.spawn(self._save_later(worker_id), "perdure sources")
 

@@ -204,7 +204,7 @@ class TraceListener(Listener):
 
 
 class WorkerTracing:
-    """The tracer of a worker, and what hears of its claims and commits."""
+    """Tracer of a worker, and the listener for its claims and commits."""
 
     def __init__(self, tracer: Tracer, listener: TraceListener) -> None:
         self._tracer = tracer

@@ -83,7 +83,7 @@ _INSTALLED = tuple(
 _REMEDY = "do it in a step: `await ctx.step(function, ...)`, or in an activity of a state machine"
 
 
-class Place(Struct, frozen=True):
+class CodeLine(Struct, frozen=True):
     """A line of workflow code."""
 
     file: str
@@ -96,7 +96,7 @@ class Place(Struct, frozen=True):
         return f"{self.file}:{self.line} (in {self.function})"
 
 
-def place_of(frame: FrameType | None) -> Place | None:
+def place_of(frame: FrameType | None) -> CodeLine | None:
     """Find the line of workflow code that a call comes from; None if it is exempt or not the workflow's."""
     inside: list[tuple[str, FrameType]] = []
     while frame is not None:
@@ -117,13 +117,13 @@ def _is_of_collector(frame: FrameType) -> bool:
     return code.co_name == "__del__" or any(getattr(one, "__code__", None) is code for one in gc.callbacks)
 
 
-def _innermost(inside: list[tuple[str, FrameType]]) -> Place | None:
+def _innermost(inside: list[tuple[str, FrameType]]) -> CodeLine | None:
     """The innermost frame of the package that the workflow belongs to: below it are libraries."""
     own = [root for root, _ in inside if root not in sys.stdlib_module_names and root not in _FRAMEWORKS]
     called = ""
     for root, frame in inside:
         if own and root == own[-1]:
-            return Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname, called)
+            return CodeLine(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname, called)
         called = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_qualname}"
     return None
 
@@ -149,7 +149,7 @@ class IoGuard:
             what = f"{IO_EVENTS[event]}{_detail(event, args)}{through(place)}; a replay does it again"
             self.saw(place, what, _REMEDY)
 
-    def saw(self, place: Place, what: str, remedy: str) -> None:
+    def saw(self, place: CodeLine, what: str, remedy: str) -> None:
         """Warn, unless this line was reported before."""
         key = place.file, place.line
         if key not in self._warned:
@@ -165,7 +165,7 @@ class StrictGuard(IoGuard):
         #: By run, the first error that was raised; the workflow may have caught it.
         self.raised: dict[str, NotInWorkflow] = {}
 
-    def saw(self, place: Place, what: str, remedy: str) -> None:
+    def saw(self, place: CodeLine, what: str, remedy: str) -> None:
         """Raise `NotInWorkflow`."""
         loop = _get_running_loop()
         run_id = loop.run_id if isinstance(loop, RunLoop) else ""
@@ -174,7 +174,7 @@ class StrictGuard(IoGuard):
         raise error
 
 
-def through(place: Place) -> str:
+def through(place: CodeLine) -> str:
     """Words for the function of another package that did it."""
     return f" through {place.through}" if place.through else ""
 

@@ -164,14 +164,14 @@ async def test_a_listing_walks_the_index_of_ages(schema: sqlite3.Connection) -> 
 @pytest.mark.parametrize("status", [Status.FAILED, Status.RUNNING])
 def test_a_listing_of_one_status_finds_them_among_a_million_others(schema: sqlite3.Connection, status: Status) -> None:
     source = listing.sources_of(RunFilter(status=(status,)), SQLITE)[0]
-    plan = plan_of(schema, source.query(listing.Window(), 10)[0])
+    plan = plan_of(schema, source.query(listing.PageBounds(), 10)[0])
     assert "perdure_runs_by_status (status=?)" in plan
     assert "TEMP B-TREE" not in plan
 
 
 def test_a_listing_of_deleted_runs_walks_their_own_index_of_ages(schema: sqlite3.Connection) -> None:
     source = listing.sources_of(RunFilter(deleted=True), SQLITE)[0]
-    plan = plan_of(schema, source.query(listing.Window(), 10)[0])
+    plan = plan_of(schema, source.query(listing.PageBounds(), 10)[0])
     assert "perdure_runs_deleted_by_age" in plan
     assert "TEMP B-TREE" not in plan
 

@@ -288,3 +288,24 @@ class TimeParam(ParamType):
         if time.utcoffset() is None and not self._local:
             self.fail(f"{value!r} has no offset from UTC: end it with Z, or with one such as +01:00", param, ctx)
         return time
+
+
+_BACKOFF_FORMAT = "write it as first=1s,shortest=500ms,longest=30s,idle=1.2,busy=0.8, or a part of that"
+
+
+def parse_poll_backoff(context: click.Context, option: click.Parameter, text: str | None) -> dict[str, Any]:
+    """Parse the pairs of the option `--poll-backoff`. Their values are checked with the other options of a worker."""
+    given: dict[str, Any] = {}
+    for pair in text.split(",") if text else ():
+        name, separator, value = pair.partition("=")
+        if not separator:
+            raise click.BadParameter(f"{pair!r} has no value; {_BACKOFF_FORMAT}")
+        given[name.strip()] = _factor(value) if name.strip() in ("idle", "busy") else value.strip()
+    return given
+
+
+def _factor(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no number; {_BACKOFF_FORMAT}") from None

@@ -39,8 +39,8 @@ _loaded = decoder_for(Loaded)
 _broken = decoder_for(Broken)
 
 
-class Place:
-    """One of the processes of the command, whichever child it is at the moment."""
+class FleetMember:
+    """One of the processes of the command, by its number. A child that ends is replaced."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -67,7 +67,7 @@ class Ended(Struct, frozen=True):
 class StartAgain(Struct, frozen=True):
     """The pause before a process is started again is over."""
 
-    place: Place
+    member: FleetMember
 
 
 class Signalled(Struct, frozen=True):
@@ -91,7 +91,7 @@ class FleetSupervisor:
         self._output = output
         #: None until the first process has told which database it needs.
         self._count = None if isinstance(processes, str) else processes
-        self._places: list[Place] = [Place(1)]
+        self._members: list[FleetMember] = [FleetMember(1)]
         self._incidents: asyncio.Queue[Incident] = asyncio.Queue()
         self._children = Children(
             lambda child, line: self._incidents.put_nowait(Heard(child, line)),
@@ -112,7 +112,7 @@ class FleetSupervisor:
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._incidents.put_nowait, Signalled(number))
         try:
-            await self._start(self._places[0])
+            await self._start(self._members[0])
             while self._children.alive or not self._stopping or not self._incidents.empty():
                 await self._handle(await self._incidents.get())
         finally:
@@ -134,8 +134,8 @@ class FleetSupervisor:
                 await self._hear(child, line)
             case Ended(child):
                 self._child_ended(child)
-            case StartAgain(place) if not self._stopping and place.live is None and place.next is None:
-                await self._start(place)
+            case StartAgain(member) if not self._stopping and member.live is None and member.next is None:
+                await self._start(member)
             case Signalled(signal.SIGHUP):
                 await self._reload()
             case Signalled():
@@ -145,12 +145,12 @@ class FleetSupervisor:
 
     # starting
 
-    async def _start(self, place: Place) -> None:
-        place.live = await self._spawn(place)
+    async def _start(self, member: FleetMember) -> None:
+        member.live = await self._spawn(member)
 
-    async def _spawn(self, place: Place) -> ChildProcess:
+    async def _spawn(self, member: FleetMember) -> ChildProcess:
         return await self._children.spawn(
-            f"worker process {place.number}",
+            f"worker process {member.number}",
             _MODULE,
             lambda told: msgspec.structs.replace(self._settings, told=told),
             environment={"PYTHONUNBUFFERED": "1"},
@@ -163,15 +163,15 @@ class FleetSupervisor:
         except msgspec.ValidationError:
             self._broken[child] = _broken.decode(line).error
             return
-        place = self._place_of(child)
-        if place is None or child.leaving:
+        member = self._member_of(child)
+        if member is None or child.leaving:
             return
         self._loaded = report
-        if len(self._places) == 1:
-            await self._add_places(report)
-        child.send(msgspec.json.encode(self._shares.of(place.number, len(self._places))))
+        if len(self._members) == 1:
+            await self._add_members(report)
+        child.send(msgspec.json.encode(self._shares.of(member.number, len(self._members))))
 
-    async def _add_places(self, report: Loaded) -> None:
+    async def _add_members(self, report: Loaded) -> None:
         """Decide on the number of processes, once the first one has told the database, and start the others."""
         if self._count is None:
             self._count = 1 if report.exclusive else min(usable_processors(), self._shares.slots)
@@ -185,30 +185,30 @@ class FleetSupervisor:
                 "%d worker processes share %s, which has one writer at a time: they help code that keeps a processor "
                 "busy, and do not record more steps; PostgreSQL and MySQL do", self._count, report.url,
             )  # fmt: skip
-        while len(self._places) < self._count:
-            self._places.append(Place(len(self._places) + 1))
+        while len(self._members) < self._count:
+            self._members.append(FleetMember(len(self._members) + 1))
             if not self._stopping:
-                await self._start(self._places[-1])
+                await self._start(self._members[-1])
 
     def _child_ready(self, child: ChildProcess) -> None:
         child.ready = True
-        place, loaded = self._place_of(child), self._loaded
-        if place is None or child.leaving or loaded is None:
+        member, loaded = self._member_of(child), self._loaded
+        if member is None or child.leaving or loaded is None:
             return
         self._was_ready = True
         document = {
-            "event": "working", "process": place.number, "pid": child.pid, "url": loaded.url, "types": loaded.types,
+            "event": "working", "process": member.number, "pid": child.pid, "url": loaded.url, "types": loaded.types,
         }  # fmt: skip
         if self._output.json:
             self._output.document(document)
         else:
-            which = f"{child.pid}, {place.number} of {len(self._places)}"
+            which = f"{child.pid}, {member.number} of {len(self._members)}"
             self._output.line(f"working on {loaded.url} as process {which}: {', '.join(loaded.types)}")
-        if place.next is child:
+        if member.next is child:
             self._replace()
 
-    def _place_of(self, child: ChildProcess) -> Place | None:
-        return next((one for one in self._places if child in (one.live, one.next)), None)
+    def _member_of(self, child: ChildProcess) -> FleetMember | None:
+        return next((one for one in self._members if child in (one.live, one.next)), None)
 
     # reloading
 
@@ -220,70 +220,70 @@ class FleetSupervisor:
             # What loads now may have read some of the former code.
             self._reload_wanted = True
             return
-        logger.info("SIGHUP: %d worker processes start with the code as it is now", len(self._places))
+        logger.info("SIGHUP: %d worker processes start with the code as it is now", len(self._members))
         self._drop_next()
-        for place in self._places:
-            place.next = await self._spawn(place)
+        for member in self._members:
+            member.next = await self._spawn(member)
 
     def _replace(self) -> None:
-        if not all(place.next is not None and place.next.ready for place in self._places):
+        if not all(member.next is not None and member.next.ready for member in self._members):
             return
-        for place in self._places:
-            former, place.live, place.next = place.live, place.next, None
-            place.pauses.failures = 0
+        for member in self._members:
+            former, member.live, member.next = member.live, member.next, None
+            member.pauses.failures = 0
             if former is not None:
                 self._drain(former)
         logger.info("the new worker processes work; the old ones drain")
 
     def _drop_next(self) -> None:
-        for place in self._places:
-            if place.next is not None:
-                self._drain(place.next)
-                place.next = None
+        for member in self._members:
+            if member.next is not None:
+                self._drain(member.next)
+                member.next = None
 
     # ends of processes
 
     def _child_ended(self, child: ChildProcess) -> None:
-        place, reason = self._place_of(child), self._broken.pop(child, None)
-        if place is None:
+        member, reason = self._member_of(child), self._broken.pop(child, None)
+        if member is None:
             return
         lived = asyncio.get_running_loop().time() - child.began
-        if place.next is child:
-            place.next = None
+        if member.next is child:
+            member.next = None
             if not self._stopping:
                 self._refuse_reload(f"{child.role} {child.pid} {child.how_it_ended()}" if reason is None else reason)
             return
-        place.live = None
+        member.live = None
         if self._stopping:
             return
         if reason is not None and not self._was_ready:
             self._error = self._error or reason
             self._stop()
-        elif place.next is None:
-            self._start_again(place, child, lived, reason)
+        elif member.next is None:
+            self._start_again(member, child, lived, reason)
 
     def _refuse_reload(self, reason: str) -> None:
         logger.error("the new code is not used, and the old worker processes go on: %s", reason)
         self._drop_next()
-        for place in self._places:
-            if place.live is None:
-                self._incidents.put_nowait(StartAgain(place))
+        for member in self._members:
+            if member.live is None:
+                self._incidents.put_nowait(StartAgain(member))
 
-    def _start_again(self, place: Place, child: ChildProcess, lived: float, reason: str | None) -> None:
-        pause = place.pauses.after(lived)
+    def _start_again(self, member: FleetMember, child: ChildProcess, lived: float, reason: str | None) -> None:
+        pause = member.pauses.after(lived)
         how = f"{child.role}, pid {child.pid}, {child.how_it_ended()} after {lived:.1f} s"
         if reason is not None:
             how += f" ({reason})"
         then = f"another starts {f'in {pause:g} s' if pause else 'now'}"
-        if place.pauses.failures >= _LOOP:
+        if member.pauses.failures >= _LOOP:
             logger.critical(
                 "crash loop: %s, the death number %d in a row; %s; its runs are taken over when its lease ends",
-                how, place.pauses.failures, then,
+                how, member.pauses.failures, then,
             )  # fmt: skip
         else:
             level = logging.WARNING if child.process.returncode == 0 else logging.ERROR
             logger.log(level, "%s; %s", how, then)
-        asyncio.get_running_loop().call_later(pause, self._incidents.put_nowait, StartAgain(place))
+        asyncio.get_running_loop().call_later(pause, self._incidents.put_nowait, StartAgain(member))
 
     # stopping
 

@@ -36,11 +36,11 @@ _REFUSED = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 HEADERS_KEY = '"headers":'
 
 
-class _Options(Struct, frozen=True):
+class _StoredHeaders(Struct, frozen=True):
     headers: dict[str, str] = {}
 
 
-_decoder = decoder_for(_Options)
+_decoder = decoder_for(_StoredHeaders)
 
 
 def check_headers(given: object) -> Headers:

@@ -51,7 +51,7 @@ class RunHistory(Struct, frozen=True, kw_only=True):
     redacted: bool = False
 
 
-class _Line(Struct, frozen=True):
+class _HistoryLine(Struct, frozen=True):
     sum: str
     history: Raw
 
@@ -93,14 +93,14 @@ class HistoriesReport(DeployReport, frozen=True, kw_only=True):
 
 
 _header = decoder_for(HistoriesHeader)
-_line = decoder_for(_Line)
+_line = decoder_for(_HistoryLine)
 _history = decoder_for(RunHistory)
 
 
 def to_line(history: RunHistory) -> bytes:
     """Encode a run as a line of a file."""
     body = msgspec.json.encode(history)
-    return msgspec.json.encode(_Line(_sum(body), Raw(body))) + b"\n"
+    return msgspec.json.encode(_HistoryLine(_sum(body), Raw(body))) + b"\n"
 
 
 def to_header(header: HistoriesHeader) -> bytes:

@@ -103,11 +103,11 @@ class Debounce(Struct, frozen=True):
         return StoredSingleton("~" + _name(type, self.key, self.shared), SingletonPolicy.DEBOUNCE, delay, at_most)
 
 
-class _Options(Struct, frozen=True):
+class _StoredOptions(Struct, frozen=True):
     single: StoredSingleton | None = None
 
 
-_options_decoder = decoder_for(_Options)
+_options_decoder = decoder_for(_StoredOptions)
 
 
 def stored_singleton_of(options: str) -> StoredSingleton | None:

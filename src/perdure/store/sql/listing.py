@@ -85,7 +85,7 @@ class _Cursor(Struct, frozen=True):
             ) from error
 
 
-class Window(Struct, frozen=True):
+class PageBounds(Struct, frozen=True):
     """Part of a listing that is wanted, and its direction."""
 
     ascending: bool = False
@@ -161,36 +161,36 @@ class Source(Struct, frozen=True):
             rest = replace(rest, created_after=None, created_before=None)
         return rest == RunFilter(deleted=None)
 
-    def query(self, window: Window, limit: int, most: int = FEW + 1) -> tuple[str, dict[str, object]]:
-        """Query of up to `limit` candidates in the order of the window; an unordered source sorts its first `most`."""
-        order = f"ORDER BY created_at {window.order}, {{}} {window.order} LIMIT {limit}"
+    def query(self, bounds: PageBounds, limit: int, most: int = FEW + 1) -> tuple[str, dict[str, object]]:
+        """Query of up to `limit` candidates in the order of the bounds; an unordered source sorts its first `most`."""
+        order = f"ORDER BY created_at {bounds.order}, {{}} {bounds.order} LIMIT {limit}"
         if self.orders is not None:
-            terms, params = window.terms("id")
-            few = self._few(most, window.order)
+            terms, params = bounds.terms("id")
+            few = self._few(most, bounds.order)
             sql = f"SELECT created_at, id FROM ({few}) AS found {_where(terms)}{order.format('id')}"
             return sql, {**self.params, **params}
-        terms, params = window.terms(self.id)
+        terms, params = bounds.terms(self.id)
         parts = self._parts(terms, [order.format(self.id)] * len(self.terms))
         sql = f"SELECT created_at, id FROM ({_union(parts)}) AS found {order.format('id')}"
         return sql if len(parts) > 1 else parts[0], {**self.params, **params}
 
-    def size(self, window: Window, most: int) -> tuple[str, dict[str, object]]:
-        """Query of the number of candidates up to `most`; of an unordered source, also those outside of the window."""
-        terms, params = window.terms(self.id) if self.orders is None else ([], {})
-        orders = self.orders or [f"created_at {window.order}, {self.id} {window.order}"] * len(self.terms)
+    def size(self, bounds: PageBounds, most: int) -> tuple[str, dict[str, object]]:
+        """Query of the number of candidates up to `most`; of an unordered source, also those outside of the bounds."""
+        terms, params = bounds.terms(self.id) if self.orders is None else ([], {})
+        orders = self.orders or [f"created_at {bounds.order}, {self.id} {bounds.order}"] * len(self.terms)
         # Without columns, so that the index alone is read.
         parts = self._parts(terms, [f"ORDER BY {order} LIMIT {most}" for order in orders], "1 AS one")
         found = parts[0] if len(parts) == 1 else f"{_union(parts)} LIMIT {most}"
         return f"SELECT COUNT(*) FROM ({found}) AS counted", {**self.params, **params}
 
-    def rows(self, window: Window, limit: int) -> tuple[str, list[str], dict[str, object]]:
-        """Query of up to `limit` rows of runs in the order of the index, and what is left to check of the window.
+    def rows(self, bounds: PageBounds, limit: int) -> tuple[str, list[str], dict[str, object]]:
+        """Query of up to `limit` rows of runs in the order of the index, and what is left to check of the bounds.
 
         It has the columns that are checked, so that no run is looked up by its id.
         """
-        terms, params = window.terms("id")
+        terms, params = bounds.terms("id")
         inner = terms if self.orders is None else []
-        orders = self.orders or [f"created_at {window.order}, id {window.order}"] * len(self.terms)
+        orders = self.orders or [f"created_at {bounds.order}, id {bounds.order}"] * len(self.terms)
         parts = self._parts(inner, [f"ORDER BY {order} LIMIT {limit}" for order in orders], _CHECKED)
         found = parts[0] if len(parts) == 1 else f"{_union(parts)} LIMIT {limit}"
         return found, [] if self.orders is None else terms, {**self.params, **params}
@@ -228,14 +228,14 @@ async def list_runs(
     filter = _complete(filter)
     if _is_empty(filter):
         return RunPage((), None)
-    window = Window(
+    bounds = PageBounds(
         filter.oldest != backwards,
         None if given is None else given.place,
         given is not None and given.inclusive,
         filter.created_after,
         filter.created_before,
     )
-    found = await _collect(tx, filter, window, limit + 1, scan, dialect)
+    found = await _collect(tx, filter, bounds, limit + 1, scan, dialect)
     runs, last = found.runs[:limit], found.stopped_at
     if len(found.runs) > limit:
         last = _place(runs[-1])
@@ -268,36 +268,36 @@ def _cursors(runs: list[Run], last: Position | None, given: _Cursor | None) -> t
 
 
 class _Found(Struct):
-    """Runs of a page in the direction of the window, and the last candidate if the scan ended before the end."""
+    """Runs of a page in the direction of the listing, and the last candidate if the scan ended before the end."""
 
     runs: list[Run]
     stopped_at: Position | None = None
 
 
 async def _collect(
-    tx: Transaction, filter: RunFilter, window: Window, wanted: int, scan: int, dialect: Dialect
+    tx: Transaction, filter: RunFilter, bounds: PageBounds, wanted: int, scan: int, dialect: Dialect
 ) -> _Found:
-    source = await _chosen(tx, filter, window, dialect)
+    source = await _chosen(tx, filter, bounds, dialect)
     check = _Check(filter, source.fulfilled)
     found = _Found([])
     # A few more where some will fail; for 50 runs still one of the lengths of a padded list.
     size = wanted if source.covers(replace(filter, deleted=None)) else wanted + wanted // 6 + 1
     while True:
         size = min(size, scan)
-        sql, params = source.query(window, size)
+        sql, params = source.query(bounds, size)
         candidates: list[Row] = await tx.fetch(sql, params)
         await _read(tx, check, candidates, wanted, found)
         scan -= len(candidates)
         if len(found.runs) >= wanted or len(candidates) < size:
             return found
-        window = replace(window, after=Position(*candidates[-1]), inclusive=False)
+        bounds = replace(bounds, after=Position(*candidates[-1]), inclusive=False)
         if scan <= 0:
-            found.stopped_at = window.after
+            found.stopped_at = bounds.after
             return found
         size = min(4 * size, _MOST_NAMED)
 
 
-async def _chosen(tx: Transaction, filter: RunFilter, window: Window, dialect: Dialect) -> Source:
+async def _chosen(tx: Transaction, filter: RunFilter, bounds: PageBounds, dialect: Dialect) -> Source:
     """The first source with few candidates, else the first that is ordered."""
     sources = sources_of(filter, dialect)
     if dialect.seeks_values and (by_value := await _by_value(tx, sources)) is not None:
@@ -308,7 +308,7 @@ async def _chosen(tx: Transaction, filter: RunFilter, window: Window, dialect: D
             if source.table != "perdure_runs" and not source.fulfilled and source.orders is None:
                 # All runs with an attribute: for want of a better one.
                 continue
-            sql, params = source.size(window, FEW + 1)
+            sql, params = source.size(bounds, FEW + 1)
             [(count,)] = await tx.fetch(sql, params)
             if count <= FEW:
                 return source
@@ -376,7 +376,7 @@ def _place(run: Run) -> Position:
 
 
 class _Check:
-    """Query of candidates by id with all filters but those of the window, and the checks that SQL cannot make."""
+    """Query of candidates by id with all filters but those of the bounds, and the checks that SQL cannot make."""
 
     def __init__(self, filter: RunFilter, fulfilled: Sequence[Condition]) -> None:
         self.terms, self.params = residual_terms(filter, fulfilled, "r")
@@ -627,21 +627,21 @@ async def count_runs(tx: Transaction, filter: RunFilter, by: CountBy, most: int,
 
 async def _count(tx: Transaction, filter: RunFilter, by: CountBy, most: int, dialect: Dialect) -> list[RunGroup]:
     check_most = min(most, _ERRORS) if filter.error is not None else most
-    window = Window(created_after=filter.created_after, created_before=filter.created_before)
-    source, candidates = await _smallest(tx, filter, by, window, check_most + 1, dialect)
+    bounds = PageBounds(created_after=filter.created_after, created_before=filter.created_before)
+    source, candidates = await _smallest(tx, filter, by, bounds, check_most + 1, dialect)
     exact = candidates <= check_most
     if not by.is_grouped and source.covers(filter):
         return [RunGroup("", min(candidates, check_most), exact)]
     check = _Check(filter, source.fulfilled)
     if not by.is_grouped and not exact and check.is_complete:
-        return [RunGroup("", min(await _counted(tx, source, window, check, check_most + 1), check_most), exact)]
-    found = await _grouped(tx, source, window, check, by, check_most + 1)
+        return [RunGroup("", min(await _counted(tx, source, bounds, check, check_most + 1), check_most), exact)]
+    found = await _grouped(tx, source, bounds, check, by, check_most + 1)
     groups = [RunGroup(value, min(count, check_most), exact) for value, count in found]
     return groups or ([] if by.is_grouped else [RunGroup("", 0, exact)])
 
 
 async def _smallest(
-    tx: Transaction, filter: RunFilter, by: CountBy, window: Window, limit: int, dialect: Dialect
+    tx: Transaction, filter: RunFilter, by: CountBy, bounds: PageBounds, limit: int, dialect: Dialect
 ) -> tuple[Source, int]:
     """The source with the fewest candidates up to a limit, and their number."""
     sources = sources_of(filter, dialect)
@@ -649,22 +649,22 @@ async def _smallest(
         sources.insert(-1, _having(by.attribute))
     best, fewest = sources[-1], limit + 1
     # All runs by their age are a good source for a range of time, or for want of a better one.
-    bounded = window.created_after is not None or window.created_before is not None
+    bounded = bounds.created_after is not None or bounds.created_before is not None
     for source in sources if bounded else sources[:-1] or sources:
-        sql, params = source.size(window, limit)
+        sql, params = source.size(bounds, limit)
         [(count,)] = await tx.fetch(sql, params)
         if count < fewest:
             best, fewest = source, count
     return best, fewest
 
 
-async def _counted(tx: Transaction, source: Source, window: Window, check: _Check, limit: int) -> int:
+async def _counted(tx: Transaction, source: Source, bounds: PageBounds, check: _Check, limit: int) -> int:
     """Number of runs up to a limit, from at most twice as many candidates: some of them fail the check."""
     if source.table == "perdure_runs":
-        sql, terms, params = source.rows(window, 2 * limit)
+        sql, terms, params = source.rows(bounds, 2 * limit)
         found = f"FROM ({sql}) AS r {_where([*check.terms, *terms])}"
     else:
-        sql, params = source.query(window, 2 * limit, 2 * limit)
+        sql, params = source.query(bounds, 2 * limit, 2 * limit)
         found = f"{_joined(sql)}{_where(check.terms)}"
     [(count,)] = await tx.fetch(
         f"SELECT COUNT(*) FROM (SELECT 1 AS one {found}LIMIT {limit}) AS counted", {**params, **check.params}
@@ -677,9 +677,9 @@ def _joined(candidates: str) -> str:
 
 
 async def _grouped(
-    tx: Transaction, source: Source, window: Window, check: _Check, by: CountBy, limit: int
+    tx: Transaction, source: Source, bounds: PageBounds, check: _Check, by: CountBy, limit: int
 ) -> list[tuple[AttributeValue, int]]:
-    sql, params = source.query(window, limit, limit)
+    sql, params = source.query(bounds, limit, limit)
     columns = _GROUPED_ATTRIBUTE if by.attribute else _GROUPS[by.column]
     joined = _joined(sql)
     terms, given = check.terms, {**params, **check.params}

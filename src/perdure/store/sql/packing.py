@@ -4,12 +4,12 @@ The row of kind `packed` replaces consecutive records. It has the number, token 
 order of rows and tokens stays what it was, and counts its records in `attempts`. Every reader of records unpacks it
 (`store/sql/rows.py`); only a query that counts rows or looks for a kind can tell the difference.
 
-Packed are only records that no statement looks for: results of steps and timers. Records with an inbox entry, failed
+Only records that no statement looks for are packed: results of steps and timers. Records with an inbox entry, failed
 ones and failed attempts are found by their columns, and records inside of scopes are trimmed one by one.
 
-A packable record never changes, so a holder whose lease is lost could do no harm; the lease is proved all the same, and
-the lock on the run's row keeps two packings apart. No row is inserted, so that nothing is left of a run that is deleted
-or continued as new meanwhile.
+A packable record never changes, so a holder that has lost its lease could do no harm. The lease is checked all the
+same, and the lock on the run's row prevents two packings at once. No row is inserted, so that nothing is left of a run
+that is deleted or continued as new meanwhile.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _packed(run_id: str, segment: Sequence[Row]) -> Params:
 
 
 def unpack(seq: int, payload: str, count: int, run_attempt: int) -> list[Record]:
-    """Return the records of a packed row. Raises `ValueError` for a row that makes no sense."""
+    """Return the records of a packed row. Raises `ValueError` for an invalid row."""
     fields = _decoder.decode(payload)
     if len(fields) != count:
         raise ValueError(f"it has {len(fields)} records instead of {count}")

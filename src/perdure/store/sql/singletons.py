@@ -28,7 +28,7 @@ from perdure.store.sql.runs.attributes import set_first_attributes
 from perdure.store.sql.runs.finish import finish
 from perdure.store.sql.runs.inbox import cancel, deliver_all
 
-#: How many of a line are looked at in one statement.
+#: Queued runs that one statement reads.
 _PAGE = 200
 
 _HEAD = """
@@ -125,8 +125,8 @@ WHERE id = :run_id
 """
 
 
-class _Waiting(Struct, frozen=True):
-    """One of a line."""
+class _QueuedRun(Struct, frozen=True):
+    """A run that waits for its turn to be the current one."""
 
     run_id: str
     wake_at: int
@@ -142,7 +142,7 @@ async def start_successors(tx: Transaction, names: Sequence[str]) -> int:
     for name in sorted(set(names)):
         before = await head(tx, name)
         holder = await _settle(tx, name, before)
-        if holder is None and not await _line(tx, name, 1):
+        if holder is None and not await _page(tx, name, 1):
             await tx.execute(_DROP_HEAD, {"name": name})
         begun += holder not in (None, before)
     return begun
@@ -227,21 +227,21 @@ async def _settle(tx: Transaction, name: str, before: str) -> str | None:
     """Start the first successor if no run is active, and apply the policies of the others; returns the current run."""
     holder = before if await _goes_on(tx, before) else None
     while True:
-        line = await _those_who_wait(tx, name)
+        line = await _queued(tx, name)
         if holder is None:
             first = next((one for one in line if one.is_ready), None)
             if first is None:
                 return None
             await _begin(tx, name, first)
             holder, line = first.run_id, [one for one in line if one is not first]
-        if not await _see_to(tx, name, holder, line):
+        if not await _apply_policies(tx, name, holder, line):
             return holder
         if not await _goes_on(tx, holder):
             holder = None
 
 
-async def _see_to(tx: Transaction, name: str, holder: str, line: Sequence[_Waiting]) -> bool:
-    """Do for those who came as children what they want; whether anybody was stopped."""
+async def _apply_policies(tx: Transaction, name: str, holder: str, line: Sequence[_QueuedRun]) -> bool:
+    """Apply the policies of queued children; True if a run was stopped."""
     for place, one in enumerate(line):
         if one.policy is SingletonPolicy.REPLACE:
             for other in (holder, *(earlier.run_id for earlier in line[:place])):
@@ -256,24 +256,24 @@ async def _see_to(tx: Transaction, name: str, holder: str, line: Sequence[_Waiti
     return False
 
 
-async def _those_who_wait(tx: Transaction, name: str) -> list[_Waiting]:
-    """The first of a line, without those that are over."""
+async def _queued(tx: Transaction, name: str) -> list[_QueuedRun]:
+    """Read the first queued runs, without those that are over."""
     while True:
-        line = await _line(tx, name, _PAGE)
+        line = await _page(tx, name, _PAGE)
         over = [one for one in line if one.is_over]
         await tx.execute_many(_LEAVE_LINE, [{"run_id": one.run_id} for one in over])
         if len(over) < _PAGE:
             return [one for one in line if not one.is_over]
 
 
-async def _line(tx: Transaction, name: str, limit: int) -> list[_Waiting]:
-    return [_to_waiting(row) for row in await tx.fetch(_LINE, {"name": name, "limit": limit})]
+async def _page(tx: Transaction, name: str, limit: int) -> list[_QueuedRun]:
+    return [_to_queued(row) for row in await tx.fetch(_LINE, {"name": name, "limit": limit})]
 
 
-def _to_waiting(row: Row) -> _Waiting:
+def _to_queued(row: Row) -> _QueuedRun:
     run_id, wake_at, policy, status, reason = row
     is_ready = status == Status.WAITING and reason == Reason.LIMIT
-    return _Waiting(run_id, wake_at, SingletonPolicy(policy), status is None or status in FINISHED, is_ready)
+    return _QueuedRun(run_id, wake_at, SingletonPolicy(policy), status is None or status in FINISHED, is_ready)
 
 
 async def _goes_on(tx: Transaction, run_id: str) -> bool:
@@ -281,11 +281,11 @@ async def _goes_on(tx: Transaction, run_id: str) -> bool:
         return False
     if await tx.fetch(_UNFINISHED, {"run_id": run_id}):
         return True
-    # In a transaction of the caller's the look may be an old one; a look that locks is not.
+    # In the caller's own transaction a plain read may be of an old snapshot; a read that locks is not.
     return bool(await tx.fetch(_UNFINISHED + "{for_update}", {"run_id": run_id}))
 
 
-async def _begin(tx: Transaction, name: str, one: _Waiting) -> None:
+async def _begin(tx: Transaction, name: str, one: _QueuedRun) -> None:
     later = one.wake_at > tx.now
     change = {
         "run_id": one.run_id,
@@ -306,7 +306,7 @@ async def _set_head(tx: Transaction, name: str, run_id: str) -> None:
 
 async def _stop_all(tx: Transaction, name: str, holder: str, successor: str) -> None:
     """Cancel the current run and all that wait."""
-    for one in await _line(tx, name, 1_000_000_000):
+    for one in await _page(tx, name, 1_000_000_000):
         if not one.is_over:
             await _stop(tx, one.run_id, successor)
     await _stop(tx, holder, successor)

@@ -366,12 +366,11 @@ class Claimer:
             self._reconcile_at = self._system.monotonic() + self._worker.settings.lease
             await self._reconcile()
             await self._worker.gatekeeper.refresh_waiting_types()
-        longest = self._longest_wait
         room = self._room()
         gatekeeper = self._worker.gatekeeper
         if room <= 0:
             self._full = True
-            return await self._stand_by(min(longest, self._quarantine.ends_in))
+            return await self._stand_by(min(self._longest_wait, self._quarantine.ends_in))
         # Runs with limits and runs without share the room, so that neither takes all of it.
         share = (room + self._claims % 2) // 2 if gatekeeper.has_runs else room
         self._full, self._freed = None, False
@@ -399,8 +398,8 @@ class Claimer:
         if claimed.runs or self._full:
             self._poll = self._backoff.after_work(self._poll)
             if self._full:
-                return 0.0 if self._room() > 0 else longest
-        return max(0.0005, min(longest, (self._next_wake - claimed.now) / 1e6))
+                return 0.0 if self._room() > 0 else self._longest_wait
+        return max(0.0005, min(self._longest_wait, (self._next_wake - claimed.now) / 1e6))
 
     async def _stand_by(self, longest: float) -> float:
         """Admit steps although there is no room for runs; return the seconds to wait before the next round."""

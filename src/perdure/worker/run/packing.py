@@ -1,4 +1,4 @@
-"""Packing of long histories: the worker that holds a run lets few rows hold its old records.
+"""Packing of long histories: the worker that holds a run stores its old records in few rows.
 
 A run is packed each time that its history has grown by one segment, while it goes on. The newest segment stays as it
 is, and so does a history that is shorter than two segments. The next packing makes up for one that fails, or that the
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("perdure.worker")
 
 
-#: The part of a segment by which a history that a new holder has replayed may have passed the length to pack at.
+#: How far a replayed history may be past the length to pack at, as a part of a segment, for a new holder to pack it.
 _OVERDUE = 20
 
 
@@ -33,8 +33,8 @@ def next_packing(segment: int, records: int) -> int:
 def first_packing(segment: int, records: int) -> int:
     """Length at which a new holder packs a history of so many records.
 
-    A run that parks with the record at which it would be packed is let go of before. So the next holder packs it if it
-    has passed that length just now.
+    A run that parks with the record at which it would be packed is released first. So the next holder packs it if it
+    has just passed that length.
     """
     return next_packing(segment, max(0, records - max(1, segment // _OVERDUE)))
 

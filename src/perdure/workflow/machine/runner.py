@@ -100,7 +100,7 @@ class Uncancel(Action, frozen=True):
     """Take the cancellation of the run back."""
 
 
-class Reply(Action, frozen=True):
+class AnswerQuestion(Action, frozen=True):
     """Answer the question that is being handled."""
 
     answer: Any
@@ -351,7 +351,7 @@ class MachineRunner(Generic[I, O]):
                     self._refuse(handler, "returned uncancel(), but the run was not cancelled")
                 self._cancelled = None
                 self.ctx.uncancel()
-            case Reply():
+            case AnswerQuestion():
                 if self._replies is None:
                     self._refuse(handler, "returned reply(...), but no question is being handled")
                 self._replies.reply(action.answer)

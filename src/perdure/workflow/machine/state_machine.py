@@ -27,6 +27,7 @@ from perdure.workflow.definition import Call, Workflow
 from perdure.workflow.machine.runner import (
     Action,
     Actions,
+    AnswerQuestion,
     CancelById,
     Complete,
     EndCancelled,
@@ -34,7 +35,6 @@ from perdure.workflow.machine.runner import (
     MachineRunner,
     Publish,
     PublishEvent,
-    Reply,
     SendMessage,
     SetAttributes,
     StartRun,
@@ -211,7 +211,7 @@ class StateMachine(Generic[I, O]):
 
     def reply(self, answer: Any) -> Action:
         """Answer the question that is being handled."""
-        return self._make(Reply(snapshot(answer)))
+        return self._make(AnswerQuestion(snapshot(answer)))
 
     def complete(self, value: O) -> Action:
         """End with this result; activities and children that still run are cancelled."""

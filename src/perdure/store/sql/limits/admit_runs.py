@@ -72,9 +72,9 @@ class LockedGates:
         self._left: dict[tuple[str, str], set[str]] = {}
         #: The gates where that makes room, and for how many at the most.
         self.freed: Counter[str] = Counter()
-        #: Of the arrivals those all of whose gates are locked.
+        #: Arrivals all of whose gates are locked.
         self.arrivals: list[RunArrival] = []
-        #: What has to be told again.
+        #: Released permits to report again.
         self.undelivered: list[tuple[str, int]] = []
         self.undelivered_steps: list[StepDeparture] = []
         #: Gates that have to be made.
@@ -222,16 +222,16 @@ class _RunAdmitter:
         #: Who is to stand in a line that it does not stand in yet, or not as a waiting run.
         self._joining: dict[str, WaitlistEntry] = {}
         self._passing: list[tuple[WaitlistEntry, tuple[RequiredGate, ...]]] = []
-        #: Those that are to be set aside.
+        #: Runs to set aside as poison.
         self._poison: list[WaitlistEntry] = []
         self._gone: list[str] = []
         self._counted: frozenset[str] = frozenset()
-        #: Runs that were let in before until their end, and where; and those that are to end.
+        #: Runs that already hold a permit until their end, with its gate; and cancelled runs.
         self._kept: set[tuple[str, str]] = set()
         self._cancelled: set[str] = set()
-        #: Who passes only to be told that a breaker is open, and until when.
+        #: Runs that are claimed only to learn that a breaker is open, and until when.
         self._barred: dict[str, int] = {}
-        #: Gates that steps passed or stand at.
+        #: Gates that steps have passed or wait at.
         self._passed_by_steps: set[str] = set()
         #: Last worker of each locked run; whether suspects were passed over; and the suspects that pass alone.
         self._homes: dict[str, str | None] = {}
@@ -356,7 +356,7 @@ class _RunAdmitter:
     async def _let_pass(
         self, lines: dict[str, list[WaitlistEntry]], direct: list[tuple[WaitlistEntry, tuple[RequiredGate, ...]]]
     ) -> None:
-        """In turns: one of each line, and one of those who have only just come."""
+        """Admit runs by turns: one of each waitlist, and one of the new arrivals."""
         taking = deque([Waitlist(gate, line) for gate, line in lines.items()])
         coming = deque(direct)
         while self._has_room and (taking or coming):
@@ -375,7 +375,7 @@ class _RunAdmitter:
             await self._keep_waiting(one)
 
     async def _keep_waiting(self, one: WaitlistEntry) -> None:
-        """It might pass, but not to this worker, or not now; one that has no gate to pass stays as ready as it is."""
+        """Let a run wait that this worker cannot claim, or not now. A run without gates stays ready."""
         if passes := self._passes(one):
             await self._stand(passes[0].gate, [one])
 

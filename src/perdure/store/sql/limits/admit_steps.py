@@ -114,7 +114,7 @@ class StepAdmitter:
                 await self._ask_anew(run_id, place)
 
     async def _ask_anew(self, run_id: str, place: str) -> None:
-        """Have a step leave a line in which it cannot be read what it has to pass; its run is told, and asks again."""
+        """Remove a step from a waitlist whose entry cannot be read; its run is told and asks again."""
         tx = self._tx
         await tx.execute(_LEAVE, {"run_id": run_id, "place": place, "stood_at": NEVER})
         if Status(self._runs[run_id][0]) not in FINISHED:

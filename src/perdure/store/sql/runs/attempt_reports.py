@@ -88,7 +88,7 @@ WHERE id = :run_id AND status = 'waiting' AND reason = 'completion'
 """
 
 
-class _Row(Struct, frozen=True):
+class _ReportedRun(Struct, frozen=True):
     """A run's row as far as a report needs it."""
 
     status: str
@@ -112,7 +112,7 @@ async def report_attempt(tx: Transaction, report: AttemptReport) -> ReportOutcom
     """Write a report, unless the attempt was over before."""
     token = report.token
     rows = await tx.fetch(_TARGET, {"run_id": token.run_id})
-    run = _Row(*rows[0]) if rows else None
+    run = _ReportedRun(*rows[0]) if rows else None
     if run is None or not token.is_genuine(run.seed):
         return ReportOutcome.UNKNOWN
     if await tx.fetch(KNOWN, {"run_id": token.run_id, "key": token.key}):
@@ -133,7 +133,7 @@ async def report_attempt(tx: Transaction, report: AttemptReport) -> ReportOutcom
     return ReportOutcome.DONE
 
 
-def _is_repeated(report: AttemptReport, run: _Row) -> bool:
+def _is_repeated(report: AttemptReport, run: _ReportedRun) -> bool:
     """Tell whether a run that has ended was completed with the same result."""
     if report.kind is not ReportKind.COMPLETED or run.status != Status.COMPLETED:
         return False
@@ -148,7 +148,7 @@ def _canonical(payload: str | None) -> bytes:
         return text.encode()
 
 
-async def _complete(tx: Transaction, token: AttemptToken, run: _Row, payload: str | None) -> None:
+async def _complete(tx: Transaction, token: AttemptToken, run: _ReportedRun, payload: str | None) -> None:
     run_id, output = token.run_id, payload or "null"
     await tx.execute(_COMPLETE, {"run_id": run_id, "output": output, "now": tx.now})
     tx.note(run_id, "completed", to_json({"from": "outside"}))
@@ -169,7 +169,7 @@ async def _fail(tx: Transaction, token: AttemptToken, payload: str | None) -> No
     tx.note(token.run_id, "failure_reported", to_json(error_summary(payload)))
 
 
-async def _beat(tx: Transaction, token: AttemptToken, run: _Row, details: str | None) -> None:
+async def _beat(tx: Transaction, token: AttemptToken, run: _ReportedRun, details: str | None) -> None:
     run_id = token.run_id
     row = {"run_id": run_id, "payload": details, "now": tx.now}
     if await tx.fetch(_HAS_BEATEN, {"run_id": run_id}):

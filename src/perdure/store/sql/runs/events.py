@@ -1,4 +1,4 @@
-"""Emission of sticky events: the end of the run that is the event, which its waiters are told of in the same write."""
+"""Emission of sticky events: an event is a run, and emitting it ends the run and notifies its waiters in one write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inboxes: what is sent to a run from outside, by its children, or by those who want it to stop.
+"""Inboxes: messages from outside, outcomes of children, and cancellations of a run.
 
 An entry gets its number under the lock of the run's row, so numbers rise in commit order and the run's counter tells a
 parking run whether anything came in since it last looked. The wake-up is part of the same write.
@@ -218,7 +218,7 @@ async def subscribe(tx: Transaction, turns: Iterable[Turn]) -> None:
 async def broadcast(
     tx: Transaction, topic: str, payload: str | None, key: str, after: str | None, limit: int, deliver: Deliver
 ) -> BroadcastResult:
-    """Send a message to those who listen to a topic, from a run id on."""
+    """Send a message to the runs that listen to a topic, from a run id on."""
     rows = await tx.fetch(_LISTENERS, {"topic": topic, "after": after or "", "limit": limit})
     if not rows:
         return BroadcastResult(0, None)

@@ -150,7 +150,7 @@ async def observers_of(tx: Transaction, target: str) -> list[Observer]:
 async def messages_to_observers(tx: Transaction, target: str, among: Container[str] | None = None) -> list[NewMessage]:
     """Remove the observers of a run that have something to see; return the entries for their inboxes.
 
-    The row of the target is locked, and what is to be seen was written. With `among`, only these runs are told.
+    The caller has locked the target's row and written the outputs. With `among`, only these runs are notified.
     """
     watched = await tx.fetch(_WATCHED, {"target": target})
     messages: list[NewMessage] = []

@@ -44,7 +44,7 @@ SET priority = :priority
 WHERE run_id = :run_id
 """
 
-#: Whether a pause is the last word on that, and what it has to say.
+#: The last unread pause, resumption or cancellation, with its payload.
 _LAST_WORD = """
 SELECT kind, payload
 FROM perdure_messages

@@ -1,9 +1,9 @@
 """A directory in which the worker processes of one host share what they count.
 
 Each process has its cells in a file there, and a lock on that file for as long as it lives. One process gathers: it
-adds the files of all. What a dead process has counted stays, added up in one file, because a counter that becomes
-smaller would be taken for one that began anew. The first process removes what it finds: it is from former times.
-Windows has no such locks: this module cannot be imported there.
+adds up the files of all. The numbers of dead processes are kept in one file, because a counter that shrinks looks like
+one that was reset. The first process removes the files of earlier ones. Windows has no such locks: this module cannot
+be imported there.
 """
 
 from __future__ import annotations

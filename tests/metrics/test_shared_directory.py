@@ -9,7 +9,7 @@ import pytest
 from perdure.errors import UsageError
 from perdure.metrics.cells import Readings
 from perdure.metrics.instruments import TAKEOVERS, WORKERS
-from perdure.metrics.shared import SharedDirectory
+from perdure.metrics.shared_directory import SharedDirectory
 
 
 def count(process: SharedDirectory, takeovers: int, *, workers: int = 1) -> None:
