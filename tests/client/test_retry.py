@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from perdure import (
     Break,
@@ -27,6 +28,8 @@ from perdure import (
 )
 from perdure.admin import Reason, RecordKind
 from perdure.errors import DecodeError
+from perdure.replay import execution
+from perdure.workflow.scopes import checkpoint_payload
 from tests.helpers import eventually
 from tests.stage import Stage, until, until_recorded
 
@@ -541,7 +544,13 @@ async def _has_record(run: Handle[Any], location: str) -> bool:
     return location in {record.location for record in await run.history()}
 
 
-async def test_a_fork_inside_a_loop_whose_records_a_later_checkpoint_deleted_is_refused(stage: Stage) -> None:
+@pytest.mark.parametrize("tells", [True, False], ids=["present", "earlier version"])
+async def test_a_fork_inside_a_loop_whose_records_a_later_checkpoint_deleted_is_refused(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, tells: bool
+) -> None:
+    if not tells:
+        # A checkpoint of an earlier version does not tell which records it has deleted.
+        monkeypatch.setattr(execution, "checkpoint_payload", lambda one: checkpoint_payload(replace(one, first=-1)))
     seen: list[str] = []
 
     async def visit(number: int) -> int:
@@ -595,6 +604,77 @@ async def test_a_fork_inside_a_loop_whose_records_a_later_checkpoint_deleted_is_
         seen.clear()
         assert await (await run.fork(from_step=records["end"].seq)).result("20s") == 5
         assert seen == ["aside"]
+
+
+async def test_a_fork_whose_records_the_checkpoint_of_a_second_loop_deleted_is_refused(stage: Stage) -> None:
+    seen: list[str] = []
+
+    async def visit(loop: str, number: int) -> None:
+        seen.append(f"{loop} {number}")
+
+    @workflow("second.fork-two-loops.v1")
+    async def looping(ctx: Context) -> None:
+        async def body(ctx: Context, state: tuple[str, int]) -> Continue[tuple[str, int]] | Break[None]:
+            loop, number = state
+            if (loop, number) in (("quick", 0), ("slow", 1)):
+                await ctx.receive(loop)
+            await ctx.options(name="visit").step(visit, loop, number)
+            return Break(None) if number == 2 else Continue((loop, number + 1))
+
+        quick = asyncio.ensure_future(ctx.loop(("quick", 0), body, name="quick", commit_every=3))
+        slow = asyncio.ensure_future(ctx.loop(("slow", 0), body, name="slow", commit_every=3))
+        await quick
+        await ctx.options(name="between").step(visit, "between", 0)
+        await slow
+        await ctx.options(name="end").step(visit, "end", 0)
+
+    engine = stage.engine(looping)
+    async with engine.worker():
+        run = await engine.start(looping(), id="two")
+        # The first visit of the slow loop comes before the checkpoint of the quick one, which says nothing about it.
+        await until_recorded(run, 1)
+        await run.send("quick")
+        await eventually(lambda: _has_record(run, "between"))
+        await run.send("slow")
+        await run.result("20s")
+        records = {record.location: record for record in await run.history()}
+        assert records["quick"].seq < records["between"].seq < records["slow"].seq < records["end"].seq
+        before = await stage.dump()
+        with pytest.raises(UsageError, match=rf"after the checkpoint {records['slow'].seq} \(slow\)"):
+            await run.fork(from_step="between")
+        assert await stage.dump() == before
+        seen.clear()
+        fork = await run.fork(from_step="end")
+        await fork.result("20s")
+        assert seen == ["end 0"]
+        # The copied checkpoint still tells that it has deleted records before the step between.
+        with pytest.raises(UsageError, match=r"would repeat steps of a loop .* \(slow\)"):
+            await fork.fork(from_step="between")
+
+
+async def test_a_loop_that_began_after_the_step_of_a_fork_does_not_prevent_it(stage: Stage) -> None:
+    seen: list[str] = []
+
+    async def visit(what: str) -> None:
+        seen.append(what)
+
+    @workflow("second.fork-loops-in-turn.v1")
+    async def looping(ctx: Context) -> None:
+        async def body(ctx: Context, number: int) -> Continue[int] | Break[None]:
+            await ctx.options(name="visit").step(visit, str(number))
+            return Break(None) if number == 2 else Continue(number + 1)
+
+        await ctx.loop(0, body, name="earlier", commit_every=2)
+        await ctx.options(name="between").step(visit, "between")
+        await ctx.loop(0, body, name="later", commit_every=2)
+
+    engine = stage.engine(looping)
+    async with engine.worker():
+        run = await engine.start(looping())
+        await run.result("20s")
+        seen.clear()
+        await (await run.fork(from_step="between")).result("20s")
+        assert seen == ["between", "0", "1", "2"]
 
 
 async def test_a_fork_calls_the_children_that_its_source_was_waiting_for(stage: Stage) -> None:

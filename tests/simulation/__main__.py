@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument("--talks", action="store_true", help="worlds with refused questions and sticky events")
     parser.add_argument("--builds", action="store_true", help="worlds with workers of two builds")
     parser.add_argument("--outbox", action="store_true", help="worlds with events for other systems")
+    parser.add_argument("--deeds", action="store_true", help="worlds with many transaction steps")
     parser.add_argument("--packing", action="store_true", help="worlds with histories that are packed early")
     parser.add_argument("--trace", action="store_true", help="show what happened")
     options = parser.parse_args()
@@ -49,6 +50,7 @@ def main() -> int:
             builds=options.builds,
             outbox=options.outbox,
             packing=options.packing,
+            deeds=options.deeds,
         )
         sometimes += report.sometimes
         failed += bool(report.findings)

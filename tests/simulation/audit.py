@@ -17,12 +17,13 @@ from perdure.core.model.cloud_event import EVENT_TYPE
 from perdure.core.model.outputs import SeenOutputs
 from perdure.core.model.record import Record, RecordKind
 from perdure.core.model.run import NewRun, Run, RunFilter, Status
-from perdure.replay.checkpoints import is_part_over, read_checkpoint
+from perdure.replay.checkpoints import is_part_over
 from perdure.replay.execution import Execution
 from perdure.replay.operations import RunOrigin
 from perdure.store.sql.packing import PACKED, unpack
 from perdure.workflow.channels import question_name
 from perdure.workflow.definition import Workflow
+from perdure.workflow.scopes import read_checkpoint
 from tests.invariants import Known, scan
 from tests.simulation.endings import Endings
 from tests.simulation.guards import Guards

@@ -75,6 +75,7 @@ class Author:
         others: bool = False,
         talks: bool = False,
         outbox: bool = False,
+        deeds: bool = False,
     ) -> None:
         self._rng = rng
         #: Whether there are bugs, and more that can be undone.
@@ -103,12 +104,17 @@ class Author:
             leaves.append((lambda: Await(rng.choice(EVENTS), rng.choice((None, None, 1.0, 4.0))), 12))
         if outbox:
             leaves.append((self._announce, 24))
+        if deeds:
+            leaves.append((self._deed, 24))
         if others:
             nests.append((self._other, 40))
         self._leaves = leaves
         self._nests = [each for each in nests if rng.random() < 0.7] or nests
         if talks:
             self._nests = [*self._nests, (self._typed, 16), (self._first_end, 16)]
+        if deeds:
+            # What follows from a transaction step and leaves the run.
+            self._nests = [*self._nests, (self._child, 24), (self._spawn, 12)]
 
     def program(self, depth: int = 2) -> Program:
         """A program whose operations nest at most so deep."""

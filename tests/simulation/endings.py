@@ -27,14 +27,18 @@ VALUES (NEW.id, NEW.generation, NEW.finished_at, NEW.token > OLD.token, NEW.dele
 NO_RECORD = """
 CREATE TEMP TRIGGER record_after_termination AFTER INSERT ON perdure_history
 WHEN EXISTS (SELECT 1 FROM perdure_runs r, terminated t
-  WHERE r.id = NEW.run_id AND t.id = r.id AND t.generation = r.generation AND t.hidden = 0)
+  WHERE r.id = NEW.run_id AND t.id = r.id AND t.generation = r.generation)
 BEGIN INSERT INTO overwritten VALUES ('history of the terminated run ' || NEW.run_id); END
 """
-#: Children that a run had when it was terminated, of those that do not outlive it, and what they were told.
+#: Children that a run had when it was terminated, of those that do not outlive it, and what they were told. A hidden
+#: run that has begun its next generation since, or is deleted for good, may have started others and let go of these;
+#: and a child that had ended may have been reopened since.
 _CHILDREN = f"""
 SELECT t.id, c.id, c.created_at > t.at, m.seq FROM temp.terminated t JOIN perdure_runs c ON c.parent_id = t.id
 LEFT JOIN perdure_messages m ON m.run_id = c.id AND m.message_key = 'cancel:' || t.id
-WHERE (c.finished_at = 0 OR c.finished_at > t.at) AND c.write_id NOT LIKE '{ABANDONED}%' AND t.hidden = 0
+WHERE (c.finished_at = 0 OR c.finished_at > t.at) AND c.write_id NOT LIKE '{ABANDONED}%'
+  AND (t.hidden = 0 OR (c.generation = 1
+    AND EXISTS (SELECT 1 FROM perdure_runs r WHERE r.id = t.id AND r.generation = t.generation)))
 """
 _SET_ASIDE = "SELECT run_id, position, payload FROM perdure_outputs WHERE kind = 'aside'"
 _AGAIN = "SELECT run_id, message_key FROM perdure_messages WHERE message_key LIKE ' again:%'"

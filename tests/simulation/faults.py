@@ -56,12 +56,14 @@ class Odds(Struct, kw_only=True):
     delay: float = 0.0
     #: That a process dies at a crash point.
     crash: float = 0.0
+    #: That a process dies between a transaction step and its next commit.
+    crash_after_deed: float = 0.0
     #: A row that another process has locked, which is then passed over.
     busy: float = 0.0
 
     def heal(self) -> None:
         """No more trouble."""
-        self.error_before = self.reply_lost = self.slow = self.crash = self.busy = 0.0
+        self.error_before = self.reply_lost = self.slow = self.crash = self.crash_after_deed = self.busy = 0.0
 
 
 class Database:
@@ -154,7 +156,14 @@ class Database:
 
     def maybe_crash(self, process: Process, name: str) -> None:
         """Kill a process, perhaps."""
-        if self.odds.crash and process.name.startswith("worker") and self.rng.random() < self.odds.crash:
+        self._perhaps_kill(process, name, self.odds.crash)
+
+    def maybe_crash_after_deed(self, process: Process) -> None:
+        """Kill a process whose transaction step is durable, perhaps, before anything that follows from it is."""
+        self._perhaps_kill(process, "transacted", self.odds.crash_after_deed)
+
+    def _perhaps_kill(self, process: Process, name: str, odds: float) -> None:
+        if odds and process.name.startswith("worker") and self.rng.random() < odds:
             self.ledger.note(process.name, "dies at", name)
             self.ledger.sometimes["a process died around a transaction"] += 1
             self.kill(process)
@@ -255,6 +264,8 @@ class FaultStore:
             database.ledger.note(self.process.name, verb, "fails")
             raise StoreUnavailable(f"{verb}: the database cannot be reached")
         answer = await self._ask(verb, args, options)
+        if verb == "transact":
+            database.maybe_crash_after_deed(self.process)
         time = database.time()
         database.ledger.note(self.process.name, verb, _summary(answer))
         # Of transactions there are few, and what follows from a lost answer is their hardest part.

@@ -408,8 +408,6 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
         lost_claims_forgotten,
         residents_trusted,
         dead_may_beat,
-        transaction_repeated_unasked,
-        transaction_with_a_turn_of_its_own,
         transaction_unsealed,
         unreceived_left_behind,
         renewed_without_looking,
@@ -417,4 +415,8 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
         listeners_forgotten,
         broadcast_passes_over,
     )
+}
+
+PLANTED_IN_DEEDS: dict[str, Callable[[Patch], None]] = {
+    plant.__name__: plant for plant in (transaction_repeated_unasked, transaction_with_a_turn_of_its_own)
 }

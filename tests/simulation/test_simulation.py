@@ -11,7 +11,7 @@ from typing import Unpack
 
 import pytest
 
-from tests.simulation.planted import PLANTED, PLANTED_IN_ACTIVITIES, PLANTED_IN_STREAMS
+from tests.simulation.planted import PLANTED, PLANTED_IN_ACTIVITIES, PLANTED_IN_DEEDS, PLANTED_IN_STREAMS
 from tests.simulation.planted_at_ends import PLANTED_AT_ENDS
 from tests.simulation.planted_at_gates import PLANTED_AT_GATES
 from tests.simulation.planted_in_builds import PLANTED_IN_BUILDS
@@ -83,9 +83,7 @@ FOUND_BEFORE = {
     "terminated_without_its_undos": 5,
     "termination_keeps_the_token": 1,
     "token_kept_when_given_back": 1,
-    "transaction_repeated_unasked": 22,
     "transaction_unsealed": 47,
-    "transaction_with_a_turn_of_its_own": 643,
     "undos_under_other_places": 5,
     "unpacked_without_times": 2,
     "unreceived_left_behind": 21,
@@ -117,6 +115,8 @@ OTHERS_SEEDS = 10_000 if PROVE else 5
 TALKING_SEEDS = 10_000 if PROVE else 5
 BUILT_SEEDS = 10_000 if PROVE else 5
 OUTBOX_SEEDS = 10_000 if PROVE else 5
+#: Of the worlds with many transaction steps.
+DEED_SEEDS = 10_000 if PROVE else 5
 #: Of the worlds with packed histories, which differ little from the usual ones.
 PACKED_BATCH = 3
 PACKED_SEEDS = 10_000 if PROVE else PACKED_BATCH
@@ -301,6 +301,16 @@ RARE_IN_OUTBOX = frozenset(
     }
 )
 
+#: The same, with many transaction steps.
+RARE_IN_DEEDS = frozenset(
+    {
+        "a process died around a transaction",
+        "a run was taken over from another worker",
+        "a transaction failed and was tried again",
+        "a transaction whose answer was lost was found",
+    }
+)
+
 #: The same, with packed histories.
 RARE_IN_PACKING = frozenset({
     "a former owner packed nothing", "a history was packed", "a packed history was loaded",
@@ -318,6 +328,7 @@ ALL_PLANTED = {
     **PLANTED_IN_TALKS,
     **PLANTED_IN_BUILDS,
     **PLANTED_IN_OUTBOX,
+    **PLANTED_IN_DEEDS,
     **PLANTED_IN_PACKING,
 }
 
@@ -394,6 +405,12 @@ def test_events_for_other_systems_arrive_at_least_once_and_in_the_order_of_their
     assert not findings, "see them with: python -m tests.simulation --outbox --trace --seed N"
 
 
+@pytest.mark.parametrize("first", range(0, DEED_SEEDS, BATCH))
+def test_what_follows_from_a_transaction_step_is_as_durable_as_the_step(first: int) -> None:
+    findings = {s: found for s in range(first, first + BATCH) if (found := live(s, deeds=True).findings)}
+    assert not findings, "see them with: python -m tests.simulation --deeds --trace --seed N"
+
+
 @pytest.mark.parametrize("first", range(0, PACKED_SEEDS, PACKED_BATCH))
 def test_every_promise_holds_for_packed_histories(first: int) -> None:
     seeds = range(first, first + PACKED_BATCH)
@@ -414,6 +431,7 @@ def test_every_promise_holds_for_packed_histories(first: int) -> None:
         ({"talks": True}, (), RARE_FROM, RARE_IN_TALKS),
         ({"builds": True}, (), RARE_FROM, RARE_IN_BUILDS),
         ({"outbox": True}, (), RARE_FROM, RARE_IN_OUTBOX),
+        ({"deeds": True}, (), RARE_FROM, RARE_IN_DEEDS),
         ({"packing": True}, SEEN_IN_PACKING_BEFORE, RARE_FROM, RARE_IN_PACKING),
     ],
     ids=[
@@ -427,6 +445,7 @@ def test_every_promise_holds_for_packed_histories(first: int) -> None:
         "talks",
         "builds",
         "outbox",
+        "deeds",
         "packing",
     ],
 )
@@ -458,6 +477,7 @@ def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
         "talks": name in PLANTED_IN_TALKS,
         "builds": name in PLANTED_IN_BUILDS,
         "outbox": name in PLANTED_IN_OUTBOX,
+        "deeds": name in PLANTED_IN_DEEDS,
         "packing": name in PLANTED_IN_PACKING,
     }
     for seed in (FOUND_BEFORE.get(name, 0), *range(ENOUGH)):

@@ -112,6 +112,8 @@ class Kinds(TypedDict, total=False):
     builds: bool
     #: Events for other systems.
     outbox: bool
+    #: Many transaction steps, and processes that die right after one.
+    deeds: bool
     #: Histories that are packed after a few records.
     packing: bool
 
@@ -195,6 +197,8 @@ class World:
         if self._clocks_differ:
             self.database.let_clocks_differ()
         await self._watch_for_overwriting()
+        if self._kinds.get("deeds"):
+            self.odds.crash_after_deed = self._fork("deeds").choice((0.0, 0.1, 0.3))
         if self._turnstile is not None:
             self.odds.busy = self._fork("busy").choice((0.0, 0.1, 0.4))
             self.database.guard(self._turnstile)
@@ -209,6 +213,7 @@ class World:
             others=self._kinds.get("others", False),
             talks=self._kinds.get("talks", False),
             outbox=self._kinds.get("outbox", False),
+            deeds=self._kinds.get("deeds", False),
         )
         clients = self._clients = [self._client(number, author) for number in range(2)]
         nemesis = Nemesis(self, self._fork("nemesis"))

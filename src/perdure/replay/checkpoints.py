@@ -14,9 +14,8 @@ from itertools import chain
 import msgspec
 from msgspec import Struct, field
 
-from perdure.core.codec.decoders import decoder_for
 from perdure.core.model.record import Record, RecordKind
-from perdure.workflow.runtime import Checkpoint
+from perdure.workflow.scopes import Checkpoint, read_checkpoint
 
 # Looking up an enum member through its class is slow; this is needed for every record.
 _SCOPE = RecordKind.SCOPE
@@ -72,27 +71,33 @@ class Checkpoints(Struct, eq=False):
                 return True
         return False
 
-    def trim(self, location: str, upto: int, paths: Sequence[str], unsaved: list[Record]) -> list[Record]:
-        """Trim the records at the paths and the scope's earlier checkpoint; return the rest of the unsaved records.
+    def trim(
+        self, location: str, upto: int, paths: Sequence[str], unsaved: list[Record], seq: int
+    ) -> tuple[list[Record], int]:
+        """Trim the records at the paths and the scope's earlier checkpoint, which record `seq` is about to replace.
 
+        Returns the rest of the unsaved records, and the number of the first record that such checkpoints have deleted.
         Messages received in any iteration before `upto` are always trimmed: replay would deliver them again.
         """
         doomed = {self._latest[location][0]} if location in self._latest else set[int]()
+        firsts = [self._latest[location][1].first] if location in self._latest else list[int]()
         over = set(paths)
         doomed.update(*_pop_below(self._inside, over))
         doomed.update(*_pop_below(self._messages, over.union(_iterations(self._messages, f"{location}/", upto))))
         for place in [place for place in self._latest if _is_below(place, over)]:
-            del self._latest[place]
+            firsts.append(self._latest.pop(place)[1].first)
+        # A checkpoint of an earlier version does not tell.
+        first = -1 if -1 in firsts else min([*firsts, *doomed], default=seq)
         if not doomed:
-            return unsaved
+            return unsaved, first
         self.has_trimmed = True
         # By binary search: very many messages may be unsaved.
-        for first, last in _ranges(doomed):
-            start = bisect_left(unsaved, first, key=_seq)
-            end = bisect_right(unsaved, last, lo=start, key=_seq)
-            self.trimmed += set(range(first, last + 1)).difference([record.seq for record in unsaved[start:end]])
+        for low, high in _ranges(doomed):
+            start = bisect_left(unsaved, low, key=_seq)
+            end = bisect_right(unsaved, high, lo=start, key=_seq)
+            self.trimmed += set(range(low, high + 1)).difference([record.seq for record in unsaved[start:end]])
             del unsaved[start:end]
-        return unsaved
+        return unsaved, first
 
     def finished_iterations(self, path: str, upto: int) -> list[str]:
         """Return the paths of a loop's iterations before `upto` that have records."""
@@ -160,25 +165,3 @@ def _iterations(numbers: Iterable[str], path: str, upto: int) -> list[str]:
             if int(number) < upto:
                 found[f"{path}~{number}/"] = None
     return list(found)
-
-
-class _StoredCheckpoint(msgspec.Struct):
-    upto: int
-    ended: bool
-    value: msgspec.Raw
-    errors: dict[str, str] = {}
-
-
-_stored = decoder_for(_StoredCheckpoint)
-
-
-def checkpoint_payload(latest: Checkpoint) -> str:
-    """Encode a checkpoint for its record."""
-    errors = f',"errors":{msgspec.json.encode(latest.errors).decode()}' if latest.errors else ""
-    return f'{{"upto":{latest.upto},"ended":{"true" if latest.ended else "false"},"value":{latest.value}{errors}}}'
-
-
-def read_checkpoint(record: Record) -> Checkpoint:
-    """Decode the checkpoint of a record."""
-    stored = _stored.decode(record.payload or "")
-    return Checkpoint(bytes(stored.value).decode(), stored.upto, stored.ended, stored.errors)

@@ -32,7 +32,7 @@ from perdure.core.model.set_aside_messages import set_aside_output
 from perdure.core.policy.broken_code import is_broken_code, mark_recorded
 from perdure.core.system import DUE, NO_TRACE, LoopTrace
 from perdure.errors import DecodeError, Diverged, LoopStuck, RunCancelled, RunTerminated, StepInterrupted, WorkflowError
-from perdure.replay.checkpoints import Checkpoints, checkpoint_payload, places_below
+from perdure.replay.checkpoints import Checkpoints, places_below
 from perdure.replay.divergence import RecordedArguments, diverged, position
 from perdure.replay.operations import (
     ChildOperation,
@@ -70,7 +70,7 @@ from perdure.workflow.answers import refused
 from perdure.workflow.channels import question_key, question_of
 from perdure.workflow.context import Context
 from perdure.workflow.saga import UNDO, UndoLog
-from perdure.workflow.scopes import current_scope
+from perdure.workflow.scopes import checkpoint_payload, current_scope
 
 #: Prefix that counts versions apart from other operations of the same name; no name contains a tilde.
 _APART = "~version."
@@ -448,10 +448,11 @@ class Execution(OperationsApi):
 
     def record_checkpoint(self, operation: ScopeOperation, now: int) -> None:
         """Record a checkpoint and trim what lies before it."""
-        self.unsaved = self.checkpoints.trim(
-            operation.location, operation.checkpoint.upto, operation.drop, self.unsaved
+        self.unsaved, first = self.checkpoints.trim(
+            operation.location, operation.checkpoint.upto, operation.drop, self.unsaved, self.next_seq
         )
-        self.record(RecordKind.SCOPE, operation.location, checkpoint_payload(operation.checkpoint), now)
+        payload = checkpoint_payload(replace(operation.checkpoint, first=first))
+        self.record(RecordKind.SCOPE, operation.location, payload, now)
         self._closed_children -= places_below(self._closed_children, operation.drop)
 
     def carry(self, message: Message) -> None:

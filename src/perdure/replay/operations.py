@@ -44,7 +44,6 @@ from perdure.replay.reused_results import EarlierAttempts
 from perdure.replay.run_loop import OperationFuture, RunLoop, RunTimerHandle, new_operation_future, thread_id
 from perdure.workflow.definition import Call
 from perdure.workflow.runtime import (
-    Checkpoint,
     ChildOptions,
     Effect,
     ExpectedMessage,
@@ -53,7 +52,7 @@ from perdure.workflow.runtime import (
     TopicSubscription,
 )
 from perdure.workflow.saga import UndoLog
-from perdure.workflow.scopes import Scope, WorkflowRandom, current_scope
+from perdure.workflow.scopes import Checkpoint, Scope, WorkflowRandom, current_scope
 from perdure.workflow.step import NO_STEP_SETTINGS, current_step
 
 

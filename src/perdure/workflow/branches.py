@@ -20,9 +20,9 @@ from perdure.core.ids import check_name
 from perdure.core.option_checks import check_whole
 from perdure.core.printed_text import brief
 from perdure.errors import BadArguments, JoinError, RaceError, WorkflowError
-from perdure.workflow.runtime import Checkpoint, Runtime
+from perdure.workflow.runtime import Runtime
 from perdure.workflow.saga import restore_undo_errors, undo_losers
-from perdure.workflow.scopes import Scope, begin_in, current_scope
+from perdure.workflow.scopes import Checkpoint, Scope, begin_in, current_scope
 from perdure.workflow.step import check_function, refuse_advised
 
 if TYPE_CHECKING:

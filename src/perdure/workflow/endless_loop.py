@@ -18,9 +18,9 @@ from perdure.core.codec.snapshot import snapshot
 from perdure.core.option_checks import check_whole
 from perdure.core.printed_text import brief
 from perdure.errors import BadArguments, WorkflowError
-from perdure.workflow.runtime import Checkpoint, Runtime
+from perdure.workflow.runtime import Runtime
 from perdure.workflow.saga import current_undos
-from perdure.workflow.scopes import Scope, begin_in, inside
+from perdure.workflow.scopes import Checkpoint, Scope, begin_in, inside
 from perdure.workflow.signature import type_hints
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from perdure.core.model.outputs import NewOutput, WantedOutput
 from perdure.core.model.record import NewMessage, RecordKind
 from perdure.core.model.run import NewRun, OnClose
 from perdure.core.time.duration import NEVER
-from perdure.workflow.scopes import Scope, WorkflowRandom
+from perdure.workflow.scopes import Checkpoint, Scope, WorkflowRandom
 from perdure.workflow.step import StepSettings, StepSpec
 
 if TYPE_CHECKING:
@@ -113,18 +113,6 @@ class ReceivedMessage(Struct, Generic[T_co], frozen=True):
 
     name: str
     value: T_co
-
-
-class Checkpoint(Struct, frozen=True):
-    """Progress of a scope, as recorded in the history."""
-
-    #: JSON of the state that the scope continues with, or of its result.
-    value: str
-    #: Iterations before this one have ended.
-    upto: int = 0
-    ended: bool = False
-    #: Undos that failed in dropped branches: the `Failure` as JSON, by location.
-    errors: dict[str, str] = {}
 
 
 class TopicSubscription(Struct, frozen=True):

@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Coroutine, Generator
+from bisect import bisect_left
+from collections.abc import Awaitable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from hashlib import blake2b
 from random import Random
 from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from perdure.core.codec.decoders import decoder_for
+from perdure.core.model.record import Record
 
 T = TypeVar("T")
 
@@ -120,3 +128,56 @@ async def shielded(awaitable: Awaitable[T]) -> T:
 
 async def _whole(awaitable: Awaitable[T]) -> T:
     return await awaitable
+
+
+class Checkpoint(Struct, frozen=True):
+    """Progress of a scope, as recorded in the history."""
+
+    #: JSON of the state that the scope continues with, or of its result.
+    value: str
+    #: Iterations before this one have ended.
+    upto: int = 0
+    ended: bool = False
+    #: Undos that failed in dropped branches: the `Failure` as JSON, by location.
+    errors: dict[str, str] = {}
+    #: Number of the first record that checkpoints of the scope have deleted, or of the first checkpoint; -1: unknown.
+    first: int = -1
+
+
+class _StoredCheckpoint(msgspec.Struct):
+    upto: int
+    ended: bool
+    value: msgspec.Raw
+    errors: dict[str, str] = {}
+    first: int = -1
+
+
+_stored = decoder_for(_StoredCheckpoint)
+
+
+def checkpoint_payload(latest: Checkpoint) -> str:
+    """Encode a checkpoint for its record."""
+    errors = f',"errors":{msgspec.json.encode(latest.errors).decode()}' if latest.errors else ""
+    ended = "true" if latest.ended else "false"
+    return f'{{"upto":{latest.upto},"ended":{ended},"value":{latest.value}{errors},"first":{latest.first}}}'
+
+
+def read_checkpoint(record: Record) -> Checkpoint:
+    """Decode the checkpoint of a record."""
+    stored = _stored.decode(record.payload or "")
+    return Checkpoint(bytes(stored.value).decode(), stored.upto, stored.ended, stored.errors, stored.first)
+
+
+def deleted_before(checkpoint: Record, record: Record) -> bool | None:
+    """True if checkpoints of a scope, up to this one, deleted records before a record; None: that is unknown."""
+    first = read_checkpoint(checkpoint).first
+    return None if first < 0 else first <= record.seq
+
+
+def renumbered(checkpoint: Record, kept: Sequence[int], numbers: Sequence[int]) -> Record:
+    """Return a checkpoint for a copy of its history, which keeps some records and gives each another number."""
+    known = read_checkpoint(checkpoint)
+    if known.first < 0:
+        return checkpoint
+    first = numbers[bisect_left(kept, known.first)]
+    return replace(checkpoint, payload=checkpoint_payload(replace(known, first=first)))

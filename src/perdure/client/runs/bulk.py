@@ -197,12 +197,12 @@ def make_worker(session: Session, options: WorkerOptions) -> EngineWorker:
     return EngineWorker(session, settings, {TYPE: job_activity(session)})
 
 
-def job_activity(session: Session) -> Activity[[str], BulkReport]:
-    """The activity that works on a job."""
+def job_activity(session: Session) -> Activity[[str | BulkJob], BulkReport]:
+    """The activity that works on a job: its JSON as text, or, from plain SQL, as an object."""
 
     @activity(TYPE, queue=QUEUE, retry=Retry(attempts=None))
-    async def bulk(job: str) -> BulkReport:
-        return await _work(session, _JOB.decode(job))
+    async def bulk(job: str | BulkJob) -> BulkReport:
+        return await _work(session, _JOB.decode(job) if isinstance(job, str) else job)
 
     return bulk
 

@@ -31,6 +31,7 @@ from perdure.errors import Diverged, RunExists, RunFinished, RunNotFound, UsageE
 from perdure.workflow.activity import Activity
 from perdure.workflow.definition import Call, Workflow
 from perdure.workflow.run_settings import NO_SETTINGS, RunSettings, make_settings, place
+from perdure.workflow.scopes import deleted_before, renumbered
 
 #: Records that come from the inbox, records at which a fork can begin, and those of them that have a result.
 _RECEIVED = (RecordKind.MESSAGE, RecordKind.CHILD, RecordKind.CANCEL)
@@ -308,6 +309,24 @@ def _no_step_of_number(source: Run, history: Sequence[Record], number: int, foun
 
 def _check_trimmed(source: Run, history: Sequence[Record], first: Record) -> None:
     """Refuse a step before which records of a loop or race are missing whose checkpoint comes only after it."""
+    later = [record for record in history if record.kind is RecordKind.SCOPE and record.seq > first.seq]
+    deleted = [deleted_before(checkpoint, first) for checkpoint in later]
+    if True not in deleted and (None not in deleted or _is_whole(history, first)):
+        return
+    known = [checkpoint for checkpoint, has in zip(later, deleted, strict=True) if has]
+    last = (known or later)[-1]
+    raise UsageError(
+        f"a fork of run {source.id!r} from {first.location!r} would repeat steps of a loop or race: records before "
+        f"number {first.seq} were deleted by a later checkpoint; fork it from a step after the checkpoint "
+        f"{last.seq} ({last.location})"
+    )
+
+
+def _is_whole(history: Sequence[Record], first: Record) -> bool:
+    """True if every missing record before a step seems to be deleted by a checkpoint before it.
+
+    For checkpoints of earlier versions, which do not tell what they have deleted.
+    """
     earlier = [record.seq for record in history if record.run_attempt < first.run_attempt]
     expected = earlier[-1] + 1 if earlier else 0
     whole = True
@@ -317,13 +336,7 @@ def _check_trimmed(source: Run, history: Sequence[Record], first: Record) -> Non
         # A checkpoint stands for all records of its scope that it has deleted.
         whole = record.kind is RecordKind.SCOPE or (whole and record.seq == expected)
         expected = record.seq + 1
-    if not whole:
-        later = [record for record in history if record.kind is RecordKind.SCOPE and record.seq > first.seq]
-        after = f" {later[0].seq} ({later[0].location})" if later else ""
-        raise UsageError(
-            f"a fork of run {source.id!r} from {first.location!r} would repeat steps of a loop or race: records before "
-            f"number {first.seq} were deleted by a later checkpoint; fork it from a step after the checkpoint{after}"
-        )
+    return whole
 
 
 def _edited(session: Session, source: Run, past: Sequence[Record], results: Mapping[str, Any]) -> list[Record]:
@@ -361,9 +374,10 @@ def _fork(source: Run, past: Sequence[Record], step: str, new: NewRun, salt: str
     )
     entries = count(1)
     numbers = {record.seq: seq + (seq == len(past) - 1) for seq, record in enumerate(past)}
+    kept, changed = list(numbers), list(numbers.values())
     records = tuple(
         replace(
-            record,
+            renumbered(record, kept, changed) if record.kind is RecordKind.SCOPE else record,
             seq=seq,
             run_attempt=1,
             inbox_seq=next(entries) if record.inbox_seq or record.kind in _RECEIVED else 0,

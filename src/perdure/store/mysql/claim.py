@@ -18,7 +18,7 @@ from perdure.core.model.claim import SUSPECT_AFTER, ClaimedRun, ClaimRequest, Cl
 from perdure.core.model.run import Run, Status
 from perdure.core.time.duration import NEVER
 from perdure.store.mysql.transaction import MysqlTransaction, Sql, sql_list
-from perdure.store.sql.audit import note_claims
+from perdure.store.sql.audit import note_claims, note_inserted
 from perdure.store.sql.dialect import Row
 from perdure.store.sql.limits.gates import limited
 from perdure.store.sql.rows import RUN, to_run
@@ -158,8 +158,9 @@ ORDER BY priority, wake_at, id
 LIMIT :limit)
 """
 
+#: The last column is true of a run that a bare INSERT made.
 _LOCK = f"""
-SELECT progress, home, {RUN}
+SELECT progress, home, {RUN}, write_id = ''
 FROM perdure_runs FORCE INDEX (PRIMARY)
 WHERE id IN (:ids) AND status = 'pending' AND wake_at <= :now
 FOR UPDATE SKIP LOCKED
@@ -223,11 +224,13 @@ class _Claim:
             "suspect_after": SUSPECT_AFTER,
             "left_before": preview.now - request.affinity,
         }
-        #: Ids that a lock was tried for; the locked runs by id; and the number of the last record of each that has one.
+        #: Ids that a lock was tried for; the locked runs by id; the number of the last record of each that has one; and
+        #: those that a bare INSERT made.
         self._asked: set[str] = set()
         self._locked: dict[str, tuple[int, Run]] = {}
         self._homes: dict[str, str | None] = {}
         self._last: dict[str, int] = {}
+        self._inserted: set[str] = set()
 
     async def claim(self) -> ClaimResult:
         """Wake due runs, choose, lock and take."""
@@ -253,7 +256,9 @@ class _Claim:
             chosen = set(taken)
             taken += await self._lock_first([row for row in old if row[2] not in chosen], request.by_age)
         alone = request.alone and bool(suspects)
-        runs = self._take(group(suspects, request.limit) if alone else taken)
+        taken = group(suspects, request.limit) if alone else taken
+        await note_inserted(self._tx, self._inserted.intersection(taken))
+        runs = self._take(taken)
         if len(runs) >= request.limit or (len(runs) == len(ready) and not doubtful and self._takes_all):
             next_wake = self._preview.next_wake
         else:
@@ -347,8 +352,9 @@ class _Claim:
         if begun:
             queries.append(self._tx.fill(_LAST, ids=sql_list(begun)))
         answer, *last = await self._tx.send(*queries)
-        locked = {row[2]: (row[0], to_run(row[2:])) for row in answer.rows}
+        locked = {row[2]: (row[0], to_run(row[2:-1])) for row in answer.rows}
         self._locked.update(locked)
+        self._inserted.update(row[2] for row in answer.rows if row[-1])
         self._homes.update((row[2], row[1]) for row in answer.rows)
         # Another worker has claimed and given back these since they were chosen.
         missed = [id for id, (_, run) in locked.items() if run.token > 0 and id not in begun]

@@ -14,7 +14,7 @@ and are judged separately.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -26,7 +26,7 @@ from perdure.core.model.claim import SUSPECT_AFTER, ClaimedRun, ClaimRequest, Cl
 from perdure.core.time.duration import NEVER
 from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.store.server.clock import ServerClock
-from perdure.store.sql.audit import claim_event, note_claims
+from perdure.store.sql.audit import claim_event, note_claims, note_inserted
 from perdure.store.sql.dialect import POSTGRES, Row
 from perdure.store.sql.limits.gates import limited
 from perdure.store.sql.pauses import unpaused
@@ -149,7 +149,7 @@ FROM (
   FROM unnest($1::text[], $2::text[]) AS given (run_id, fresh_seed)
 ) chosen
 WHERE r.id = chosen.run_id
-RETURNING r.progress, {OF_RUN}
+RETURNING r.write_id = '', r.progress, {OF_RUN}
 """
 
 LATER = f"""
@@ -206,7 +206,8 @@ async def claim(
     rows = await _take(tx, request, preview, chosen, entropy) if chosen else []
     suspects = bool(candidates.suspects) and not request.alone
     next_wake = await _next_wake(tx, request, preview) if len(rows) < request.limit else preview.next_wake
-    runs = to_runs(rows)
+    runs = to_runs(row[1:] for row in rows)
+    await note_inserted(tx, [row[2] for row in rows if row[0]])
     note_claims(tx, (claimed.run for claimed in runs), preview.now)
     return ClaimResult(
         runs=runs,
@@ -281,7 +282,7 @@ async def _take(
     seeds = [text[32 * place : 32 * place + 32] for place in range(len(chosen))]
     order = {run_id: place for place, run_id in enumerate(chosen)}
     rows = await tx.run(TAKE, chosen, seeds, request.worker, request.nonce, preview.now, request.build)
-    return sorted(rows, key=lambda row: order[row[1]])
+    return sorted(rows, key=lambda row: order[row[2]])
 
 
 async def _next_wake(tx: PostgresTransaction, request: ClaimRequest, preview: PostgresPreview) -> int:
@@ -306,8 +307,8 @@ def pairs_of(request: ClaimRequest) -> tuple[list[str], list[str]]:
     return [queue for queue, _ in pairs], [type for _, type in pairs]
 
 
-def to_runs(rows: Sequence[Row]) -> tuple[ClaimedRun, ...]:
-    """Convert rows of `TAKE` into claimed runs."""
+def to_runs(rows: Iterable[Row]) -> tuple[ClaimedRun, ...]:
+    """Convert rows of `TAKE`, without their first column, into claimed runs."""
     # `progress` is the number of the last record at the claim; -1: there was none.
     return tuple(ClaimedRun(to_run(row[1:]), row[0]) for row in rows)
 
@@ -395,10 +396,15 @@ _FACTS = ", ".join(
 _FACT_COUNT = 11
 
 
-#: The statement writes its audit events. An attempt that starts with this claim has its time.
+#: The statement writes its audit events, as `note_inserted` and `note_claims` do elsewhere. An attempt that starts with
+#: this claim has its time.
 _STARTED = "started_at = (SELECT now FROM clock)"
 _NOTED = f"""), noted AS (
   INSERT INTO perdure_events (run_id, at, kind, actor, data)
+  SELECT id, created_at, 'created', 'sql', json_build_object('type', type)::text
+  FROM taken
+  WHERE inserted AND NOT EXISTS (SELECT 1 FROM perdure_events e WHERE e.run_id = taken.id AND e.kind = 'created')
+  UNION ALL
   SELECT id, (SELECT now FROM clock), CASE WHEN {_STARTED} THEN 'started' ELSE 'claimed' END, $3,
     '{{"token":' || token || ',"attempt":' || attempt || '}}'
   FROM taken"""
@@ -525,7 +531,7 @@ _TAKEN = f""", chosen AS MATERIALIZED (
   SET {TAKEN.format(worker="$3", nonce="$4", now="(SELECT now FROM clock)", build="$10")}
   FROM chosen
   WHERE r.id = chosen.run_id
-  RETURNING chosen.place, r.progress, {OF_RUN}
+  RETURNING chosen.place, r.write_id = '' AS inserted, r.progress, {OF_RUN}
 """
 
 
@@ -588,7 +594,7 @@ async def claim_ready(
         next_wake = min(next_wake, preview.left + request.affinity)
     elif not taken:
         next_wake = min(next_wake, preview.now + MOMENT)
-    runs = to_runs([row[_FACT_COUNT + 1 :] for row in taken])
+    runs = to_runs(row[_FACT_COUNT + 2 :] for row in taken)
     if tx.observed is not None:
         for claimed in runs if tx.repeats else [one for one in runs if one.run.started_at == at]:
             tx.observe(claimed.run.id, *claim_event(claimed.run, starts=claimed.run.started_at == at))

@@ -16,7 +16,7 @@ from perdure.core.model.turn import Block, ContinueAsNew, Finish, Park, Release,
 from perdure.errors import StoreUnavailable
 from perdure.store.contract import Change
 from perdure.store.server.batch_effects import BatchEffects, RunDraft
-from perdure.store.sql.audit import created_event, note_work
+from perdure.store.sql.audit import created_event, note_inserted, note_work
 from perdure.store.sql.dialect import Row, Transaction
 from perdure.store.sql.runs.attributes import set_first_attributes
 from perdure.store.sql.runs.children import adopt, within_limits
@@ -115,6 +115,7 @@ class CommitBatch(ABC, Generic[X]):
         if self._waiters or any(message.kind is RecordKind.WATCH for turn in live.values() for message in turn.sends):
             await self._read_waits(effects, live)
         stopped = await self._stopped(effects, live)
+        await self._note_inserted(effects.drafts, live)
         for turn in live.values():
             draft = effects.drafts[turn.lease.run_id]
             self._prove(draft)
@@ -286,6 +287,11 @@ class CommitBatch(ABC, Generic[X]):
                 word = await adopt(self._tx, parent, child)
                 if word is not None:
                     await self._tell(effects, word)
+
+    async def _note_inserted(self, drafts: dict[str, RunDraft], live: dict[int, Turn]) -> None:
+        """Note the creation of runs that are cancelled before they begin and that a bare INSERT made."""
+        cancelled = {one.run_id for turn in live.values() for one in turn.sends if one.kind is RecordKind.CANCEL}
+        await note_inserted(self._tx, [id for id in cancelled if id in drafts and not drafts[id].started_at])
 
     async def _tell(self, effects: BatchEffects, word: NewMessage) -> None:
         if not await self._known([(word.run_id, word.key)]):

@@ -28,6 +28,29 @@ def created_event(new: NewRun) -> EventText:
     return "created", to_json({"type": new.type, "parent": new.parent_id})
 
 
+#: Of the given runs, those that a bare INSERT made, and that have no event of it. Every other way to start a run gives
+#: it a write id or, as the statement `insert` does, an event.
+_INSERTED = """
+SELECT r.id, r.type, r.created_at
+FROM perdure_runs r
+WHERE r.id IN ({names}) AND r.write_id = ''
+  AND NOT EXISTS (SELECT 1 FROM perdure_events e WHERE e.run_id = r.id AND e.kind = 'created')
+"""
+
+
+async def note_inserted(tx: Transaction, run_ids: Collection[str]) -> None:
+    """Note the creation of runs that a bare INSERT made, before the first claim or the end of each.
+
+    A trigger would write the event at once, but MySQL refuses one to a role without further rights, and the role of a
+    producer may have no access to the audit trail.
+    """
+    if not (tx.notes and run_ids):
+        return
+    names, params = placeholders("name", [*run_ids])
+    for run_id, type, created_at in await tx.fetch(_INSERTED.replace("{names}", names), params):
+        tx.note_past(run_id, created_at, "created", "sql", to_json({"type": type}))
+
+
 def claim_event(run: Run, *, starts: bool) -> EventText:
     """Event of a claim, which starts an attempt or continues one."""
     kind = "started" if starts else "claimed"

@@ -182,6 +182,9 @@ class Transaction(Protocol):
     def note(self, run_id: str, kind: str, data: str = "{}") -> None:
         """Add an audit event, if its level is written or observed."""
 
+    def note_past(self, run_id: str, at: int, kind: str, actor: str, data: str) -> None:
+        """Add the audit event of an earlier cause, which wrote none itself."""
+
     def notify(self, change: Change) -> None:
         """Announce a change to waiting code after the commit."""
 
@@ -249,6 +252,13 @@ class TransactionLog(ABC):
             self._lines.append((run_id, self.now, kind, self.actor, data))
         if self.observed is not None:
             self.observed.append((run_id, self.now, kind, self.actor, data))
+
+    def note_past(self, run_id: str, at: int, kind: str, actor: str, data: str) -> None:
+        """Add the audit event of an earlier cause, which wrote none itself."""
+        if self._writes and kind not in self._unwritten:
+            self._lines.append((run_id, at, kind, actor, data))
+        if self.observed is not None:
+            self.observed.append((run_id, at, kind, actor, data))
 
     def observe(self, run_id: str, kind: str, data: str = "{}") -> None:
         """Pass an event to the observers that a statement writes by itself."""

@@ -184,9 +184,10 @@ STATES = (
         "a deleted run is finished, paused or cancelled",
         f"""
         SELECT r.id, r.status, r.deleted_at FROM perdure_runs r
-        WHERE r.deleted_at <> 0 AND r.status NOT IN {_FINISHED} AND NOT EXISTS (
-          SELECT 1 FROM perdure_messages m WHERE m.run_id = r.id AND m.kind IN ('pause', 'cancel')
-        )
+        WHERE r.deleted_at <> 0 AND r.status NOT IN {_FINISHED} AND COALESCE((
+          SELECT m.kind FROM perdure_messages m
+          WHERE m.run_id = r.id AND m.kind IN ('pause', 'resume', 'cancel') ORDER BY m.seq DESC LIMIT 1
+        ), '') NOT IN ('pause', 'cancel')
         """,
     ),
     Invariant(

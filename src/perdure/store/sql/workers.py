@@ -36,6 +36,7 @@ from perdure.core.routing import SHARED, TypeInfo, runtime_of_type
 from perdure.core.time.duration import NEVER
 from perdure.errors import Expired, NotStarted
 from perdure.store.contract import Change
+from perdure.store.sql.audit import note_inserted
 from perdure.store.sql.dialect import Params, Row, Transaction
 from perdure.store.sql.limits.gates import in_chunks
 from perdure.store.sql.rows import WORKER, failure, to_json, to_worker
@@ -306,6 +307,7 @@ async def sweep(tx: Transaction, limit: int) -> SweepResult:
         if one.poison:
             await block_as_poison(tx, one.lease.run_id, one.claims)
     late = await tx.fetch(_PAST_DEADLINE, {"now": tx.now, "limit": limit})
+    await note_inserted(tx, [run_id for run_id, _ in late])
     for run_id, close_by in late:
         if close_by:
             error = failure(

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from perdure.core.model.claim import SUSPECT_AFTER, ClaimedRun, ClaimRequest, ClaimResult
 from perdure.core.time.duration import NEVER
-from perdure.store.sql.audit import note_claims
+from perdure.store.sql.audit import note_claims, note_inserted
 from perdure.store.sql.dialect import Row
 from perdure.store.sql.limits.gates import limited
 from perdure.store.sql.pauses import unpaused
@@ -37,8 +37,9 @@ UNION ALL
 SELECT kind, name FROM perdure_pauses
 """
 
+#: The first column is true of a run that a bare INSERT made.
 _HELD = f"""
-SELECT progress, {RUN}
+SELECT write_id = '', progress, {RUN}
 FROM perdure_runs
 WHERE status = 'running' AND worker = ? AND nonce = ?
 ORDER BY priority, wake_at, id
@@ -101,7 +102,7 @@ SET status = 'running', reason = NULL, worker = :worker, home = :worker, nonce =
     build = CASE WHEN build = '' THEN :build ELSE build END
 FROM chosen
 WHERE id = chosen.run_id AND status = 'pending'
-RETURNING progress, {RUN}
+RETURNING write_id = '', progress, {RUN}
 """
 
 #: Those of the given runs whose attempt has started.
@@ -177,6 +178,7 @@ async def claim(tx: SqliteTransaction, request: ClaimRequest, entropy: Callable[
         {row[0] for row in await tx.fetch(_STARTED, (to_json(chosen),))} if tx.clock_stood_still and chosen else ()
     )
     rows = await _take(tx, request, chosen, entropy) if chosen else []
+    await note_inserted(tx, [row[2] for row in rows if row[0]])
     answer = await _answer(tx, rows, suspects=selection.suspects and not request.alone, left_until=selection.left_until)
     if len(known) > len(alive):
         answer = replace(answer, limited=limited(known))
@@ -196,8 +198,8 @@ async def _take(
         "chosen": to_json([(run_id, seeds[32 * place : 32 * place + 32]) for place, run_id in enumerate(chosen)]),
     }
     order = {run_id: place for place, run_id in enumerate(chosen)}
-    # RETURNING has no order; the run's id is its second column.
-    return sorted(await tx.fetch(TAKE, params), key=lambda row: order[row[1]])
+    # RETURNING has no order; the run's id is its third column.
+    return sorted(await tx.fetch(TAKE, params), key=lambda row: order[row[2]])
 
 
 async def _choose(tx: SqliteTransaction, request: ClaimRequest, alive: set[str], selection: _Selection) -> None:
@@ -282,7 +284,7 @@ async def _group(tx: SqliteTransaction, request: ClaimRequest) -> list[str]:
 
 async def _answer(tx: SqliteTransaction, rows: list[Row], *, suspects: bool, left_until: int = NEVER) -> ClaimResult:
     # `progress` is the number of the last record at the claim; -1: there was none.
-    runs = tuple(ClaimedRun(to_run(row[1:]), row[0]) for row in rows)
+    runs = tuple(ClaimedRun(to_run(row[2:]), row[1]) for row in rows)
     [(waiting, firing)] = await tx.fetch(NEXT, ())
     next_wake = left_until if waiting is None else min(left_until, waiting)
     next_fire = NEVER if firing is None else firing

@@ -143,6 +143,11 @@ class UserTransaction:
         if self._database.audit.writes(kind):
             self._notes.append({"run_id": run_id, "at": self.now, "kind": kind, "actor": self.actor, "data": data})
 
+    def note_past(self, run_id: str, at: int, kind: str, actor: str, data: str) -> None:
+        """Add the audit event of an earlier cause, which wrote none itself."""
+        if self._database.audit.writes(kind):
+            self._notes.append({"run_id": run_id, "at": at, "kind": kind, "actor": actor, "data": data})
+
     def notify(self, change: Change) -> None:
         """Do nothing: waiting processes poll, and see the change once the caller has committed."""
 

@@ -51,6 +51,11 @@ SET inbox_seq = inbox_seq + 1, reason = IF(@at_once OR @status = 'waiting', NULL
   status = CASE WHEN @at_once THEN 'cancelled' WHEN @status = 'waiting' THEN 'pending' ELSE status END
 WHERE id = @id AND @outcome = 'accepted';
 INSERT INTO perdure_events (run_id, at, kind, actor, data)
+SELECT r.id, r.created_at, 'created', 'sql', JSON_OBJECT('type', r.type)
+FROM perdure_runs r
+WHERE r.id = @id AND @outcome = 'accepted' AND @at_once AND r.write_id = ''
+  AND NOT EXISTS (SELECT 1 FROM perdure_events e WHERE e.run_id = r.id AND e.kind = 'created');
+INSERT INTO perdure_events (run_id, at, kind, actor, data)
 SELECT id, @now, 'cancel_requested', 'sql', JSON_OBJECT('reason', COALESCE(@reason, ''))
 FROM perdure_runs
 WHERE id = @id AND @outcome = 'accepted';

@@ -170,6 +170,13 @@ SET r.status = 'running', r.reason = NULL, r.worker = @worker, r.home = NULL, r.
   r.marked = r.inbox_seq > r.inbox_read, r.lease_until = LEAST(@now + @lease, IF(r.close_by > 0, r.close_by, r.deadline)),
   r.deadline = IF(r.close_by > 0, r.close_by, r.deadline), r.close_by = 0;
 INSERT INTO perdure_events (run_id, at, kind, actor, data)
+SELECT r.id, r.created_at, 'created', 'sql', JSON_OBJECT('type', r.type)
+FROM JSON_TABLE(COALESCE(@chosen, '[]'), '$[*]' COLUMNS (
+  id VARCHAR(255) CHARACTER SET utf8mb4 /*M! COLLATE utf8mb4_nopad_bin */ /*!50700 COLLATE utf8mb4_0900_bin */ PATH '$'
+)) AS listed
+STRAIGHT_JOIN perdure_runs r FORCE INDEX (PRIMARY) ON r.id = listed.id
+WHERE r.write_id = '' AND NOT EXISTS (SELECT 1 FROM perdure_events e WHERE e.run_id = r.id AND e.kind = 'created');
+INSERT INTO perdure_events (run_id, at, kind, actor, data)
 SELECT r.id, @now, 'started', @worker, JSON_OBJECT('token', r.token, 'attempt', r.attempt)
 FROM JSON_TABLE(COALESCE(@chosen, '[]'), '$[*]' COLUMNS (
   id VARCHAR(255) CHARACTER SET utf8mb4 /*M! COLLATE utf8mb4_nopad_bin */ /*!50700 COLLATE utf8mb4_0900_bin */ PATH '$'

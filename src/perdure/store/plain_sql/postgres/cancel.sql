@@ -29,7 +29,9 @@ WITH asked AS MATERIALIZED (
   UNION ALL SELECT id, inbox_seq + 1, 'child', place, failure, 1, 'child:' || child || ':' || life, now FROM parent
 ), noted AS (
   INSERT INTO perdure_events (run_id, at, kind, actor, data)
-  SELECT id, now, 'cancel_requested', 'sql', json_build_object('reason', why)::text FROM target
+  SELECT id, created_at, 'created', 'sql', json_build_object('type', type)::text FROM ended
+  WHERE write_id = '' AND NOT EXISTS (SELECT 1 FROM perdure_events e WHERE e.run_id = ended.id AND e.kind = 'created')
+  UNION ALL SELECT id, now, 'cancel_requested', 'sql', json_build_object('reason', why)::text FROM target
   UNION ALL SELECT id, now, 'cancelled', 'sql',
     json_build_object('error', 'perdure.errors.RunCancelled', 'message', left(message, 500))::text FROM ended
 ), told AS (

@@ -99,15 +99,19 @@ WITH RECURSIVE asked AS MATERIALIZED (
   /* The second condition is always true. It lets the planner expect one row, and so find each by its key. */
   WHERE r.id = chosen.id AND chosen.place % 1 = 0
   RETURNING chosen.place, r.id, r.token, r.nonce, r.type, r.input, r.attempt, r.max_attempts, r.options, r.deadline,
-    r.lease_until, r.inbox_seq, r.inbox_read, r.started_at = now AS starts
+    r.lease_until, r.inbox_seq, r.inbox_read, r.started_at = now AS starts, r.write_id, r.created_at
 ), noted AS (
   INSERT INTO perdure_events (run_id, at, kind, actor, data)
+  SELECT t.id, t.created_at, 'created', 'sql', json_build_object('type', t.type)::text
+  FROM taken t
+  WHERE t.write_id = '' AND NOT EXISTS (SELECT 1 FROM perdure_events e WHERE e.run_id = t.id AND e.kind = 'created')
+  UNION ALL
   SELECT id, now, 'started', $1::text, json_build_object('token', token, 'attempt', attempt)::text FROM taken, asked WHERE starts
 ), given AS (
   SELECT * FROM taken
   UNION ALL
   SELECT 0, r.id, r.token, r.nonce, r.type, r.input, r.attempt, r.max_attempts, r.options, r.deadline, r.lease_until, r.inbox_seq,
-    r.inbox_read, FALSE
+    r.inbox_read, FALSE, '', 0
   FROM perdure_runs r
   JOIN before ON before.id = r.id
 )

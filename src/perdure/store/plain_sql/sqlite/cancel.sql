@@ -56,6 +56,12 @@ SET inbox_seq = inbox_seq + 1,
 FROM temp.perdure_asked a
 WHERE perdure_runs.id = a.id AND outcome = 'accepted';
 INSERT INTO perdure_events (run_id, at, kind, actor, data)
+SELECT r.id, r.created_at, 'created', 'sql', json_object('type', r.type)
+FROM temp.perdure_asked a
+JOIN perdure_runs r ON r.id = a.id
+WHERE outcome = 'accepted' AND at_once AND r.write_id = ''
+  AND NOT EXISTS (SELECT 1 FROM perdure_events e WHERE e.run_id = r.id AND e.kind = 'created');
+INSERT INTO perdure_events (run_id, at, kind, actor, data)
 SELECT id, now, 'cancel_requested', 'sql', json_object('reason', why)
 FROM temp.perdure_asked
 WHERE outcome = 'accepted';

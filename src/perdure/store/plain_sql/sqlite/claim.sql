@@ -94,6 +94,11 @@ SET status = 'running', reason = NULL, worker = :worker, home = NULL, nonce = :n
 FROM temp.perdure_asked a
 WHERE id IN (SELECT id FROM temp.perdure_ready);
 INSERT INTO perdure_events (run_id, at, kind, actor, data)
+SELECT r.id, r.created_at, 'created', 'sql', json_object('type', r.type)
+FROM temp.perdure_ready c
+JOIN perdure_runs r ON r.id = c.id
+WHERE r.write_id = '' AND NOT EXISTS (SELECT 1 FROM perdure_events e WHERE e.run_id = r.id AND e.kind = 'created');
+INSERT INTO perdure_events (run_id, at, kind, actor, data)
 SELECT r.id, a.now, 'started', :worker, json_object('token', r.token, 'attempt', r.attempt)
 FROM temp.perdure_asked a, temp.perdure_ready c
 JOIN perdure_runs r ON r.id = c.id

@@ -26,6 +26,7 @@ from perdure.core.model.claim import ClaimedRun, ClaimRequest
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Reason, Run, Status
 from perdure.store.contract import Change
+from perdure.store.sql.audit import note_inserted
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.limits.admit_steps import STEPS, StepAdmitter, gates_of_steps, release_steps, steps_before
 from perdure.store.sql.limits.breakers import barred, half_open, update_breakers
@@ -164,7 +165,13 @@ ORDER BY priority, wake_at, id
 _ALIVE = "SELECT 1 FROM perdure_workers WHERE id = :worker AND status = 'alive'"
 _PAUSES = "SELECT kind, name FROM perdure_pauses WHERE kind IN ('type', 'queue')"
 
-_RUNS = f"SELECT progress, home, {RUN} FROM perdure_runs {{use PRIMARY}} WHERE id IN ({{names}}) {{skip_locked}}"
+#: The first column is true of a run that a bare INSERT made.
+_RUNS = f"""
+SELECT write_id = '', progress, home, {RUN}
+FROM perdure_runs {{use PRIMARY}}
+WHERE id IN ({{names}})
+{{skip_locked}}
+"""
 _KEPT = "SELECT run_id, gate FROM perdure_permits WHERE run_id IN ({names}) AND location = '' AND hold = 'run'"
 _CANCELLED = f"""
 SELECT m.run_id
@@ -216,6 +223,8 @@ class _RunAdmitter:
         self._gates = locked.gates
         #: Locked runs, and the number of the last record of each.
         self._runs: dict[str, tuple[int, Run]] = {}
+        #: Those that a bare INSERT made.
+        self._inserted: set[str] = set()
         self._last: dict[str, int] = {}
         #: Who stood in which line before.
         self._placed: dict[str, tuple[str, int]] = {}
@@ -295,9 +304,11 @@ class _RunAdmitter:
         return await heads(self._tx, due, served.types, served.queues, enough, enough // AGE_SHARE)
 
     async def _lock_runs(self, run_ids: Sequence[str]) -> None:
-        for progress, home, *row in await in_chunks(self._tx, _RUNS, run_ids):
+        for inserted, progress, home, *row in await in_chunks(self._tx, _RUNS, run_ids):
             run = to_run(tuple(row))
             self._runs[run.id] = progress, run
+            if inserted:
+                self._inserted.add(run.id)
             self._homes[run.id] = home
         self._last = dict(await in_chunks(self._tx, LAST, [id for id, (_, run) in self._runs.items() if run.claims]))
         begun = [id for id, (_, run) in self._runs.items() if run.token]
@@ -461,6 +472,7 @@ class _RunAdmitter:
         await leave(tx, [*taken, *self._gone])
         await join(tx, joining, {id: run for id, (_, run) in self._runs.items()}, self._placed, self._reasons(joining))
         locked = [self._runs[one.run_id] for one, _ in passing]
+        await note_inserted(tx, [run.id for _, run in locked if run.id in self._inserted])
         request = self._request
         claimed = await assign(
             tx, locked, request.worker, request.nonce, self._entropy, build=request.build, admitted=True

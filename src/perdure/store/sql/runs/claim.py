@@ -30,7 +30,7 @@ from perdure.core.model.claim import (
 from perdure.core.model.run import FINISHED, Reason, Run, Status
 from perdure.core.pinning import base_queue, pinned_build
 from perdure.errors import WorkflowError
-from perdure.store.sql.audit import claim_event
+from perdure.store.sql.audit import claim_event, note_inserted
 from perdure.store.sql.dialect import Transaction, placeholders
 from perdure.store.sql.limits.gates import in_chunks, limited
 from perdure.store.sql.pauses import LIMITED_QUEUE, LIMITED_TYPE
@@ -233,8 +233,9 @@ async def block_as_poison(tx: Transaction, run_id: str, claims: int) -> str:
     return error
 
 
+#: The first column is true of a run that a bare INSERT made.
 _RUN = f"""
-SELECT progress, {RUN}
+SELECT write_id = '', progress, {RUN}
 FROM perdure_runs
 WHERE id = :run_id
 {{for_update}}
@@ -305,7 +306,7 @@ async def claim_by_id(tx: Transaction, request: ClaimByIdRequest, entropy: Calla
     rows = await tx.fetch(_RUN, {"run_id": request.run_id})
     if not rows:
         return ClaimByIdResult(refused=ClaimRefusal.UNKNOWN, now=tx.now)
-    progress, run = rows[0][0], to_run(rows[0][1:])
+    inserted, progress, run = rows[0][0], rows[0][1], to_run(rows[0][2:])
     if run.status is Status.RUNNING and (run.worker, run.nonce) == (request.worker, request.nonce):
         # Asked before; the answer was lost.
         return ClaimByIdResult(claimed=ClaimedRun(run, progress), now=tx.now, progress=progress)
@@ -322,6 +323,8 @@ async def claim_by_id(tx: Transaction, request: ClaimByIdRequest, entropy: Calla
             return await _set_aside(tx, run)
         if not request.alone:
             return ClaimByIdResult(refused=ClaimRefusal.SUSPECT, run=run, now=tx.now)
+    if inserted:
+        await note_inserted(tx, [run.id])
     [claimed] = await assign(tx, [(progress, run)], request.worker, request.nonce, entropy, build=request.build)
     return ClaimByIdResult(claimed=claimed, now=tx.now, progress=last)
 

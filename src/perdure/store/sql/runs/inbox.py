@@ -17,6 +17,7 @@ from perdure.core.model.turn import Turn
 from perdure.core.model.waits import is_not_taken, meant_by, waits_from_json
 from perdure.errors import RunCancelled
 from perdure.store.contract import Change
+from perdure.store.sql.audit import note_inserted
 from perdure.store.sql.dialect import Row, Transaction
 from perdure.store.sql.rows import event_json, failure, to_json
 from perdure.store.sql.runs.finish import finish
@@ -105,8 +106,10 @@ async def _stop(tx: Transaction, request: NewMessage) -> SendOutcome:
     outcome = await _put(tx, request, target)
     if outcome is not SendOutcome.ACCEPTED or target is None:
         return outcome
-    tx.note(run_id, "cancel_requested", f'{{"reason":{request.payload or "null"}}}')
     status, _, started_at, attempt, _, _ = target
+    if started_at == 0:
+        await note_inserted(tx, [run_id])
+    tx.note(run_id, "cancel_requested", f'{{"reason":{request.payload or "null"}}}')
     if status == Status.BLOCKED or (started_at == 0 and attempt == 1 and status != Status.RUNNING):
         reason = msgspec.json.decode(request.payload or "null")
         because = f": {reason}" if reason else ""

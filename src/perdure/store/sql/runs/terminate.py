@@ -13,6 +13,7 @@ from perdure.core.model.run import FINISHED, Status
 from perdure.core.model.run_orders import OrderOutcome, termination_message
 from perdure.errors import RunTerminated
 from perdure.store.contract import Change
+from perdure.store.sql.audit import note_inserted
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.rows import failure, to_json
 from perdure.store.sql.runs.finish import message_to_parent, messages_of_end
@@ -54,6 +55,8 @@ async def terminate(tx: Transaction, run_id: str, reason: str, key: str, *, undo
     error = failure(RunTerminated, termination_message(run_id, reason))
     await tx.execute(INSERT, {**_entry(order, inbox_seq + 1), "now": tx.now})
     await tx.execute(_END, {"run_id": run_id, "error": error, "now": tx.now, "seq": inbox_seq + 1})
+    if started_at == 0:
+        await note_inserted(tx, [run_id])
     tx.note(run_id, "terminated", to_json({"reason": reason, **error_summary(error)}))
     tx.notify(Change.FINISHED | Change.ENDED)
     word = message_to_parent(run_id, parent_id, location, generation, error, failed=True)
