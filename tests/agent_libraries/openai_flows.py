@@ -16,11 +16,14 @@ from agents import (
     ModelProvider,
     ModelResponse,
     RunConfig,
+    ToolGuardrailFunctionOutput,
     Usage,
     function_tool,
     handoff,
     input_guardrail,
     output_guardrail,
+    tool_input_guardrail,
+    tool_output_guardrail,
 )
 from agents.mcp import MCPServer
 from mcp.types import CallToolResult, TextContent
@@ -244,6 +247,82 @@ async def lead(ctx: Context) -> str:
 
     leader = Agent[Any](name="leader", model=FakeModel(leading), tools=[workflow_tool(look_up)])
     result = await AgentRunner(ctx).run(leader, "research", run_config=RunConfig(model=FakeModel(leading)))
+    return str(result.final_output)
+
+
+# An agent as a tool of another, and guardrails of tools
+
+
+@tool_input_guardrail
+async def known(data: Any) -> ToolGuardrailFunctionOutput:
+    note_call()
+    if "secret" in data.context.tool_arguments:
+        return ToolGuardrailFunctionOutput.reject_content("That is secret.", {"why": "secret"})
+    return ToolGuardrailFunctionOutput.allow()
+
+
+@tool_output_guardrail
+def clean(data: Any) -> ToolGuardrailFunctionOutput:
+    note_call()
+    return ToolGuardrailFunctionOutput.allow({"length": len(str(data.output))})
+
+
+@function_tool(tool_input_guardrails=[known], tool_output_guardrails=[clean])
+async def consult(topic: str) -> str:
+    note_call()
+    return f"all about {topic}"
+
+
+@function_tool(needs_approval=True)
+async def publish(text: str) -> str:
+    note_call()
+    return f"published {text}"
+
+
+def researching(input: Any) -> Answer:
+    found = outputs(input)
+    return [("consult", '{"topic": "tea"}'), ("consult", '{"topic": "secret"}')] if not found else " and ".join(found)
+
+
+def printing(input: Any) -> Answer:
+    found = outputs(input)
+    return [("publish", '{"text": "a page"}')] if not found else found[-1]
+
+
+def editing(input: Any) -> Answer:
+    found = outputs(input)
+    tools = [("ask_researcher", '{"input": "tea"}'), ("ask_printer", '{"input": "print"}')]
+    return [tools[len(found)]] if len(found) < 2 else " | ".join(found)
+
+
+#: Events of the agent that is asked, which workflow code got.
+HEARD: list[str] = []
+
+
+async def hear(heard: Any) -> None:
+    HEARD.append(heard["event"].type)
+
+
+researcher = Agent[Any](name="researcher", model=FakeModel(researching), tools=[consult])
+printer = Agent[Any](name="printer", model="fake", tools=[publish])
+editor = Agent[Any](
+    name="editor",
+    model=FakeModel(editing),
+    tools=[
+        researcher.as_tool("ask_researcher", "Ask the researcher.", on_stream=hear),
+        printer.as_tool("ask_printer", "Ask the printer.", run_config=RunConfig(model=FakeModel(printing))),
+    ],
+)
+# An agent may be a tool of its tool.
+researcher.tools.append(editor.as_tool("ask_editor", "Ask the editor."))
+
+
+@workflow("agents.openai.edit.v1")
+async def edit(ctx: Context) -> str:
+    runner = AgentRunner(ctx)
+    result = await runner.run(editor, "edit")
+    while result.interruptions:
+        result = await runner.run(editor, await receive_approvals(ctx, result, timeout="3d"))
     return str(result.final_output)
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from agents import RunConfig, Runner
 
 from perdure.errors import UsageError
 from perdure.openai_agents import AgentRunner, ToolApproval, response_events, workflow_tool
 from perdure.testing import Environment
 from perdure.workflow.definition import Workflow
+from perdure.workflow.step import current_step
 from tests.agent_libraries import openai_flows as flows
 from tests.agent_libraries.crashes import CALLS, assert_nothing_recorded_is_repeated
 
@@ -27,6 +30,10 @@ async def test_no_recorded_call_is_repeated_after_a_crash(flow: Workflow[..., An
 
 async def test_no_recorded_call_is_repeated_after_a_crash_at_an_approval() -> None:
     await assert_nothing_recorded_is_repeated(flows.pay(), messages=APPROVALS)
+
+
+async def test_no_recorded_call_of_an_agent_that_is_a_tool_is_repeated_after_a_crash() -> None:
+    await assert_nothing_recorded_is_repeated(flows.edit(), messages=[("tool_calls", ToolApproval("call-1"))])
 
 
 EXPECTED: list[tuple[Workflow[..., Any], Any, list[str]]] = [
@@ -76,6 +83,45 @@ async def test_the_steps_of_an_agent_keep_their_names(
         run = await env.start(flow())
         assert await run.result() == result
         assert [record.location for record in await run.history()] == locations
+
+
+async def test_calls_of_an_agent_that_is_a_tool_are_steps_of_their_own() -> None:
+    CALLS.clear()
+    async with Environment([flows.edit]) as env:
+        run = await env.start(flows.edit())
+        [pending] = await run.wait_state("tool_calls", bool)
+        assert (pending["id"], pending["tool"], pending["agent"]) == ("call-1", "publish", "printer")
+        await env.restart()
+        await run.send("tool_calls", ToolApproval("call-1"))
+        assert await run.result() == "all about tea and That is secret. | published a page"
+        locations = [record.location for record in await run.history() if record.kind == "step"]
+        assert sorted(CALLS) == sorted(locations)
+        assert locations[:2] == ["editor.model", "researcher.model"]
+        assert sorted(locations[2:6]) == [
+            "researcher.tools.consult",
+            "researcher.tools.consult.guardrails.clean",
+            "researcher.tools.consult.guardrails.known",
+            "researcher.tools.consult.guardrails.known#2",
+        ]
+        assert locations[6:] == [
+            "researcher.model#2",
+            "editor.model#2",
+            "printer.model",
+            "printer.tools.publish",
+            "printer.model#2",
+            "editor.model#3",
+        ]
+        assert "run_item_stream_event" in flows.HEARD
+
+
+async def test_an_agent_that_is_a_tool_runs_as_usual_outside_of_a_workflow() -> None:
+    token = current_step.set(cast("Any", SimpleNamespace(location="outside")))
+    try:
+        result = await Runner.run(flows.researcher, "tea", run_config=RunConfig(tracing_disabled=True))
+    finally:
+        current_step.reset(token)
+    assert result.last_agent is flows.researcher
+    assert result.final_output == "all about tea and That is secret."
 
 
 async def test_a_call_waits_for_its_approval_while_the_worker_is_replaced() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure import Context, Every, workflow
+from perdure import Context, Every, RunFailed, workflow
 from perdure.cli.app import run as perdure
 from tests.stage import Stage
 from tests.worker.damage import damage
@@ -74,3 +74,20 @@ def test_an_argument_is_repeated_escaped(
     assert perdure([*arguments, *more])
     said = capsys.readouterr()
     assert not control_characters(said.out + said.err)
+
+
+async def test_the_lines_of_an_error_are_below_the_sentence(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    @workflow("cli.lines.v1")
+    async def failing(ctx: Context) -> None:
+        raise ValueError("one\n  - two\x1b[2J")
+
+    engine = stage.engine(failing)
+    async with engine.worker():
+        run = await engine.start(failing(), id="lines")
+        with pytest.raises(RunFailed):
+            await run.result("20s")
+    assert await asyncio.to_thread(perdure, ["why", stage.url, "lines"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.endswith(": ValueError: one")
+    assert second == "      - two\\x1b[2J."
+    await stage.close()

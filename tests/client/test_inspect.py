@@ -6,7 +6,7 @@ import datetime
 import msgspec
 import pytest
 
-from perdure import Context, RunNotFound, Status, UsageError, workflow
+from perdure import Context, Limit, RunCancelled, RunNotFound, Status, UsageError, activity, workflow
 from perdure.admin import Reason, RecordKind, Run
 from perdure.errors import InvalidCursor
 from tests.stage import Stage, until
@@ -257,6 +257,42 @@ async def test_a_waiting_run_says_what_it_waits_for(stage: Stage) -> None:
         )
         assert (await child.info()).reason is Reason.MESSAGE
         assert (await child.info()).parent_id == "parent"
+
+
+@activity("look.limited.v1", limit=Limit("look", key=lambda name: name, concurrency=1))
+async def limited(name: str) -> str:
+    return name
+
+
+@workflow("look.holder.v1", limit=Limit("look", key=lambda name: name, concurrency=1))
+async def holder(ctx: Context, name: str) -> str:
+    return await ctx.call(limited(name))
+
+
+@workflow("look.grandparent.v1")
+async def grandparent(ctx: Context) -> str:
+    return await ctx.call(holder("a"))
+
+
+async def test_the_explanation_of_a_child_is_as_good_as_its_own(stage: Stage) -> None:
+    engine = stage.engine(limited, holder, grandparent)
+    async with engine.worker():
+        run = await engine.start(grandparent(), id="parent")
+        await until(run, Status.WAITING)
+        parent = await engine.get("parent/look.holder.v1")
+        await until(parent, Status.WAITING)
+        child = await engine.get("parent/look.holder.v1/look.limited.v1")
+        await until(child, Status.WAITING)
+        assert (await child.info()).reason is Reason.LIMIT
+        why = await run.why()
+        assert why.startswith(
+            "It waits for its child 'parent/look.holder.v1' (look.holder.v1). Of that child: It waits"
+        )
+        assert "Of that child: It has waited for" in why
+        assert "to pass the limit 'look/a' (1 at once, 1 of which are under way)" in why
+        await run.cancel()
+        with pytest.raises(RunCancelled):
+            await run.result("20s")
 
 
 async def test_the_fleet_is_listed_with_its_workers(stage: Stage) -> None:

@@ -37,15 +37,6 @@ def test_an_extra_imports_only_what_it_needs(extra: str, tmp_path: Path) -> None
     ask(sys.executable, tmp_path, extra)
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "-d", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    [built] = folder.glob("*.whl")
-    return built
-
-
 @pytest.mark.skipif(not PROVE, reason="installs each extra from the package index; set PERDURE_PROVE=1")
 @pytest.mark.parametrize("extra", [*PROBES, "all"])
 def test_an_extra_installs_alone_into_an_empty_environment(extra: str, wheel: Path, tmp_path: Path) -> None:

@@ -7,7 +7,18 @@ from datetime import timedelta
 
 import pytest
 
-from perdure import Context, Retry, RunCancelled, RunFailed, Status, step, step_info, workflow
+from perdure import (
+    Context,
+    Limit,
+    Retry,
+    RunCancelled,
+    RunFailed,
+    Status,
+    activity,
+    step,
+    step_info,
+    workflow,
+)
 from perdure.testing import Environment, StillWaiting
 
 WEEK = timedelta(days=7)
@@ -258,3 +269,40 @@ async def test_transactions_are_on_the_database_in_memory() -> None:
         await env.restart()
         await env.advance("2d")
         assert await run.result() == [2, 5, 9]
+
+
+@activity("test.metered", limit=Limit("metered", rate="1/m"))
+async def metered(number: int) -> int:
+    return number
+
+
+@workflow("test.meters")
+async def meters(ctx: Context) -> int:
+    return sum([await ctx.call(metered(number)) for number in range(3)])
+
+
+async def test_a_wait_for_a_result_skips_to_the_next_admission_of_a_rate() -> None:
+    async with Environment([meters, metered], auto_advance=True) as env:
+        begun = env.now
+        assert await (await env.start(meters())).result() == 3
+        assert env.now - begun == timedelta(minutes=2)
+        run = await env.start(meters())
+        await env.settle()
+        # The new worker did not admit the last run.
+        await env.restart()
+        assert await run.result() == 3
+
+
+@workflow("test.seated", limit=Limit("seat", concurrency=1))
+async def seated(ctx: Context) -> str:
+    return await ctx.receive("word", str)
+
+
+async def test_no_time_makes_room_for_a_run_that_waits_for_a_permit() -> None:
+    async with Environment([seated], auto_advance=True) as env:
+        first, second = await env.start(seated()), await env.start(seated())
+        with pytest.raises(StillWaiting, match="limit"):
+            await second.result()
+        await first.send("word", "go")
+        await second.send("word", "go on")
+        assert [await first.result(), await second.result()] == ["go", "go on"]

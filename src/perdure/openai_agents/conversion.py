@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from agents import (
@@ -19,8 +20,12 @@ from agents import (
     Model,
     ModelProvider,
     OutputGuardrail,
+    RunConfig,
     ShellTool,
     Tool,
+    ToolGuardrailFunctionOutput,
+    ToolInputGuardrail,
+    ToolOutputGuardrail,
     function_tool,
 )
 from agents.mcp import MCPServer
@@ -31,9 +36,11 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from perdure.errors import UsageError
 from perdure.openai_agents.mcp import StepMCPServer
 from perdure.openai_agents.models import StepModel
+from perdure.openai_agents.nested import NestedRun, invoke_nested
 from perdure.openai_agents.steps import AgentSteps
 
 G = TypeVar("G", InputGuardrail[Any], OutputGuardrail[Any])
+T = TypeVar("T", ToolInputGuardrail[Any], ToolOutputGuardrail[Any])
 
 _IN_WORKFLOW = "__perdure_in_workflow__"
 #: Tools that act on the machine of the workflow itself.
@@ -57,8 +64,16 @@ def workflow_tool(function: Callable[..., Any], /, **options: Any) -> FunctionTo
 class AgentConversion:
     """Makes a copy of each agent, once."""
 
-    def __init__(self, steps: AgentSteps, provider: ModelProvider, override: str | Model | None) -> None:
+    def __init__(
+        self,
+        steps: AgentSteps,
+        provider: ModelProvider,
+        override: str | Model | None,
+        prepare: Callable[[Agent[Any], RunConfig | None], tuple[Agent[Any], RunConfig]],
+    ) -> None:
         self._steps = steps
+        #: Prepares runs of agents that are tools with a configuration of their own.
+        self._prepare = prepare
         self._provider = provider
         #: Model of all agents; None: each has its own.
         self._override = override
@@ -73,14 +88,15 @@ class AgentConversion:
         copy = agent.clone(
             model=self._model(agent),
             model_settings=agent.model_settings,
-            tools=[self._tool(agent.name, tool) for tool in agent.tools],
+            tools=[],
             mcp_servers=[self._server(agent.name, server) for server in agent.mcp_servers],
             input_guardrails=[self.guardrail(agent.name, each) for each in agent.input_guardrails],
             output_guardrails=[self.guardrail(agent.name, each) for each in agent.output_guardrails],
             handoffs=[],
         )
         self._copies[id(agent)] = agent, copy
-        # After the copy is known, because agents may hand off to each other.
+        # After the copy is known, because agents may hand off to each other, or be tools of each other.
+        copy.tools = [self._tool(agent.name, tool) for tool in agent.tools]
         copy.handoffs = [self._handoff(each) for each in agent.handoffs]
         return copy
 
@@ -99,8 +115,24 @@ class AgentConversion:
                 f"the tool {tool.name!r} of agent {agent!r} acts on this machine, and its calls cannot be recorded; "
                 "offer what it does as a function tool"
             )
-        if not isinstance(tool, FunctionTool) or getattr(tool, _IN_WORKFLOW, False):
+        if not isinstance(tool, FunctionTool):
             return tool
+        changes: dict[str, Any] = {
+            name: [self._tool_guardrail(f"{agent}.tools.{tool.name}.guardrails", each) for each in guardrails]
+            for name in ("tool_input_guardrails", "tool_output_guardrails")
+            if (guardrails := getattr(tool, name))
+        }
+        # There is no public name for either; a tool without them is one step as a whole.
+        if getattr(tool, "_is_agent_tool", False) and isinstance(
+            inner := getattr(tool, "_agent_instance", None), Agent
+        ):
+            invoke = partial(self._invoke_agent, tool.on_invoke_tool)
+            changes |= {"on_invoke_tool": invoke, "_agent_instance": self.copy_of(inner)}
+        elif not getattr(tool, _IN_WORKFLOW, False):
+            changes["on_invoke_tool"] = self._invoke_in_step(agent, tool)
+        return replace(tool, **changes) if changes else tool
+
+    def _invoke_in_step(self, agent: str, tool: FunctionTool) -> Callable[[Any, str], Any]:
         invoke, steps, name = tool.on_invoke_tool, self._steps, tool.name
 
         async def invoke_in_step(context: Any, arguments: str) -> Any:
@@ -109,7 +141,25 @@ class AgentConversion:
 
             return _load_output(await steps.call_tool(agent, name, call))
 
-        return replace(tool, on_invoke_tool=invoke_in_step)
+        return invoke_in_step
+
+    async def _invoke_agent(self, invoke: Callable[..., Any], context: Any, arguments: str) -> Any:
+        nested = NestedRun(getattr(context, "run_config", None), self.copy_of, self._prepare)
+        return await invoke_nested(nested, invoke, context, arguments)
+
+    def _tool_guardrail(self, prefix: str, guardrail: T) -> T:
+        check, steps, name = cast("Callable[..., Any]", guardrail.guardrail_function), self._steps, guardrail.get_name()
+
+        async def check_in_step(data: Any) -> ToolGuardrailFunctionOutput:
+            async def call() -> Any:
+                found = check(data)
+                output: ToolGuardrailFunctionOutput = await found if inspect.isawaitable(found) else found
+                return [output.behavior, _to_plain(output.output_info)]
+
+            behavior, info = await steps.call(f"{prefix}.{name}", call)
+            return ToolGuardrailFunctionOutput(output_info=info, behavior=behavior)
+
+        return replace(guardrail, guardrail_function=check_in_step, name=name)
 
     def _server(self, agent: str, server: MCPServer) -> MCPServer:
         return StepMCPServer(self._steps, agent, server)

@@ -22,7 +22,7 @@ class AgentRunner:
     """Runs agents in a workflow: `await AgentRunner(ctx).run(agent, "Hello")`.
 
     Model calls, function tools, MCP calls and guardrails are steps, called `agent.model`, `agent.tools.search` and so
-    on. Instructions, hooks, filters and hand-offs are workflow code.
+    on; so are those of an agent that is a tool. Instructions, hooks, filters and hand-offs are workflow code.
     """
 
     def __init__(
@@ -61,6 +61,11 @@ class AgentRunner:
 
         The options are those of `agents.Runner.run`. Traces of the SDK are off, because a replay would send them again.
         """
+        agent, config = self._prepare(starting_agent, run_config)
+        return await Runner.run(agent, input, run_config=config, **options)
+
+    def _prepare(self, starting_agent: Agent[Any], run_config: RunConfig | None) -> tuple[Agent[Any], RunConfig]:
+        """Return the copy of an agent, and the configuration, with which the SDK runs it."""
         provider = self._provider or (default_provider() if run_config is None else run_config.model_provider)
         config = RunConfig(model_provider=provider) if run_config is None else run_config
         conversion = self._conversion(provider, config.model)
@@ -72,12 +77,12 @@ class AgentRunner:
             input_guardrails=conversion.guardrails(agent.name, config.input_guardrails),
             output_guardrails=conversion.guardrails(agent.name, config.output_guardrails),
         )
-        return await Runner.run(agent, input, run_config=config, **options)
+        return agent, config
 
     def _conversion(self, provider: ModelProvider, model: str | Model | None) -> AgentConversion:
         for known, override, made in self._conversions:
             if known is provider and (override is model or (isinstance(model, str) and override == model)):
                 return made
-        made = AgentConversion(self._steps, provider, model)
+        made = AgentConversion(self._steps, provider, model, self._prepare)
         self._conversions.append((provider, model, made))
         return made

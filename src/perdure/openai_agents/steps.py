@@ -20,6 +20,8 @@ FINAL_ERRORS: tuple[type[Exception], ...] = (
     exceptions.MaxTurnsExceeded,
     exceptions.InputGuardrailTripwireTriggered,
     exceptions.OutputGuardrailTripwireTriggered,
+    exceptions.ToolInputGuardrailTripwireTriggered,
+    exceptions.ToolOutputGuardrailTripwireTriggered,
 )
 
 

@@ -44,6 +44,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 #: Makes the workers of the crashed process overdue.
 _KILL = "UPDATE perdure_workers SET heartbeat_at = 0, lease = 0 WHERE status = 'alive'"
+#: Lets the new worker look for room at once that the crashed worker did not report, instead of a while later.
+_LOOK_FOR_ROOM = "UPDATE perdure_gates SET due_at = 0 WHERE waits_for = 'room'"
 _RECORDS = "SELECT run_id, token, seq, kind, location FROM perdure_history ORDER BY at, run_id, seq"
 _UNFINISHED = "SELECT 1 FROM perdure_runs WHERE finished_at = 0 LIMIT 1"
 
@@ -147,6 +149,7 @@ class CrashEnvironment(Environment):
             source.backup(self.connection())
         self.state = None
         self.connection().execute(_KILL)
+        self.connection().execute(_LOOK_FOR_ROOM)
         await self._store.sweep(_SWEEP)
 
     async def drive(self, messages: Sequence[tuple[str, object]]) -> Run:

@@ -66,6 +66,13 @@ _SWEEP = 500
 
 #: The time of the next timer of a waiting run.
 _NEXT_WAKE = "SELECT MIN(wake_at) FROM perdure_runs WHERE status = 'waiting'"
+#: The time at which a rate or a breaker lets the next waiting run pass. Room is made by runs, not by time.
+_NEXT_ADMISSION = f"""
+SELECT MIN(due_at) FROM perdure_gates g
+WHERE due_at < {NEVER} AND waits_for <> 'room' AND EXISTS (SELECT 1 FROM perdure_lines l WHERE l.gate = g.name)
+"""
+#: A worker that did not admit the last run polls so much later at most, in microseconds.
+_POLLED_BY = 1_000_000
 
 
 class StillWaiting(PerdureError, TimeoutError):
@@ -227,16 +234,25 @@ class Environment:
         await self._advance_to(self._clock.now() + microseconds(duration))
 
     async def skip_to_next_timer(self) -> bool:
-        """Let time pass until the next timer of a run is due, with all that follows; False if no run has one."""
+        """Let time pass until the next timer or limit of a run is due, with all that follows; False if none is."""
         await self.settle()
         due = [moment for (moment,) in await self._store.query(_NEXT_WAKE) if moment is not None and moment < NEVER]
         if self._worker is not None and self._worker._held and (timer := self._clock.next_due()) is not None:
             # A run in memory that waits for the next attempt at a step.
             due.append(timer)
+        due += await self._next_admission()
         if not due:
             return False
         await self._advance_to(max(min(due), self._clock.now() + 1))
         return True
+
+    async def _next_admission(self) -> list[int]:
+        """Time at which time alone lets a run pass its limits."""
+        [[admission]] = await self._store.query(_NEXT_ADMISSION)
+        if admission is None or admission > self._clock.now():
+            return [] if admission is None else [admission]
+        timer = self._clock.next_due()
+        return [] if timer is None or timer > admission + _POLLED_BY else [timer]
 
     async def _advance_to(self, until: int) -> None:
         await self._refresh()

@@ -393,7 +393,11 @@ def why(target: str, run: str, output: Printer) -> None:
         return await handle.status(), await handle.why()
 
     status, reason = with_engine(target, read)
-    output.result({"id": run, "status": status.value, "why": reason}, reason)
+    # An error may have several lines.
+    first, *rest = harmless_lines(reason)
+    output.result({"id": run, "status": status.value, "why": reason}, first)
+    for line in () if output.json else rest:
+        output.line(f"    {line}")
 
 
 @click.command("states", cls=Command, example="perdure runs states sqlite:///shop.db order-42")

@@ -73,18 +73,20 @@ class Facts(Struct, frozen=True, kw_only=True):
 EXPLAINING = (OutputKind.HEARTBEAT, OutputKind.SET_ASIDE)
 #: After the last record of any history.
 _NO_RECORDS = 2**62
+#: Generations of children in one explanation.
+_GENERATIONS = 5
 
 
-async def explain(store: Store, run: Run, snapshot: RunSnapshot | None = None) -> str:
+async def explain(store: Store, run: Run, snapshot: RunSnapshot | None = None, *, deep: int = _GENERATIONS) -> str:
     """Say in a sentence why a run is where it is, and why its first child is, if it waits for children.
 
-    A `snapshot` that was just read has all of its records, and its outputs of the kinds `EXPLAINING`.
+    A `snapshot` that was just read has all of its records, and its outputs of the kinds `EXPLAINING`. `deep` is the
+    number of generations of children that are explained, too.
     """
     retries = run.reason is Reason.RETRY
     if snapshot is None:
         snapshot = await store.snapshot(run.id, -1 if retries else _NO_RECORDS, EXPLAINING)
-    # The child that it waits for may be in any state.
-    ready = run.status is Status.PENDING or run.reason is Reason.CHILD
+    ready = run.status is Status.PENDING
     facts = Facts(
         now=await store.now(),
         workers=await store.workers() if ready or run.status is Status.RUNNING else (),
@@ -96,7 +98,7 @@ async def explain(store: Store, run: Run, snapshot: RunSnapshot | None = None) -
         standing=await store.waitlist_position(run.id) if run.reason in (Reason.LIMIT, Reason.BREAKER) else None,
         waits=None if snapshot is None else _waits_of(run, snapshot.waits),
     )
-    if run.reason is not Reason.CHILD:
+    if run.reason is not Reason.CHILD or not deep:
         return _explained(run, facts) + _unread(facts.waits) + _undecided(run, snapshot)
     page = await store.list(RunFilter(parent_id=run.id, status=_OPEN), 1000, None)
     if not page.runs:
@@ -106,7 +108,7 @@ async def explain(store: Store, run: Run, snapshot: RunSnapshot | None = None) -
     lead = f"It waits for its child {child.id!r} ({child.type}){others}. Of that child"
     if facts.waits is not None and any(wait.kind is not WaitKind.CHILD for wait in facts.waits.waits):
         lead = f"It waits for {waits(facts.waits, facts.now)}. Of the child {child.id!r}"
-    return f"{lead}: {_explained(child, replace(facts, waits=await current_waits(store, child)))}"
+    return f"{lead}: {await explain(store, child, deep=deep - 1)}"
 
 
 async def current_waits(store: Store, run: Run) -> RunWaits | None:

@@ -633,8 +633,8 @@ class SqliteConnection:
             if not took and not self._warned:
                 self._warned = True
                 _log.warning(
-                    "%s is written by more than one process, and SQLite %s, being older than 3.51.3, may damage it "
-                    "when they checkpoint at once; only one of them will, but a newer SQLite is safer",
+                    "%s is written by more than one process; SQLite %s may damage a file that two processes checkpoint "
+                    "at once; Perdure lets one of its processes checkpoint, and SQLite 3.51.3 or newer is safe",
                     self.where,
                     sqlite3.sqlite_version,
                 )
