@@ -57,6 +57,7 @@ def _build_of_module(module: str) -> str:
     return "+".join(parts)[:BUILD_CHARACTERS]
 
 
+@cache
 def _version(package: str) -> str:
     """Return the version of the distribution that has a package; empty if none is installed.
 
