@@ -96,14 +96,13 @@ FOUND_BEFORE = {
 }
 RARE_WITHIN = 10_000 if PROVE else 400
 #: Worlds in which what is rare happened before, which are looked at first; and from where on it is looked for then.
-SEEN_BEFORE = (1_000_295, 1_000_290, 1_000_287, 1_000_312, 1_000_319)
-SEEN_WITH_ACTIVITIES_BEFORE = (1_000_069, 1_000_059)
-SEEN_AT_ENDS_BEFORE = (1_000_313, 1_000_330, 1_000_288, 1_000_293)
-SEEN_ONCE_BEFORE = (1_000_288, 1_000_303, 1_000_309)
+SEEN_BEFORE = (1_000_358, 1_000_316, 1_000_312, 1_000_317, 1_000_287, 1_000_386, 1_000_399)
+SEEN_WITH_ACTIVITIES_BEFORE = (1_000_064, 1_000_059, 1_000_062)
+SEEN_AT_ENDS_BEFORE = (1_000_330, 1_000_313, 1_000_287, 1_000_288, 1_000_289)
+SEEN_ONCE_BEFORE = (1_000_291, 1_000_287, 1_000_309)
 SEEN_WITH_OTHERS_BEFORE = (1_000_308,)
-SEEN_IN_TALKS_BEFORE = (1_000_290, 1_000_287)
-SEEN_IN_BUILDS_BEFORE = (1_000_288,)
-SEEN_AT_GATES_BEFORE = (1_000_026, 1_000_003)
+SEEN_IN_TALKS_BEFORE = (1_000_287, 1_000_290, 1_000_291)
+SEEN_AT_GATES_BEFORE = (1_000_290, 1_000_026, 1_000_292)
 SEEN_IN_PACKING_BEFORE = (2, 1_000_289)
 RARE_FROM, RARE_WITH_ACTIVITIES_FROM = 1_000_287, 1_000_049
 #: Of the worlds with activities, and of those with limits besides.
@@ -418,7 +417,7 @@ def test_every_promise_holds_for_packed_histories(first: int) -> None:
         ({"once": True}, SEEN_ONCE_BEFORE, RARE_FROM, RARE_ONCE),
         ({"others": True}, SEEN_WITH_OTHERS_BEFORE, RARE_FROM, RARE_WITH_OTHERS),
         ({"talks": True}, SEEN_IN_TALKS_BEFORE, RARE_FROM, RARE_IN_TALKS),
-        ({"builds": True}, SEEN_IN_BUILDS_BEFORE, RARE_FROM, RARE_IN_BUILDS),
+        ({"builds": True}, (), RARE_FROM, RARE_IN_BUILDS),
         ({"outbox": True}, (), RARE_FROM, RARE_IN_OUTBOX),
         ({"packing": True}, SEEN_IN_PACKING_BEFORE, RARE_FROM, RARE_IN_PACKING),
     ],
