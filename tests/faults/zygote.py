@@ -13,7 +13,6 @@ with its standard input.
 from __future__ import annotations
 
 import faulthandler
-import gc
 import json
 import os
 import select
@@ -28,9 +27,6 @@ from tests.faults.roles import ROLES
 
 
 def main() -> None:
-    # Nothing that was imported is looked at by a collection of a child, which would copy the memory that it shares.
-    gc.collect()
-    gc.freeze()
     # The exit codes of zygotes are not needed.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(fileno=int(sys.argv[1])) as door:
