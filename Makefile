@@ -43,8 +43,8 @@ test: lint ## Everything that must hold before a commit: lint, then types and al
 	@$(MAKE) --no-print-directory -j3 all-tests mypy pyright
 
 all-tests: $(VENV)/.dev
-	@# Only once, not by each process at the same time: pytest rewrites the assertions of every file of a new clone.
-	@$(BIN)/pytest --collect-only -q -n 0 > /dev/null || true
+	@# In a new clone, pytest rewrites the assertions of every file: only once, not by each process at the same time.
+	@ls tests/store/__pycache__/*-pytest-*.pyc > /dev/null 2>&1 || $(BIN)/pytest --collect-only -q -n 0 > /dev/null || true
 	$(BIN)/python -m tests.servers $(BIN)/pytest -n $(JOBS) --dist worksteal
 
 docs: $(VENV)/.docs ## Build the documentation site in build/site; a test of `make test` does the same

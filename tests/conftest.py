@@ -10,14 +10,13 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from itertools import chain
 from pathlib import Path
-from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
-from tests.stage import Stage, lay_tables, set_up
+from tests.stage import Stage, kinds_for, lay_tables, set_up
 
 # Here, because the first directory that imports the suite decides whether its assertions explain themselves.
 pytest.register_assert_rewrite("perdure.testing.conformance")
@@ -141,29 +140,13 @@ def databases() -> Iterator[Databases]:
     databases.drop()
 
 
-SERVERS = ("postgres", "mysql")
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Choose the databases of each test on a stage.
-
-    SQLite in memory and in a file differ in the store alone. `make quick` uses the one, `make test` the other, and
-    `make prove` uses both. The conformance suite holds all stores to one contract, so `make test` uses only one of the
-    servers for most tests above the store. Which one depends on the name of the test. Tests whose subject is how the
-    engine gets along with a database have the mark `every_database`.
-    """
+    """Give each test on a stage its databases, as `kinds_for` says; its marks are `every_database` and `shared`."""
     marks = metafunc.definition.iter_markers("parametrize")
     if "stage_kind" in metafunc.fixturenames and not any("stage" in mark.args[0] for mark in marks):
-        every = metafunc.definition.get_closest_marker("every_database") is not None
-        metafunc.parametrize("stage_kind", _kinds(metafunc.definition.nodeid, every=every), indirect=True)
-
-
-def _kinds(test: str, *, every: bool) -> list[str]:
-    if os.environ.get("PERDURE_QUICK"):
-        return ["memory"]
-    if os.environ.get("PERDURE_PROVE"):
-        return ["file", *SERVERS, "memory"]
-    return ["file", *(SERVERS if every else [SERVERS[crc32(test.encode()) % len(SERVERS)]])]
+        every, shared = (metafunc.definition.get_closest_marker(name) for name in ("every_database", "shared"))
+        kinds = kinds_for(metafunc.definition.nodeid, every=every is not None, shared=shared is not None)
+        metafunc.parametrize("stage_kind", kinds, indirect=True)
 
 
 @pytest.fixture

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from perdure import Engine, Handle, Status
 from perdure.host import Host
@@ -58,6 +60,24 @@ class Stage:
         """Close every engine."""
         for engine in self.engines:
             await engine.close()
+
+
+SERVERS = ("postgres", "mysql")
+
+
+def kinds_for(test: str, *, every: bool = False, shared: bool = False) -> list[str]:
+    """Choose the databases of a test by its name.
+
+    SQLite in memory and in a file differ in the store alone. `make quick` uses the one, `make test` the other, and
+    `make prove` uses both. The conformance suite holds all stores to one contract, so `make test` uses only one of the
+    servers for most tests above the store. Tests whose subject is how the engine gets along with a database use
+    `every` server. A database that engines share cannot be in memory.
+    """
+    if os.environ.get("PERDURE_QUICK"):
+        return ["file" if shared else "memory"]
+    if os.environ.get("PERDURE_PROVE"):
+        return ["file", *SERVERS, *([] if shared else ["memory"])]
+    return ["file", *(SERVERS if every else [SERVERS[crc32(test.encode()) % len(SERVERS)]])]
 
 
 _tables: list[bytes] = []

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
+from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = (ROOT / "tests", ROOT / "src" / "perdure" / "testing" / "conformance")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-Suite = dict[str, list[Function]]
 
 #: Whatever waits for a condition and fails if it does not come.
 WAITERS = {"eventually"}
@@ -59,45 +58,59 @@ def is_always_true(test: ast.expr) -> bool:
     return False
 
 
-@pytest.fixture(scope="module")
-def suite() -> Suite:
-    """The functions of each file of the suite. Millions of nodes: kept for longer, they would slow down every later
-    collection."""
-    files = [path for folder in FOLDERS for path in sorted(folder.rglob("*.py"))]
-    parsed = {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in files}
-    return {name: list(functions_of(tree)) for name, tree in parsed.items()}
+class Facts(NamedTuple):
+    """What these tests need to know of a function."""
+
+    place: str
+    name: str
+    called: set[str]
+    asserts: bool
+    #: Places and texts of its assertions that hold whatever happens.
+    always_true: list[str]
 
 
-def silent_tests(suite: Suite) -> list[str]:
-    """Tests that neither assert nor call a function of the suite that does, directly or by another."""
-    places = [(name, function) for name, functions in suite.items() for function in functions]
-    calls = {function: called_in(function) for _, function in places}
-    asserting = WAITERS | {function.name for _, function in places if asserts(function)}
-    while more := {
-        function.name for _, function in places if function.name not in asserting and calls[function] & asserting
-    }:
-        asserting |= more
-    asserting = {name for name in asserting if not name.startswith("test_")}
-    return [
-        f"{name}:{function.lineno} {function.name}"
-        for name, function in places
-        if function.name.startswith("test_") and not asserts(function) and not calls[function] & asserting
-    ]
-
-
-def test_every_test_says_what_has_to_be_so(suite: Suite) -> None:
-    assert silent_tests(suite) == []
-
-
-def test_no_assertion_holds_whatever_happens(suite: Suite) -> None:
-    found = [
-        f"{name}:{node.lineno} {ast.unparse(node)}"
-        for name, functions in suite.items()
-        for function in functions
+def facts_of(file: str, function: Function) -> Facts:
+    always_true = [
+        f"{file}:{node.lineno} {ast.unparse(node)}"
         for node in ast.walk(function)
         if isinstance(node, ast.Assert) and is_always_true(node.test)
     ]
-    assert found == []
+    return Facts(f"{file}:{function.lineno}", function.name, called_in(function), asserts(function), always_true)
+
+
+@cache
+def suite() -> list[Facts]:
+    """The functions of the suite.
+
+    One tree is in memory at a time: millions of nodes would slow down every later collection of garbage.
+    """
+    return [
+        facts_of(str(path.relative_to(ROOT)), function)
+        for folder in FOLDERS
+        for path in sorted(folder.rglob("*.py"))
+        for function in functions_of(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+
+
+def silent_tests() -> list[str]:
+    """Tests that neither assert nor call a function of the suite that does, directly or by another."""
+    asserting = WAITERS | {one.name for one in suite() if one.asserts}
+    while more := {one.name for one in suite() if one.name not in asserting and one.called & asserting}:
+        asserting |= more
+    asserting = {name for name in asserting if not name.startswith("test_")}
+    return [
+        f"{one.place} {one.name}"
+        for one in suite()
+        if one.name.startswith("test_") and not one.asserts and not one.called & asserting
+    ]
+
+
+def test_every_test_says_what_has_to_be_so() -> None:
+    assert silent_tests() == []
+
+
+def test_no_assertion_holds_whatever_happens() -> None:
+    assert [found for one in suite() for found in one.always_true] == []
 
 
 def test_what_cannot_fail_is_found() -> None:

@@ -22,18 +22,15 @@ ERRORS = {
 }  # fmt: skip
 
 
-@cache
-def trees() -> dict[str, ast.Module]:
-    """The source by file: parsed when a test needs it, and not by each process that collects tests."""
-    return {path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))}
+def texts() -> Iterator[tuple[str, str]]:
+    """Name and text of each file of the source."""
+    return ((path.relative_to(SOURCE).as_posix(), path.read_text()) for path in sorted(SOURCE.rglob("*.py")))
 
 
 @cache
 def proper() -> set[str]:
     """Words that may begin a message with a capital: those above, and the classes of the source."""
-    return PROPER | {
-        node.name for tree in trees().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
-    }
+    return PROPER | {name for _, text in texts() for name in re.findall(r"^ *class (\w+)", text, re.MULTILINE)}
 
 
 def literal(node: ast.expr) -> str | None:
@@ -47,15 +44,21 @@ def literal(node: ast.expr) -> str | None:
     return None
 
 
-def messages() -> Iterator[tuple[str, str]]:
-    """File and line, and the message, of every error that is made."""
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute) and node.args:
-                name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
-                message = literal(node.args[0])
-                if name in ERRORS and message:
-                    yield f"{path}:{node.lineno}", message
+@cache
+def messages() -> tuple[tuple[str, str], ...]:
+    """File and line, and the message, of every error that is made.
+
+    One tree is in memory at a time, because all of them would slow down every later collection of garbage.
+    """
+    return tuple(one for path, text in texts() for one in messages_in(path, ast.parse(text)))
+
+
+def messages_in(path: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute) and node.args:
+            name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+            if name in ERRORS and (message := literal(node.args[0])):
+                yield f"{path}:{node.lineno}", message
 
 
 def faults(message: str) -> list[str]:
@@ -77,7 +80,7 @@ def test_messages_of_errors_have_one_style() -> None:
 
 
 def test_the_source_has_messages_to_check() -> None:
-    assert len(list(messages())) > 300
+    assert len(messages()) > 300
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,13 @@ def layer_of(package: str) -> str:
     return "core" if package == "errors" else package
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _nodes() -> Iterator[None]:
+    """The nodes of all files would slow down every later collection of garbage."""
+    yield
+    nodes_of.cache_clear()
+
+
 @cache
 def nodes_of(source: str) -> list[ast.AST]:
     """The nodes that these tests look at."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent / "src" / "perdure"
@@ -19,21 +20,30 @@ def test_no_folder_has_more_than_twenty_modules() -> None:
 
 
 def test_no_function_has_more_than_sixty_lines() -> None:
-    long = [
-        f"{path.relative_to(ROOT)}:{node.name}"
-        for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= 60
-    ]
-    assert long == []
+    assert read_source()[0] == []
 
 
 def test_few_places_use_private_names_of_other_objects() -> None:
-    found = [
-        f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}"
-        for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
-        if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
-    ]
+    found = read_source()[1]
     assert len(found) <= PRIVATE_NAMES, "\n".join(found)
+
+
+@cache
+def read_source() -> tuple[list[str], list[str]]:
+    """Return the long functions, and the uses of private names of other objects. The source is parsed once for both."""
+    long: list[str] = []
+    private: list[str] = []
+    for path in SOURCES:
+        name = path.relative_to(ROOT)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                if (node.end_lineno or 0) - node.lineno >= 60:
+                    long.append(f"{name}:{node.name}")
+            elif isinstance(node, ast.Attribute) and is_private_of_another(node):
+                private.append(f"{name}:{node.lineno} {ast.unparse(node)}")
+    return long, private
+
+
+def is_private_of_another(node: ast.Attribute) -> bool:
+    own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+    return node.attr.startswith("_") and not node.attr.startswith("__") and not own

@@ -1,8 +1,9 @@
-"""A worker process that is killed in the middle of a tool call, and then one that is not.
+"""Worker processes, one after another: two are killed in the middle of a tool call, the third is not.
 
-    python -m tests.agent_libraries.killed_worker URL FILE
+    AGENT_NOTES=FILE python -m tests.agent_libraries.killed_worker URL 3
 
-Each call of a model or a tool is a line of the file.
+Each call of a model or a tool is a line of the file. The workers are forked, because the libraries take seconds to
+import. The process prints the exit code of each.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +84,23 @@ async def killed(ctx: Context) -> str:
 
 async def main(url: str) -> None:
     async with Engine(url, [killed]) as engine, engine.worker(lease="2s"):
-        print(await (await engine.get("killed", killed)).result())
+        await (await engine.get("killed", killed)).result()
+
+
+def work_in_child(url: str) -> int:
+    """Work in a process of its own; return its exit code."""
+    if (pid := os.fork()) == 0:
+        code = 1
+        try:
+            asyncio.run(main(url))
+            code = 0
+        except Exception:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    print(*(work_in_child(sys.argv[1]) for _ in range(int(sys.argv[2]))))

@@ -23,7 +23,7 @@ async def test_another_worker_repeats_only_the_call_that_was_interrupted(stage: 
     notes.touch()
     async with Engine(stage.url, [killed]) as engine:
         run = await engine.start(killed(), id="killed")
-        codes = [await _work(stage.url, notes) for _ in range(3)]
+        codes = await _work(stage.url, notes, times=3)
         assert codes == [-signal.SIGKILL, -signal.SIGKILL, 0]
         assert await run.result() == "done and done"
         recorded = [record.location for record in await run.history()]
@@ -32,8 +32,16 @@ async def test_another_worker_repeats_only_the_call_that_was_interrupted(stage: 
     assert {name for name, count in calls.items() if count > 1} == {"typed.tools.second", "scripted.tools.second"}
 
 
-async def _work(url: str, notes: Path) -> int | None:
+async def _work(url: str, notes: Path, *, times: int) -> list[int]:
+    """Work in so many processes, one after another; return their exit codes."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.agent_libraries.killed_worker", url, env={**os.environ, "AGENT_NOTES": str(notes)}
+        sys.executable,
+        "-m",
+        "tests.agent_libraries.killed_worker",
+        url,
+        str(times),
+        env={**os.environ, "AGENT_NOTES": str(notes)},
+        stdout=asyncio.subprocess.PIPE,
     )
-    return await process.wait()
+    printed, _ = await process.communicate()
+    return [int(code) for code in printed.split()]

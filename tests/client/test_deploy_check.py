@@ -13,9 +13,6 @@ from tests.client.changes import CHANGES, DISGUISES, child, disguised, other_chi
 from tests.helpers import eventually
 from tests.stage import Stage, until
 
-#: One in memory lives and dies with its engine, and a deploy needs two.
-LASTING = pytest.mark.parametrize("stage", ["file", "postgres", "mysql"], indirect=True)
-
 
 def deployed(stage: Stage, *, new: bool) -> Engine:
     flows = [disguised(name, disguise, new=new) for name in CHANGES for disguise in DISGUISES]
@@ -71,7 +68,7 @@ def order(number: int) -> Workflow[Any, Any]:
     return flow
 
 
-@LASTING
+@pytest.mark.shared
 async def test_a_check_says_where_and_why_and_writes_nothing(stage: Stage) -> None:
     before = stage.engine(order(1))
     async with before.worker():

@@ -21,8 +21,6 @@ from tests.stage import Stage, until
 
 #: Set when the slow step may end; new for each test.
 GATES: list[asyncio.Event] = []
-#: A database in memory lives and dies with its engine.
-LASTING = pytest.mark.parametrize("stage", ["file", "postgres", "mysql"], indirect=True)
 
 
 async def slow_step() -> str:
@@ -143,7 +141,7 @@ async def test_an_unknown_worker_cannot_be_drained(stage: Stage) -> None:
         await engine.workers.drain("unknown")
 
 
-@LASTING
+@pytest.mark.shared
 async def test_workers_show_their_build_and_runs_keep_the_one_that_began_them(stage: Stage) -> None:
     first, second = stage.engine(slow, quick, build="1.4.2"), stage.engine(slow, quick, build="1.5.0")
     run = await first.start(slow())

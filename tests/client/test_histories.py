@@ -27,9 +27,6 @@ from tests.client.test_deploy_check import deployed, settled
 from tests.stage import Stage, until
 from tests.worker.damage import damage
 
-#: A database in memory lives and dies with its engine.
-LASTING = pytest.mark.parametrize("stage", ["file", "postgres", "mysql"], indirect=True)
-
 
 @step
 async def charge(card: dict[str, str]) -> dict[str, str]:
@@ -73,7 +70,7 @@ def nowhere(*workflows: Any) -> Engine:
     return Engine("sqlite:////nonexistent/directory/app.db", workflows)
 
 
-@LASTING
+@pytest.mark.shared
 async def test_histories_are_replayed_without_their_database_and_nothing_is_written(
     stage: Stage, tmp_path: Path
 ) -> None:
@@ -122,7 +119,7 @@ async def test_an_exported_file_does_not_let_its_reader_complete_an_activity(on_
         assert found["p1"].run.seed
 
 
-@LASTING
+@pytest.mark.shared
 async def test_filters_ids_and_a_limit_choose_the_runs(stage: Stage) -> None:
     engine = stage.engine(order, failing)
     await some_runs(engine)
@@ -255,7 +252,7 @@ async def test_an_export_that_ends_early_leaves_no_file_and_spares_the_old_one(o
     assert [path.name for path in file.parent.iterdir()] == ["h.jsonl"]
 
 
-@LASTING
+@pytest.mark.shared
 async def test_a_history_is_observed_record_by_record_and_nothing_is_written(stage: Stage, tmp_path: Path) -> None:
     engine, file = stage.engine(order, failing), tmp_path / "h.jsonl"
     await some_runs(engine)

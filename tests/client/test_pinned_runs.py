@@ -15,9 +15,6 @@ from perdure.workflow.discover import Definable
 from tests.helpers import eventually
 from tests.stage import Stage, until
 
-#: A database in memory lives and dies with its engine.
-LASTING = pytest.mark.parametrize("stage", ["file", "postgres", "mysql"], indirect=True)
-
 OLD, NEW = "1.4.2", "1.5.0"
 
 
@@ -60,7 +57,7 @@ def engine_of(stage: Stage, build: str, **options: Any) -> Engine:
 ORDER = Call.named("pin.order.v1")
 
 
-@LASTING
+@pytest.mark.shared
 async def test_a_fork_of_a_pinned_run_is_continued_by_the_build_whose_records_it_has(stage: Stage) -> None:
     old, new = engine_of(stage, OLD), engine_of(stage, NEW)
     async with old.worker():
@@ -79,7 +76,7 @@ async def test_a_fork_of_a_pinned_run_is_continued_by_the_build_whose_records_it
         assert await again.result("60s") == [NEW, "on", NEW]
 
 
-@LASTING
+@pytest.mark.shared
 async def test_a_pinned_run_is_continued_by_its_build_while_new_runs_begin_with_the_new_one(stage: Stage) -> None:
     old, new = engine_of(stage, OLD), engine_of(stage, NEW)
     async with old.worker():
@@ -101,7 +98,7 @@ async def test_a_pinned_run_is_continued_by_its_build_while_new_runs_begin_with_
     assert [(await run.info()).pinned_to for run in (first, second)] == [OLD, NEW]
 
 
-@LASTING
+@pytest.mark.shared
 async def test_an_unpinned_run_is_continued_by_another_build_with_the_reason_in_the_trail(stage: Stage) -> None:
     old, new = engine_of(stage, OLD), engine_of(stage, NEW)
     async with old.worker():
@@ -121,7 +118,7 @@ async def test_an_unpinned_run_is_continued_by_another_build_with_the_reason_in_
     assert (event.run_id, event.data) == (run.id, f'{{"build":"{OLD}","reason":"the host of 1.4.2 burned down"}}')
 
 
-@LASTING
+@pytest.mark.shared
 async def test_children_of_a_pinned_run_stay_with_its_build_and_activities_do_not(stage: Stage) -> None:
     old, new = engine_of(stage, OLD), engine_of(stage, NEW)
     run = await old.start(Call.named("pin.parent.v1"))
@@ -144,7 +141,7 @@ async def test_children_of_a_pinned_run_stay_with_its_build_and_activities_do_no
         assert await run.result("60s") == [NEW, NEW, OLD]
 
 
-@LASTING
+@pytest.mark.shared
 async def test_an_engine_pins_all_workflows_that_do_not_say_otherwise(stage: Stage) -> None:
     engine = stage.engine(*flows(OLD, pinned=None), build=OLD, pinned=True)
     async with engine.worker():
@@ -164,7 +161,7 @@ async def test_nothing_is_pinned_by_default(stage: Stage) -> None:
     assert not await run.unpin()
 
 
-@LASTING
+@pytest.mark.shared
 async def test_builds_are_listed_with_their_workers_and_runs(stage: Stage) -> None:
     old, new = engine_of(stage, OLD), engine_of(stage, NEW)
     assert await old.workers.builds() == []

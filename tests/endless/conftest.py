@@ -10,10 +10,16 @@ import pytest
 from tests.endless.labour import Labour
 from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
-from tests.stage import Stage, set_up
+from tests.stage import Stage, kinds_for, set_up
 
 
-@pytest.fixture(params=["file", "postgres", "mysql"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "stage" in metafunc.fixturenames:
+        kinds = kinds_for(metafunc.definition.nodeid, shared=True)
+        metafunc.parametrize("stage", kinds, indirect=True)
+
+
+@pytest.fixture
 async def stage(
     request: pytest.FixtureRequest, tmp_path: Path, schemas: Schemas, databases: Databases
 ) -> AsyncIterator[Stage]:

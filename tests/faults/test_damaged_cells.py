@@ -125,7 +125,7 @@ async def test_a_damaged_cell_concerns_what_it_belongs_to(
                     await look_around(engine, name)
                 for run in (await engine.start(well(f"n{number}")), await engine.start(gated(f"n{number}"))):
                     try:
-                        assert await run.result("30s") == f"n{number}", said
+                        assert await run.result("90s") == f"n{number}", said
                     except TimeoutError:
                         pytest.fail(f"a neighbour did not finish: {await run.why()}; {said}; {worker.errors}")
                 assert alive(worker), said

@@ -78,7 +78,7 @@ async def test_a_run_that_takes_five_workers_with_it_is_set_aside_listed_and_goe
     app.note(place.ledger, did="mend")
     assert (await place.engine.dead_letters.retry(where={"reason": "poison"})).done == ("deadly",)
     async with place.worker():
-        await run.result(30)
+        await run.result("90s")
     assert place.executed(labour.deadly) == 6
     assert (await place.engine.dead_letters.list()).letters == ()
 
@@ -92,7 +92,7 @@ async def test_an_activity_whose_worker_was_killed_dies_of_its_errors_and_its_wo
     odd = await place.engine.get("odd")
     async with place.worker():
         # The attempt that the kill interrupted has a number, and uses up none of the two that the policy allows.
-        assert await run.result(30) == "without it: attempt 3"
+        assert await run.result("90s") == "without it: attempt 3"
         await eventually(lambda: _is(odd, Status.BLOCKED))
     letters = {letter.run_id: letter for letter in (await place.engine.dead_letters.list(type="labour.%")).letters}
     child = f"relying/{labour.fragile.type}"
@@ -103,6 +103,6 @@ async def test_an_activity_whose_worker_was_killed_dies_of_its_errors_and_its_wo
     assert set((await place.engine.dead_letters.retry([child])).done) == {child}
     await odd.retry(input={"ledger": place.ledger})
     async with place.worker():
-        await asyncio.gather(*[(await place.engine.get(name)).result(30) for name in letters])
+        await asyncio.gather(*[(await place.engine.get(name)).result("90s") for name in letters])
     assert (await place.engine.dead_letters.list()).letters == ()
     assert await run.result() == "without it: attempt 3"

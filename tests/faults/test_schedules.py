@@ -37,7 +37,7 @@ async def is_behind(engine: Engine, slots: int) -> bool:
     return there.last_fire_time >= there.created_at + slots * INTERVAL
 
 
-@pytest.mark.timeout(1200 if WHOLE else 120)
+@pytest.mark.timeout(1200 if WHOLE else 300)
 async def test_a_slot_becomes_one_run_although_its_scheduler_dies(
     processes: Family, homes: Homes, tmp_path: Path
 ) -> None:
@@ -51,9 +51,9 @@ async def test_a_slot_becomes_one_run_although_its_scheduler_dies(
             assert [await worker.ended() for worker in workers] == [KILLED, KILLED], workers[0].noise()
         slots = len((await engine.runs.list(limit=1000)).runs)
         await processes.fork("work", home.directory)
-        await eventually(lambda: is_behind(engine, slots + 3), within=60, saying="so many slots being behind")
+        await eventually(lambda: is_behind(engine, slots + 3), saying="so many slots being behind")
         await engine.schedules.pause("clock")
-        await eventually(lambda: has_ended(engine), within=60, saying="every run having ended")
+        await eventually(lambda: has_ended(engine), saying="every run having ended")
         await engine.schedules.delete("clock")
 
         runs = [run.id for run in (await engine.runs.list(limit=1000)).runs]

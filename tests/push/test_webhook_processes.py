@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -38,14 +38,22 @@ def engine_for(url: str, port: str) -> Engine:
     return Engine(url, [counts], outbox=[Webhook("hook", f"http://127.0.0.1:{port}/", keys=KEY)])
 
 
+#: Imports once, and forks a worker for each line of its input.
 PROGRAM = """
-import asyncio, sys
+import asyncio, os, signal, sys
 from tests.push import test_webhook_processes as module
 module.KEY = sys.argv[3]
 async def main():
     async with module.engine_for(sys.argv[1], sys.argv[2]) as engine:
         await engine.worker(lease="2s", slots=8).run()
-asyncio.run(main())
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for _ in sys.stdin:
+    if pid := os.fork():
+        print(pid, flush=True)
+    else:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        asyncio.run(main())
+        os._exit(0)
 """
 
 
@@ -67,14 +75,25 @@ def received(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
-async def killed_when(url: str, port: str, path: Path, count: int) -> None:
+@contextmanager
+def workers(url: str, port: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that forks workers."""
+    command = [sys.executable, "-c", PROGRAM, url, port, KEY]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+
+
+async def killed_when(forking: subprocess.Popen[str], path: Path, count: int) -> None:
     """Work in another process until so many events have arrived, then kill it."""
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", PROGRAM, url, port, KEY)
+    assert forking.stdin is not None
+    assert forking.stdout is not None
+    forking.stdin.write("fork\n")
+    forking.stdin.flush()
+    worker = int(forking.stdout.readline())
     try:
         await eventually(lambda: len(received(path)) >= count, saying=f"the arrival of {count} events")
     finally:
-        process.send_signal(signal.SIGKILL)
-        await process.wait()
+        os.kill(worker, signal.SIGKILL)
 
 
 async def test_every_event_arrives_in_order_and_signed_although_workers_are_killed(
@@ -85,8 +104,9 @@ async def test_every_event_arrives_in_order_and_signed_although_workers_are_kill
         async with engine_for(stage.url, port) as engine:
             for number in range(RUNS):
                 await engine.start(counts(number), id=f"r-{number}")
-            for count in (3, 10, 17):
-                await killed_when(stage.url, port, path, count)
+            with workers(stage.url, port) as forking:
+                for count in (3, 10, 17):
+                    await killed_when(forking, path, count)
             async with engine.worker(lease="2s"):
                 await eventually(lambda: len(_ids(path)) == RUNS * EVENTS, saying="the arrival of all events")
     first: dict[str, None] = {}

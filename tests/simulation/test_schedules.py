@@ -11,7 +11,7 @@ import pytest
 from tests.simulation.schedules import simulate
 
 PROVE = bool(os.environ.get("PERDURE_PROVE"))
-SEEDS = 2000 if PROVE else 8
+SEEDS = 2000 if PROVE else 4
 
 
 @pytest.mark.timeout(7200 if PROVE else 120)

@@ -15,8 +15,6 @@ from perdure import Context, Engine, RunFailed, activity, workflow
 from perdure.errors import ChildLimit
 from tests.stage import Stage
 
-pytestmark = pytest.mark.every_database
-
 WHOLE = bool(os.environ.get("PERDURE_PROVE"))
 FEW, MANY = (1_000, 10_000) if WHOLE else (50, 500)
 #: How much more one of many may cost than one of a few.

@@ -45,10 +45,6 @@ def version(number: int) -> Workflow[Any, Any]:
     return order
 
 
-#: One in memory lives and dies with its engine, and a deploy needs two.
-LASTING = pytest.mark.parametrize("stage", ["file", "postgres", "mysql"], indirect=True)
-
-
 async def worked(stage: Stage, code: Workflow[Any, Any], run_id: str, status: Status, *messages: str) -> Any:
     """Let a process with that code work on a run until it stands there."""
     engine = stage.engine(code)
@@ -71,7 +67,7 @@ async def started(stage: Stage, code: Workflow[Any, Any], *run_ids: str) -> None
             await until(run, Status.WAITING)
 
 
-@LASTING
+@pytest.mark.shared
 async def test_a_deploy_leaves_runs_that_passed_the_change_as_they_are_and_takes_the_others_along(stage: Stage) -> None:
     await started(stage, version(1), "early", "late")
     await worked(stage, version(1), "late", Status.WAITING, "go")
@@ -85,7 +81,7 @@ async def test_a_deploy_leaves_runs_that_passed_the_change_as_they_are_and_takes
     assert await worked(stage, version(3), "new", Status.COMPLETED, "on") == "paid 8"
 
 
-@LASTING
+@pytest.mark.shared
 async def test_versions_run_side_by_side_and_one_without_code_waits_and_says_so(stage: Stage) -> None:
     @workflow("side.order.v1")
     async def first(ctx: Context) -> str:

@@ -57,6 +57,7 @@ def _build_of_module(module: str) -> str:
     return "+".join(parts)[:BUILD_CHARACTERS]
 
 
+@cache
 def _version(package: str) -> str:
     """Return the version of the distribution that has a package; empty if none is installed.
 
@@ -79,6 +80,10 @@ def _has_package(distribution: Distribution, package: str) -> bool:
     names = distribution.read_text("top_level.txt")
     if names is not None:
         return package in names.split()
+    folder = Path(str(distribution.locate_file("")))
+    if folder.is_dir() and not ((folder / package).exists() or (folder / f"{package}.py").exists()):
+        # The usual case, which spares reading the list of files. A distribution in an archive has no such folder.
+        return False
     record = distribution.read_text("RECORD") or ""
     return any(f"\n{file}" in f"\n{record}" for file in (f"{package}/", f"{package}.py,"))
 

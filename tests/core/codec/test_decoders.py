@@ -58,13 +58,14 @@ def test_threads_that_meet_a_type_for_the_first_time_at_one_moment_all_decode_it
     assert (ended.returncode, ended.stdout) == (0, "alive\n"), ended.stderr
 
 
+MAKERS = {"Decoder", "decode", "convert"}
 PLAIN = {"str", "int", "float", "bool", "list", "dict", "tuple", "Any", "None", "msgspec", "Raw"}
 
 
 def learnings(tree: ast.AST) -> Iterator[ast.Call]:
     """Calls that give msgspec a type to inspect."""
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr not in MAKERS:
             continue
         called = ast.unparse(node.func)
         if called.endswith("json.Decoder") and (node.args or node.keywords):
