@@ -139,6 +139,9 @@ class HttpApp:
         self._rate = RateLimit(system, rate, burst)
         self._orders = RecentOrders(system)
         self._streams = StreamLimit(streams, 25 * streams)
+        #: Done when the server stops: ends of the streams that are open.
+        self._ends: set[asyncio.Future[None]] = set()
+        self._stops = False
         self._needs_workers = needs_workers
         self._router = Router()
         self._pages = pages
@@ -161,6 +164,13 @@ class HttpApp:
             await response(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1003})
+
+    def end_streams(self) -> None:
+        """End the streams that are open and those that begin from now on, because the server stops."""
+        self._stops = True
+        for end in self._ends:
+            if not end.done():
+                end.set_result(None)
 
     async def close(self) -> None:
         """Stop live updates, and the worker that acts on many runs. The engine stays open."""
@@ -352,7 +362,11 @@ class HttpApp:
         """Events, with a sign of life now and then; ends when the caller's credentials do, or with an error."""
         system = session_of(api.engine).system
         checked = system.monotonic()
-        async with aclosing(with_signs_of_life(system, events, KEEP_ALIVE)) as kept:
+        end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._stops:
+            end.set_result(None)
+        self._ends.add(end)
+        async with aclosing(with_signs_of_life(system, events, KEEP_ALIVE, end)) as kept:
             try:
                 async for event in kept:
                     if system.monotonic() - checked >= KEEP_ALIVE:
@@ -362,6 +376,8 @@ class HttpApp:
                     yield event
             except Exception as error:
                 yield ServerEvent(_shown_problem(error, api.shown), event="problem")
+            finally:
+                self._ends.discard(end)
 
     async def _is_still_known(self, request: HTTPConnection) -> bool:
         try:
@@ -427,6 +443,11 @@ class SideBySide:
             await app({**scope, "root_path": f"{root}/{name}", "perdure.mount": f"/{name}"}, receive, send)
         elif scope["type"] == "http":
             await self._elsewhere(root, path, name)(scope, receive, send)
+
+    def end_streams(self) -> None:
+        """End the streams of all engines, because the server stops."""
+        for app in self._apps.values():
+            app.end_streams()
 
     def _elsewhere(self, root: str, path: str, name: str) -> Response:
         if path in ("", "/") or name in self._apps:
