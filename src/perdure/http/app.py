@@ -24,10 +24,10 @@ from perdure.client.workers import EngineWorker
 from perdure.core.access import Role
 from perdure.core.codec.decoders import convert_to, decoder_for
 from perdure.core.ids import check_id, check_name
-from perdure.core.option_checks import check_whole
+from perdure.core.option_checks import check_duration, check_flag, check_mapping, check_positive, check_whole
 from perdure.core.printed_text import brief
 from perdure.core.redaction import Redaction
-from perdure.core.time.duration import Duration, seconds
+from perdure.core.time.duration import Duration
 from perdure.core.tracing import carried_headers, request_headers
 from perdure.errors import PerdureError, UsageError
 from perdure.http.access import LOOPBACK_HOSTS, Access, Authenticator, Principal, check_csrf, without_port
@@ -136,22 +136,22 @@ class HttpApp:
         self._redaction = Redaction() if redaction is None else redaction
         self._max_body = check_whole("max_body", max_body, 1)
         system = session_of(engine).system
-        self._rate = RateLimit(system, rate, burst)
+        self._rate = RateLimit(system, check_positive("rate", rate), check_whole("burst", burst, 1))
         self._orders = RecentOrders(system)
-        self._streams = StreamLimit(streams, 25 * streams)
+        self._streams = StreamLimit(check_whole("streams", streams, 1), 25 * streams)
         #: Done when the server stops: ends of the streams that are open.
         self._ends: set[asyncio.Future[None]] = set()
         self._stops = False
-        self._needs_workers = needs_workers
+        self._needs_workers = check_flag("needs_workers", needs_workers)
         self._router = Router()
         self._pages = pages
         self._authenticator = Authenticator(engine, self.access)
-        self._hub = Hub(engine, live_rate)
+        self._hub = Hub(engine, check_positive("live_rate", live_rate))
         self._bulk_worker: EngineWorker | None = None
         #: The check of a probe, while one is under way.
         self._check: asyncio.Task[HealthView] | None = None
         self._documents: dict[str, bytes] = {}
-        self._longest_wait = seconds(longest_wait)
+        self._longest_wait = check_duration("longest_wait", longest_wait)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -420,12 +420,13 @@ class SideBySide:
     """
 
     def __init__(self, apps: Mapping[str, HttpApp]) -> None:
+        apps = check_mapping("apps", apps, "{'orders': HttpApp(orders), 'billing': HttpApp(billing)}")
         for name in apps:
             if "/" in check_name(name, "name of an engine"):
                 raise UsageError(f"{brief(name)} would be two parts of a path; give the engine a name without '/'")
         if not apps:
             raise UsageError("name at least one engine")
-        self._apps = dict(apps)
+        self._apps: dict[str, HttpApp] = apps
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""

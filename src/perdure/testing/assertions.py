@@ -9,7 +9,9 @@ import msgspec
 
 from perdure.core.codec.failure import Failure
 from perdure.core.model.record import Record, RecordKind
+from perdure.core.option_checks import check_list
 from perdure.core.printed_text import brief
+from perdure.errors import UsageError
 
 #: Records of the ends of operations.
 _ENDS = frozenset({RecordKind.STEP, RecordKind.TIMER, RecordKind.MESSAGE, RecordKind.CHILD})
@@ -32,7 +34,7 @@ def assert_order(history: Sequence[Record], *locations: str) -> None:
 
 def assert_absent(history: Sequence[Record], *locations: str) -> None:
     """Assert that none of these operations has a record."""
-    for record in history:
+    for record in _checked(history):
         if record.location in locations:
             _fail(history, f"expected no record of {record.location!r}")
 
@@ -57,14 +59,22 @@ def assert_result(history: Sequence[Record], location: str, value: object) -> No
 def assert_failure(history: Sequence[Record], location: str, error: type[BaseException] | str) -> None:
     """Assert that an operation has failed with an error of this class, or of a class of this name."""
     record = _end_of(history, location)
-    name = error if isinstance(error, str) else error.__name__
+    name = error if isinstance(error, str) else getattr(error, "__name__", brief(error))
     found = Failure.read(record.payload).type.rpartition(".")[2] if record.failed else "no error"
     if found != name:
         _fail(history, f"expected {location!r} to fail with {name}, found {found}")
 
 
 def _ended(history: Sequence[Record]) -> list[Record]:
-    return [record for record in history if record.kind in _ENDS]
+    return [record for record in _checked(history) if record.kind in _ENDS]
+
+
+def _checked(history: Sequence[Record]) -> tuple[Record, ...]:
+    records = check_list("history", history, "await run.history()")
+    for record in records:
+        if not isinstance(record, Record):
+            raise UsageError(f"{brief(record)} is no record; give a history: await run.history()")
+    return records
 
 
 def _end_of(history: Sequence[Record], location: str) -> Record:
