@@ -32,8 +32,11 @@ def key(which: str) -> str:
     return which
 
 
+WEIGHTS = {"fine": 1.0, "good": 2.0, "late": 1.0}
+
+
 def weight(key: str) -> float:
-    return 1.0 if corrected or key != "bad" else {}[key]
+    return 1.0 if corrected else WEIGHTS[key]
 
 
 def zero(key: str) -> float:
