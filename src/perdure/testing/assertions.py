@@ -21,7 +21,7 @@ def assert_operations(history: Sequence[Record], *locations: str) -> None:
     """Assert that exactly these operations have ended, in this order: steps, timers, messages and children."""
     found = [record.location for record in _ended(history)]
     if found != list(locations):
-        _fail(history, f"expected the operations {list(locations)}, found {found}")
+        _fail(history, f"expected the operations {brief(list(locations))}, found {brief(found)}")
 
 
 def assert_order(history: Sequence[Record], *locations: str) -> None:
@@ -29,7 +29,7 @@ def assert_order(history: Sequence[Record], *locations: str) -> None:
     found = iter(record.location for record in _ended(history))
     for location in locations:
         if location not in found:
-            _fail(history, f"expected {location!r} in the order {list(locations)}")
+            _fail(history, f"expected {brief(location)} in the order {brief(list(locations))}")
 
 
 def assert_absent(history: Sequence[Record], *locations: str) -> None:
@@ -44,7 +44,7 @@ def assert_attempts(history: Sequence[Record], location: str, count: int) -> Non
     # The record of a step that succeeded at once has no count.
     found = max(1, _end_of(history, location).attempts)
     if found != count:
-        _fail(history, f"expected {count} attempts at {location!r}, found {found}")
+        _fail(history, f"expected {brief(count)} attempts at {brief(location)}, found {brief(found)}")
 
 
 def assert_result(history: Sequence[Record], location: str, value: object) -> None:
@@ -53,7 +53,7 @@ def assert_result(history: Sequence[Record], location: str, value: object) -> No
     expected, found = msgspec.to_builtins(value), _value(record)
     if record.failed or found != expected:
         how = "failed with" if record.failed else "has the result"
-        _fail(history, f"expected {location!r} to have the result {brief(expected)}; it {how} {brief(found)}")
+        _fail(history, f"expected {brief(location)} to have the result {brief(expected)}; it {how} {brief(found)}")
 
 
 def assert_failure(history: Sequence[Record], location: str, error: type[BaseException] | str) -> None:
@@ -62,7 +62,7 @@ def assert_failure(history: Sequence[Record], location: str, error: type[BaseExc
     name = error if isinstance(error, str) else getattr(error, "__name__", brief(error))
     found = Failure.read(record.payload).type.rpartition(".")[2] if record.failed else "no error"
     if found != name:
-        _fail(history, f"expected {location!r} to fail with {name}, found {found}")
+        _fail(history, f"expected {brief(location)} to fail with {name}, found {found}")
 
 
 def _ended(history: Sequence[Record]) -> list[Record]:
@@ -80,7 +80,7 @@ def _checked(history: Sequence[Record]) -> tuple[Record, ...]:
 def _end_of(history: Sequence[Record], location: str) -> Record:
     found = next((record for record in _ended(history) if record.location == location), None)
     if found is None:
-        _fail(history, f"expected a record of {location!r}")
+        _fail(history, f"expected a record of {brief(location)}")
     return found
 
 
