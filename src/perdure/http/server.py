@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import signal
-import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
@@ -75,10 +74,11 @@ class SignalledServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Stop at a signal; a second SIGINT stops at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
+        except ValueError:
+            # Only the main thread gets signals.
+            before = {}
         try:
             yield
         finally:
