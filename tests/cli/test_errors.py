@@ -177,3 +177,12 @@ def test_an_encoding_that_lacks_a_character_is_no_error(perdure: Perdure) -> Non
 def test_help_of_the_group_needs_neither_rich_nor_a_database() -> None:
     code = "import sys, perdure.cli.app as a; a.run(['--help']); sys.exit('rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("target", ["...:engine", ".shop:engine"])
+def test_a_target_without_a_module_is_refused(perdure: Perdure, target: str) -> None:
+    answer = perdure("check", target)
+    assert (answer.code, answer.err) == (
+        1,
+        f"perdure: {target!r} names no engine; give its module and its name, such as shop:engine\n",
+    )

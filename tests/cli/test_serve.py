@@ -42,11 +42,31 @@ def test_it_serves_a_database_and_stops_at_a_signal(perdure: Perdure, tmp_path: 
         assert client.get(f"{root}/livez").status_code == 200
         assert client.get(f"{root}/readyz").status_code == 503
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=60)
+        assert (process.wait(timeout=60), process.communicate()) == (0, ("", ""))
     [run] = perdure("runs", "list", URL, "--json").json["runs"]
     assert run["id"] == "a"
     [event] = perdure("audit", "list", URL, "--run", "a", "--json").json["events"]
     assert event["actor"] == "token:ci"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_open_streams_and_the_process_without_an_error(
+    perdure: Perdure, tmp_path: Path, number: signal.Signals
+) -> None:
+    perdure("migrate", URL)
+    perdure("start", URL, "checkout", "--id", "a")
+    with (
+        serving(tmp_path, URL, "--anonymous", "viewer") as (process, url),
+        httpx.Client(transport=httpx.HTTPTransport(retries=20, verify=False), trust_env=False, timeout=60) as client,
+        client.stream("GET", f"{url}/live") as live,
+        client.stream("GET", f"{url}/runs/a/streams/numbers/live") as items,
+    ):
+        assert (live.status_code, items.status_code) == (200, 200)
+        process.send_signal(number)
+        # The streams end, and are not cut off: their bodies are complete.
+        assert "event: end" not in items.read().decode()
+        live.read()
+        assert (process.wait(timeout=60), process.communicate()) == (0, ("", ""))
 
 
 def test_an_engine_checks_arguments_by_its_code(perdure: Perdure, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from perdure.core.ids import check_id, check_name, child_id, short_key, uuid7
+from perdure.core.ids import check_id, check_name, child_id, short_key, uuid7, uuid8
 from perdure.errors import InvalidId, InvalidName
 
 NOW = 1_700_000_000_123_456
@@ -181,3 +181,10 @@ def test_a_key_is_readable_while_there_is_room_and_a_digest_when_not() -> None:
     found = {short_key(f"{'r' * 255}:{'n' * 200}/step#{number}") for number in range(1000)}
     assert len(found) == 1000
     assert max(map(len, found)) < 100
+
+
+@given(st.binary(max_size=40))
+def test_a_uuid8_is_one_by_the_book_and_follows_from_its_source(source: bytes) -> None:
+    made = uuid.UUID(uuid8(source))
+    assert (str(made), made.version, made.variant) == (uuid8(source), 8, uuid.RFC_4122)
+    assert uuid8(source) != uuid8(source + b"x")

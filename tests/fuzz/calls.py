@@ -152,7 +152,7 @@ def arguments_for(function: Callable[..., Any], draw: Draw) -> dict[str, Any]:
 
 
 def _options(function: Callable[..., Any], name: str) -> list[str]:
-    hints = typing.get_type_hints(function)
+    hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
     (declared,) = typing.get_args(hints[name]) or (None,)
     return [] if declared is None else list(declared.__annotations__)
 
@@ -401,10 +401,22 @@ async def prepare(engine: Engine) -> None:
 
 
 def namespaces(engine: object) -> list[object]:
-    """Namespaces of an engine: all of its properties."""
-    return [
-        getattr(engine, name) for name, _ in inspect.getmembers(type(engine), lambda one: isinstance(one, property))
-    ]
+    """Namespaces of an engine: all of its properties, and theirs."""
+    found = _properties(engine)
+    return found + [one for part in found for one in _properties(part) if type(one).__module__.startswith(_CLIENT)]
+
+
+#: Package of the namespaces; other properties are values.
+_CLIENT = "perdure.client."
+
+
+def _properties(target: object) -> list[object]:
+    found: list[object] = []
+    for name, _ in inspect.getmembers(type(target), lambda one: isinstance(one, property)):
+        # Some are not possible over HTTP.
+        with contextlib.suppress(PerdureError):
+            found.append(getattr(target, name))
+    return found
 
 
 async def targets(engine: Engine) -> list[tuple[str, Callable[..., Any]]]:

@@ -208,7 +208,7 @@ def _finishing(method: Callable[..., Any], given: dict[str, Any]) -> Callable[[]
 
 
 #: Commands that go on until they are stopped, write into the working directory, or take long on purpose.
-_LASTING = {"dev", "demo", "worker", "serve", "init", "stress", "completion", "wait", "lint"}
+_LASTING = {"dev", "demo", "worker", "serve", "init", "stress", "completion", "wait", "lint", "mcp"}
 _LASTING |= {"runs stream", "runs execute", "runs bulk", "sql"}
 _LASTING_OPTIONS = {"--watch", "--follow", "--wait", "--debug", "--timeout", "--token-file", "--database-timeout"}
 

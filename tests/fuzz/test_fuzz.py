@@ -18,6 +18,7 @@ from perdure.workflow.discover import Definable
 from tests.fuzz.calls import PURE, Found, fuzz_context, fuzz_engine, fuzz_pure, prepare, targets
 from tests.fuzz.hostile import act, anything, failing, flow
 from tests.fuzz.outer import fuzz_blocking, fuzz_commands, fuzz_http, fuzz_remote
+from tests.fuzz.parts import PARTS, fuzz_parts
 from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
 from tests.stage import Stage, set_up
@@ -26,6 +27,7 @@ PROVE = bool(os.environ.get("PERDURE_PROVE"))
 
 #: Calls of one test, in the long form and usually.
 PURE_CALLS = 20_000 if PROVE else 40 * len(PURE)
+PARTS_CALLS = 10_000 if PROVE else 20 * len(PARTS)
 CONTEXT_CALLS = 10_000 if PROVE else 500
 ENGINE_CALLS = 14_500 if PROVE else 800
 SERVER_CALLS = 1_000 if PROVE else 150
@@ -54,6 +56,12 @@ def assert_clean(found: Found, calls: int) -> None:
 @pytest.mark.parametrize("seed", seeds(6))
 def test_values_and_decorators_refuse_what_they_cannot_use(seed: int) -> None:
     assert_clean(fuzz_pure(seed, PURE_CALLS), PURE_CALLS)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", seeds(2))
+def test_the_parts_beside_the_engine_refuse_what_they_cannot_use(seed: int) -> None:
+    assert_clean(fuzz_parts(seed, PARTS_CALLS), PARTS_CALLS)
 
 
 @pytest.mark.timeout(3600)

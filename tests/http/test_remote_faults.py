@@ -288,6 +288,40 @@ async def test_the_repetition_of_a_request_gets_the_answer_of_the_first(local: S
         assert await give(order, "twice") != first
 
 
+#: Requests that create runs whose ids they do not name, with the answer's member that names them.
+CREATING: dict[str, tuple[str, dict[str, Any], str]] = {
+    "start": ("/runs", {"type": "http.sleeper.v1"}, "id"),
+    "start later": ("/runs", {"type": "http.sleeper.v1", "at": "1h"}, "id"),
+    "start a singleton": ("/runs", {"type": "http.sleeper.v1", "singleton": {"key": "k", "policy": "queue"}}, "id"),
+    "start with a debounce": ("/runs", {"type": "http.sleeper.v1", "debounce": {"delay": "1h", "key": "k"}}, "id"),
+    "start many": ("/runs/batch", {"type": "http.sleeper.v1", "inputs": [{}, {}, {}]}, "ids"),
+    "fork": ("/runs/d/fork", {}, "id"),
+    "act on many": ("/bulk", {"action": "cancel", "ids": ["d"]}, "id"),
+    "trigger": ("/schedules/x/trigger", {}, "id"),
+    "publish": ("/outbox", {"type": "order.paid", "data": 1}, "id"),
+}
+
+
+@pytest.mark.parametrize("name", CREATING)
+async def test_the_repetition_of_a_request_creates_no_second_run(site: Served, name: str) -> None:
+    await until(await site.engine.start(mail("unknown"), id="d"), Status.FAILED)
+    await site.engine.schedules.create("x", sleeper(), Every("1h"))
+    path, body, member = CREATING[name]
+
+    async def created(request_id: str) -> Any:
+        answer = await site.operator.call("POST", path, body, headers={"Request-Id": request_id})
+        assert answer.is_success, answer.text
+        return answer.json()[member]
+
+    first = await created("once")
+    count = (await site.engine.runs.count()).count
+    assert await created("once") == first
+    assert (await site.engine.runs.count()).count == count
+    if name != "start with a debounce":
+        assert await created("twice") != first
+        assert (await site.engine.runs.count()).count > count
+
+
 async def test_an_order_to_drain_is_known_again_after_the_worker_has_stopped(local: Served) -> None:
     [worker] = await local.engine.workers.list()
     path, headers = f"/workers/{worker.id}/drain", {"Request-Id": "once"}

@@ -23,7 +23,7 @@ from tests.servers.private import free_port
 
 @asynccontextmanager
 async def served(folder: Path, *arguments: str) -> AsyncIterator[str]:
-    """A server process; yields its address once it answers."""
+    """A server process; yields its address once it answers, and ends it by a signal in the end."""
     address = f"http://127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "perdure.cli", *arguments, "--bind", address.removeprefix("http://")]
     process = await asyncio.create_subprocess_exec(*command, cwd=folder, stdout=subprocess.DEVNULL)
@@ -38,9 +38,12 @@ async def served(folder: Path, *arguments: str) -> AsyncIterator[str]:
 
             await eventually(answers)
         yield address
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), 60) == 0
     finally:
-        process.kill()
-        await process.wait()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 @asynccontextmanager

@@ -138,3 +138,13 @@ def test_results_of_any_shape_stay_within_their_bound(longest: int) -> None:
         text = result_text(content.encode(), longest)
         assert len(text) <= longest
         assert text.startswith('{"notice":')
+
+
+@pytest.mark.parametrize(("name", "closing"), [("input", "<&-"), ("output", ">&-")])
+def test_a_closed_standard_stream_is_named(tmp_path: Path, name: str, closing: str) -> None:
+    command = f"{sys.executable} -m perdure.cli mcp sqlite:///new.db {closing}"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr.splitlines()[-1:]) == (
+        1,
+        [f"perdure: perdure mcp talks on the standard streams, and the standard {name} is closed"],
+    )

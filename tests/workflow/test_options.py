@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from perdure import Context, Cron, Engine, Fair, Retry, UsageError, Watermark, activity, step, workflow
-from perdure.client.runs.start import StartOptions, new_run
+from perdure.client.runs.start import RunMaker, StartOptions
 from perdure.errors import BadArguments, DecodeError, InvalidDuration
 from perdure.host import Host
 from perdure.machine import StateMachine
@@ -43,7 +43,7 @@ def stumble() -> int:
 
 
 def start(**options: Any) -> object:
-    return new_run(plain(), "{}", cast("StartOptions", options), Host(), 0)
+    return RunMaker(cast("StartOptions", options), Host(), 0).make(plain(), "{}")
 
 
 REFUSED: list[tuple[Callable[[], object], str]] = [

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -78,6 +79,10 @@ async def _on_streams(
 
     from perdure.mcp import make_server
 
+    for name, stream in (("input", sys.stdin), ("output", sys.stdout)):
+        # Python has no object for a stream that is closed when it starts.
+        if cast("object", stream) is None:
+            raise UsageError(f"perdure mcp talks on the standard streams, and the standard {name} is closed")
     async with engine_at(target) as engine:
         server = make_server(engine, allow_steering=allow_steering, redaction=redaction, actor=actor, longest=longest)
         async with stdio_server() as (read, write):

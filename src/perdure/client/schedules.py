@@ -17,7 +17,7 @@ from msgspec import structs
 
 from perdure.client.handle import Handle, get_handle
 from perdure.client.runs.namespace import Runs
-from perdure.client.runs.start import StartOptions, new_run
+from perdure.client.runs.start import StartOptions
 from perdure.client.session import Session
 from perdure.core.audit import Event, EventFilter
 from perdure.core.ids import check_name
@@ -366,7 +366,7 @@ class Schedules:
                 "queue": options.get("queue", one.queue),
                 "priority": options.get("priority", one.priority),
             }
-            new = new_run(Call(one.type, ()), "", place, self._session.system, now)
+            new = self._session.run_maker(place).make(Call(one.type, ()), "")
             changed = structs.replace(changed, queue=new.queue, priority=new.priority)
         return _due(_with_window(changed, timing, options, now), now)
 

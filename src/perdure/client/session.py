@@ -342,10 +342,15 @@ class Session:
         carried = request_headers.get() if self._tracer is None else self._tracer.outgoing() or request_headers.get()
         if carried:
             options = {**options, "headers": {**carried, **check_headers(options.get("headers"))}}
-        maker = RunMaker(options, self.system, self.store.clock(), len(known))
+        maker = self.run_maker(options, len(known))
         if ids is None:
             return list(map(maker.make, known, inputs))
         return list(map(maker.make, known, inputs, ids))
+
+    def run_maker(self, options: StartOptions, count: int = 1) -> RunMaker:
+        """Make a maker of the rows of up to `count` runs."""
+        repeatable = isinstance(self.system, SeededSystem)
+        return RunMaker(options, self.system, self.store.clock(), count, repeatable=repeatable)
 
     def _known(self, call: object, where: str) -> Call[Any]:
         if not isinstance(call, Call):

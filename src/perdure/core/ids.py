@@ -35,6 +35,14 @@ def uuid7(now_us: int, entropy: bytes) -> str:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
+def uuid8(source: bytes) -> str:
+    """Make a UUID, version 8 (RFC 9562), that follows from the source alone."""
+    number = int.from_bytes(hashlib.sha256(source).digest()[:16], "big")
+    number = number & ~(0xF << 76) | 8 << 76
+    text = f"{number & ~(3 << 62) | 2 << 62:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
 def check_id(value: object, what: str = "run id") -> str:
     """Check an id and return it. Raises `InvalidId`, which names the broken rule."""
     return _check(value, what, ID_BYTES, InvalidId)

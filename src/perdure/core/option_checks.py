@@ -94,6 +94,20 @@ def check_whole(name: str, value: object, least: int, *, error: type[UsageError]
     raise error(f"{name}={brief(value)}: give a whole number from {least}")
 
 
+def check_positive(name: str, value: object) -> float:
+    """Check a number above 0, such as a rate. Raises `UsageError`."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1e12:
+        return float(value)
+    raise UsageError(f"{name}={brief(value)}: give a number above 0")
+
+
+def check_mapping(name: str, value: object, example: str) -> dict[Any, Any]:
+    """Check a mapping and return it as a dict. Raises `UsageError`."""
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{name}={brief(value)}: give a dict, such as {example}")
+    return dict(value)
+
+
 def check_list(name: str, value: object, example: str) -> tuple[Any, ...]:
     """Check a list, or another iterable that is no text, and return its items. Raises `UsageError`."""
     if isinstance(value, str | bytes | Mapping | type) or not isinstance(value, Iterable):

@@ -14,6 +14,8 @@ from perdure.errors import UsageError
 
 #: Stands in place of a redacted value or text.
 REDACTED = "[redacted]"
+#: Characters of a pattern, at most.
+_LONGEST_PATTERN = 1000
 
 
 class Redaction:
@@ -28,9 +30,9 @@ class Redaction:
         self, *, payloads: Role | str = Role.VIEWER, keys: Iterable[str] = (), texts: Iterable[str] = ()
     ) -> None:
         self.payloads = Role.of(payloads)
-        globs = [check_text("keys", one) for one in check_list("keys", keys, "['password']")]
+        globs = [_checked("keys", one) for one in check_list("keys", keys, "['password']")]
         self._keys = re.compile("|".join(map(translate, globs)), re.IGNORECASE) if globs else None
-        self._texts = [_compiled(check_text("texts", one)) for one in check_list("texts", texts, "['sk-[a-z0-9]+']")]
+        self._texts = [_compiled(_checked("texts", one)) for one in check_list("texts", texts, "['sk-[a-z0-9]+']")]
 
     @property
     def changes_values(self) -> bool:
@@ -60,8 +62,15 @@ class Redaction:
         return self._keys is not None and self._keys.match(key) is not None
 
 
+def _checked(name: str, pattern: object) -> str:
+    text = check_text(name, pattern)
+    if len(text) > _LONGEST_PATTERN:
+        raise UsageError(f"{name}: {brief(text)} has more than {_LONGEST_PATTERN:,} characters; write several")
+    return text
+
+
 def _compiled(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise UsageError(f"texts has {brief(pattern)}, which is not a regular expression: {error}") from None

@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from perdure.client.engine import Engine
 from perdure.core.access import Role
-from perdure.core.option_checks import check_text
+from perdure.core.option_checks import check_mapping, check_text
 from perdure.dashboard import actions, backfill_page, deploy_page, events_page, pages
 from perdure.dashboard.charts import RANGES, Charts
 from perdure.dashboard.diff_page import choose_diff, show_diff
@@ -199,11 +199,12 @@ class Dashboard:
     """
 
     def __init__(self, *, name: str = "", neighbours: Mapping[str, str] | None = None, login: str = "") -> None:
-        for label, address in (neighbours or {}).items():
+        others = check_mapping("neighbours", {} if neighbours is None else neighbours, '{"billing": "/billing/"}')
+        for label, address in others.items():
             if not isinstance(address, str) or not address.startswith(("/", "http://", "https://")):
                 raise UsageError(f"the address of {label!r} is {address!r}; give one such as /billing/ or https://...")
-        self._name = name
-        self._neighbours = dict(neighbours or {})
+        self._name = check_text("name", name)
+        self._neighbours: dict[str, str] = others
         self._login = check_text("login", login)
         # Now, because the first request of each page would otherwise block the event loop.
         for name in environment().list_templates():

@@ -125,17 +125,22 @@ def event_text(event: ServerEvent | None) -> bytes:
 
 
 async def with_signs_of_life(
-    system: System, events: AsyncIterator[ServerEvent | None], interval: float
+    system: System,
+    events: AsyncIterator[ServerEvent | None],
+    interval: float,
+    end: asyncio.Future[None] | None = None,
 ) -> AsyncGenerator[ServerEvent | None]:
-    """Yield events as they come, and None after each interval (in seconds) without one."""
+    """Yield events as they come until `end` is done, and None after each interval (in seconds) without one."""
     pending: asyncio.Task[ServerEvent | None] | None = None
     try:
-        while True:
+        while end is None or not end.done():
             if pending is None:
                 pending = system.spawn(_next(events), "perdure event")
-            done, _ = await asyncio.wait({pending}, timeout=interval)
-            if not done:
-                yield None
+            either: set[asyncio.Future[Any]] = {pending} if end is None else {pending, end}
+            done, _ = await asyncio.wait(either, timeout=interval, return_when=asyncio.FIRST_COMPLETED)
+            if pending not in done:
+                if not done:
+                    yield None
                 continue
             try:
                 event = pending.result()

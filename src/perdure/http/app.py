@@ -24,10 +24,10 @@ from perdure.client.workers import EngineWorker
 from perdure.core.access import Role
 from perdure.core.codec.decoders import convert_to, decoder_for
 from perdure.core.ids import check_id, check_name
-from perdure.core.option_checks import check_whole
+from perdure.core.option_checks import check_duration, check_flag, check_mapping, check_positive, check_whole
 from perdure.core.printed_text import brief
 from perdure.core.redaction import Redaction
-from perdure.core.time.duration import Duration, seconds
+from perdure.core.time.duration import Duration
 from perdure.core.tracing import carried_headers, request_headers
 from perdure.errors import PerdureError, UsageError
 from perdure.http.access import LOOPBACK_HOSTS, Access, Authenticator, Principal, check_csrf, without_port
@@ -136,19 +136,22 @@ class HttpApp:
         self._redaction = Redaction() if redaction is None else redaction
         self._max_body = check_whole("max_body", max_body, 1)
         system = session_of(engine).system
-        self._rate = RateLimit(system, rate, burst)
+        self._rate = RateLimit(system, check_positive("rate", rate), check_whole("burst", burst, 1))
         self._orders = RecentOrders(system)
-        self._streams = StreamLimit(streams, 25 * streams)
-        self._needs_workers = needs_workers
+        self._streams = StreamLimit(check_whole("streams", streams, 1), 25 * streams)
+        #: Done when the server stops: ends of the streams that are open.
+        self._ends: set[asyncio.Future[None]] = set()
+        self._stops = False
+        self._needs_workers = check_flag("needs_workers", needs_workers)
         self._router = Router()
         self._pages = pages
         self._authenticator = Authenticator(engine, self.access)
-        self._hub = Hub(engine, live_rate)
+        self._hub = Hub(engine, check_positive("live_rate", live_rate))
         self._bulk_worker: EngineWorker | None = None
         #: The check of a probe, while one is under way.
         self._check: asyncio.Task[HealthView] | None = None
         self._documents: dict[str, bytes] = {}
-        self._longest_wait = seconds(longest_wait)
+        self._longest_wait = check_duration("longest_wait", longest_wait)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -161,6 +164,13 @@ class HttpApp:
             await response(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1003})
+
+    def end_streams(self) -> None:
+        """End the streams that are open and those that begin from now on, because the server stops."""
+        self._stops = True
+        for end in self._ends:
+            if not end.done():
+                end.set_result(None)
 
     async def close(self) -> None:
         """Stop live updates, and the worker that acts on many runs. The engine stays open."""
@@ -352,7 +362,11 @@ class HttpApp:
         """Events, with a sign of life now and then; ends when the caller's credentials do, or with an error."""
         system = session_of(api.engine).system
         checked = system.monotonic()
-        async with aclosing(with_signs_of_life(system, events, KEEP_ALIVE)) as kept:
+        end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._stops:
+            end.set_result(None)
+        self._ends.add(end)
+        async with aclosing(with_signs_of_life(system, events, KEEP_ALIVE, end)) as kept:
             try:
                 async for event in kept:
                     if system.monotonic() - checked >= KEEP_ALIVE:
@@ -362,6 +376,8 @@ class HttpApp:
                     yield event
             except Exception as error:
                 yield ServerEvent(_shown_problem(error, api.shown), event="problem")
+            finally:
+                self._ends.discard(end)
 
     async def _is_still_known(self, request: HTTPConnection) -> bool:
         try:
@@ -404,12 +420,13 @@ class SideBySide:
     """
 
     def __init__(self, apps: Mapping[str, HttpApp]) -> None:
+        apps = check_mapping("apps", apps, "{'orders': HttpApp(orders), 'billing': HttpApp(billing)}")
         for name in apps:
             if "/" in check_name(name, "name of an engine"):
                 raise UsageError(f"{brief(name)} would be two parts of a path; give the engine a name without '/'")
         if not apps:
             raise UsageError("name at least one engine")
-        self._apps = dict(apps)
+        self._apps: dict[str, HttpApp] = apps
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -427,6 +444,11 @@ class SideBySide:
             await app({**scope, "root_path": f"{root}/{name}", "perdure.mount": f"/{name}"}, receive, send)
         elif scope["type"] == "http":
             await self._elsewhere(root, path, name)(scope, receive, send)
+
+    def end_streams(self) -> None:
+        """End the streams of all engines, because the server stops."""
+        for app in self._apps.values():
+            app.end_streams()
 
     def _elsewhere(self, root: str, path: str, name: str) -> Response:
         if path in ("", "/") or name in self._apps:

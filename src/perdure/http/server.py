@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import signal
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 
@@ -57,9 +61,44 @@ async def check_bind(engine: Engine, access: Access, host: str) -> None:
         )
 
 
-def make_server(app: HttpApp | SideBySide, host: str, port: int, root_path: str = "") -> uvicorn.Server:
+class SignalledServer(uvicorn.Server):
+    """A server that SIGTERM and SIGINT stop in order: streams end, requests get time, and `serve` returns.
+
+    A server of uvicorn sends itself the signal once more, which would end the process before its engine is closed.
+    """
+
+    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_stop = on_stop
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Stop at a signal; a second SIGINT stops at once."""
+        try:
+            before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
+        except ValueError:
+            # Only the main thread gets signals.
+            before = {}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        """End streams, wait for requests, and close."""
+        self._on_stop()
+        await super().shutdown(sockets)
+
+
+def make_server(app: HttpApp | SideBySide, host: str, port: int, root_path: str = "") -> SignalledServer:
     """Make a server that has not been started."""
-    config = uvicorn.Config(
+    return SignalledServer(server_config(app, host, port, root_path), app.end_streams)
+
+
+def server_config(app: Any, host: str, port: int, root_path: str = "") -> uvicorn.Config:
+    """Make the configuration of a server, for any ASGI application."""
+    return uvicorn.Config(
         app,
         host=host,
         port=port,
@@ -73,4 +112,3 @@ def make_server(app: HttpApp | SideBySide, host: str, port: int, root_path: str 
         log_level="warning",
         timeout_graceful_shutdown=GRACE,
     )
-    return uvicorn.Server(config)

@@ -20,7 +20,6 @@ from perdure.client.handle import Handle
 from perdure.client.session import session_of
 from perdure.core.codec.plain_json import plain_json
 from perdure.core.model.outputs import check_stream
-from perdure.core.option_checks import check_instance
 from perdure.core.printed_text import brief, harmless
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import PerdureError, RunCancelled, RunFailed, UsageError
@@ -73,8 +72,9 @@ def add_workflow(
     ends within `wait`, and the run's id if not; the run goes on, also if the client leaves. Items of the run's stream
     `stream` are reported as progress. A failed run is an error of the tool.
     """
-    check_instance("server", server, MCPServer, "an MCPServer of the library mcp")
-    check_instance("workflow", workflow, Workflow, "the workflow `checkout`")
+    for what, given, kind in (("server", server, MCPServer), ("workflow", workflow, Workflow)):
+        if not isinstance(given, kind):
+            raise UsageError(f"{what}={brief(given)}: give an MCPServer of the library mcp, and a workflow")
     if stream is not None:
         check_stream(stream, None)
     tool = _DurableTool(engine, workflow, key, seconds(wait), stream)

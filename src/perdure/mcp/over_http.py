@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-import uvicorn
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,6 +17,7 @@ from perdure.core.redaction import Redaction
 from perdure.errors import UsageError
 from perdure.http.access import Access
 from perdure.http.app import HttpApp
+from perdure.http.server import SignalledServer, server_config
 from perdure.mcp.gateways import Answer, Caller, LocalGateway
 from perdure.mcp.server import LONGEST_WAIT, OperatorServer, wrap_server
 
@@ -60,18 +60,6 @@ class McpApp:
         await self._handlers.gateway.close()
 
 
-def make_http_server(app: McpApp, host: str, port: int) -> uvicorn.Server:
-    """Make a server that has not been started."""
-    config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        lifespan="on",
-        ws="none",
-        proxy_headers=False,
-        server_header=False,
-        access_log=False,
-        log_level="warning",
-        timeout_graceful_shutdown=5,
-    )
-    return uvicorn.Server(config)
+def make_http_server(app: McpApp, host: str, port: int) -> SignalledServer:
+    """Make a server that has not been started. It has no streams that would have to end."""
+    return SignalledServer(server_config(app, host, port), lambda: None)

@@ -140,6 +140,7 @@ class GitHub(WebhookSource):
 
     def verify(self, body: bytes, headers: Mapping[str, str], now: float) -> None:
         """Check the signature. Raises `InvalidSignature`."""
+        self.check_headers(headers)
         method, _, given = headers[self.signature_header].partition("=")
         _check_digest(self._secrets, body, [given] if method == "sha256" else [], self.signature_header)
 
@@ -165,6 +166,7 @@ class Stripe(WebhookSource):
 
     def verify(self, body: bytes, headers: Mapping[str, str], now: float) -> None:
         """Check the signature. Raises `InvalidSignature`."""
+        self.check_headers(headers)
         pairs = [part.strip().partition("=") for part in headers[self.signature_header].split(",")]
         times = [value for name, _, value in pairs if name == "t"]
         if len(times) != 1 or not _TIME.fullmatch(times[0]):

@@ -30,7 +30,7 @@ from perdure.client.session import Session, session_of
 from perdure.core.middleware import Layers
 from perdure.core.model.claim import LoadedRun
 from perdure.core.model.run import Run, RunFilter, Status
-from perdure.core.option_checks import check_flag
+from perdure.core.option_checks import check_datetime, check_flag, check_instance
 from perdure.core.time.duration import NEVER, Duration, microseconds, seconds
 from perdure.errors import Diverged, NotInWorkflow, PerdureError, UsageError
 from perdure.replay.execution import Execution
@@ -104,7 +104,8 @@ class Environment:
         the wait for a result moves the clock to the next timer of a run whenever nothing else can happen. `outbox`: as
         for `Engine`.
         """
-        if start_time.tzinfo is None:
+        check_instance("seed", seed, int, "seed=7")
+        if check_datetime("start_time", start_time).tzinfo is None:
             raise UsageError("start_time needs a time zone, such as datetime.UTC")
         self._clock = VirtualClock(start_time, seed)
         self._store = open_store("sqlite://", self._clock, inline=True)

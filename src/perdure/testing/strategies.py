@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from perdure.core.codec.codec import Codec
+from perdure.core.option_checks import check_list, check_mapping
 from perdure.core.printed_text import brief
 from perdure.errors import EncodeError, UsageError
 from perdure.workflow.channels import Channel
@@ -29,9 +30,12 @@ def messages(
     The values of a channel fit its type and can be stored. `values` has strategies by name, for messages without a
     channel or with other values than any that fit.
     """
+    for channel in channels:
+        if not isinstance(channel, Channel):
+            raise UsageError(f"messages({brief(channel)}): give channels, such as Channel('approval', str)")
     by_name = {
         channel.name: st.from_type(channel.type).filter(partial(_is_storable, channel.type)) for channel in channels
-    } | dict(values or {})
+    } | check_mapping("values", {} if values is None else values, "{'approval': st.booleans()}")
     if not by_name:
         raise UsageError("messages(): give channels, or values by name: messages(values={'approval': st.booleans()})")
     one = st.one_of([st.tuples(st.just(name), value) for name, value in by_name.items()])
@@ -52,7 +56,7 @@ class FailurePlan:
 
     def __init__(self, errors: Iterable[Exception]) -> None:
         #: Errors, in order.
-        self.errors = tuple(errors)
+        self.errors: tuple[Exception, ...] = check_list("errors", errors, "[ConnectionError('away')]")
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Make a function that raises the errors, one for each call, and then calls `function`; for `env.replace`."""
@@ -83,5 +87,6 @@ def failures_of(
     *steps: Callable[..., Any], errors: tuple[type[Exception], ...] = (), max_size: int = 2
 ) -> st.SearchStrategy[dict[Callable[..., Any], Callable[..., Any]]]:
     """Replacements of steps that fail before they succeed, by step, for `env.replace`."""
+    errors = check_list("errors", errors, "(ConnectionError,)")
     plans = st.tuples(*(failures(*errors, max_size=max_size) for _ in steps))
     return plans.map(lambda drawn: {step: plan.around(step) for step, plan in zip(steps, drawn, strict=True)})

@@ -19,6 +19,7 @@ from perdure.cli.console.params import DATABASE_TIMEOUT, TOKEN_ENVIRONMENT, TOKE
 from perdure.client.engine import Engine
 from perdure.client.remote.transport import is_server
 from perdure.client.session import session_of
+from perdure.core.printed_text import brief
 from perdure.errors import StoreUnavailable, UsageError
 from perdure.store.url import SqliteUrl, parse
 
@@ -90,6 +91,8 @@ def check_exists(url: str) -> None:
 def load_engine(target: str) -> Engine:
     """Import the engine of a user's module. Raises `UsageError`."""
     module_name, _, path = target.partition(":")
+    if not module_name or module_name.startswith("."):
+        raise UsageError(f"{brief(target)} names no engine; give its module and its name, such as shop:engine")
     module = _import(module_name)
     try:
         engine = attrgetter(path)(module)

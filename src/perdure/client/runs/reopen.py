@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from perdure.client.deploy import aside
 from perdure.client.runs.inspect import explain
-from perdure.client.runs.start import Moment, StartOptions, new_run
+from perdure.client.runs.start import Moment, StartOptions
 from perdure.client.session import Session
 from perdure.core.ids import check_name
 from perdure.core.model.attributes import make_attributes
@@ -181,7 +181,7 @@ async def fork(session: Session, run_id: str, **wanted: Unpack[ForkOptions]) -> 
     options["deadline"] = wanted.get("deadline")
     encoded = _input(session, source, wanted.get("input"))
     call: Call[Any] = Call(source.type, (), session.workflows.get(source.type), RunSettings.from_json(source.options))
-    new = new_run(call, encoded, options, session.system, store.clock())
+    new = session.run_maker(options).make(call, encoded)
     # A fork runs beside its source, so it is no singleton. It is pinned as the source is, whose records it has.
     queue = source.queue if past else base_queue(source.queue)
     new = replace(new, queue=queue, options=with_stored_singleton(new.options, None))

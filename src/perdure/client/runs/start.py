@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any, TypedDict
 
 from perdure.core.codec.codec import Codec
-from perdure.core.ids import check_id, check_name, uuid7
+from perdure.core.ids import check_id, check_name, uuid7, uuid8
 from perdure.core.model.attributes import AttributeValue, make_attributes
 from perdure.core.model.headers import check_headers, with_headers
 from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, CreatedRun, NewRun, Run, root_generation
@@ -82,10 +82,13 @@ def _single(call: Call[Any], options: StartOptions) -> Call[Any]:
 class RunMaker:
     """Makes the rows of up to `count` runs that are started with the same options, at the database's time `now`.
 
-    The options are checked once. Raises `InvalidId` and the like.
+    The options are checked once. Raises `InvalidId` and the like. With `repeatable`, ids follow from the random bytes
+    alone and not from the time, so that a repetition with the same bytes makes the same ids.
     """
 
-    def __init__(self, options: StartOptions, system: System, now: int, count: int = 1) -> None:
+    def __init__(
+        self, options: StartOptions, system: System, now: int, count: int = 1, *, repeatable: bool = False
+    ) -> None:
         if unknown := options.keys() - StartOptions.__annotations__.keys():
             raise BadArguments(no_option("start", unknown, StartOptions.__annotations__))
         at, deadline = options.get("at"), options.get("deadline")
@@ -103,6 +106,7 @@ class RunMaker:
         self._key = None if key is None else check_id(key, "idempotency key")
         # 16 bytes for each request, 8 for each id.
         self._entropy = system.entropy(24 * count)
+        self._repeatable = repeatable
         self._made = 0
         self._type = ""
 
@@ -118,8 +122,7 @@ class RunMaker:
         made, entropy = self._made, self._entropy
         self._made += 1
         return NewRun(
-            # A microsecond apart, so that runs of one call stay in its order.
-            id=uuid7(self._now + made, entropy[24 * made : 24 * made + 8]) if run_id is None else check_id(run_id),
+            id=self._new_id(made) if run_id is None else check_id(run_id),
             type=self._type,
             input=encoded_input,
             queue=placed.queue or DEFAULT_QUEUE,
@@ -134,10 +137,10 @@ class RunMaker:
             write_id=entropy[24 * made + 8 : 24 * made + 24].hex(),
         )
 
-
-def new_run(call: Call[Any], encoded_input: str, options: StartOptions, system: System, now: int) -> NewRun:
-    """Make the row of a run from a call and options, at the database's time `now`. Raises `InvalidId` and the like."""
-    return RunMaker(options, system, now).make(call, encoded_input)
+    def _new_id(self, made: int) -> str:
+        entropy = self._entropy[24 * made : 24 * made + 24]
+        # A microsecond apart, so that runs of one call stay in its order.
+        return uuid8(entropy) if self._repeatable else uuid7(self._now + made, entropy[:8])
 
 
 class DuplicateCheck:

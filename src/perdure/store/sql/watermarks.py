@@ -11,7 +11,7 @@ from perdure.core.model.run import QueueBacklog
 from perdure.core.pinning import pinned_queue
 from perdure.core.policy.watermark import TRAIL, Watermark
 from perdure.errors import StoreUnavailable, UsageError
-from perdure.store.sql.dialect import Row, Transaction
+from perdure.store.sql.dialect import Params, Row, Transaction
 from perdure.store.sql.rows import to_json, unreadable
 
 _log = logging.getLogger("perdure.store")
@@ -155,23 +155,30 @@ async def depth(tx: Transaction, kind: str, name: str, limit: int) -> int:
 
 
 async def backlog(tx: Transaction, queue: str, limit: int) -> QueueBacklog:
-    """Number of runs that wait on a queue, counted up to `limit`, and the oldest of the ready ones among them."""
+    """Number of runs that wait on a queue, counted up to `limit`, and the oldest of the ready ones among them.
+
+    Pinned runs are in queues of their own, which are not part of it.
+    """
     [(ready, oldest)] = await tx.fetch(_IN_QUEUE, {"queue": queue, "limit": limit})
-    waiting = ready if ready >= limit else ready + await _in_line(tx, "queue", queue, limit - ready)
-    return QueueBacklog(waiting, oldest or 0)
+    if ready < limit:
+        ready += await _in_line_of_queue(tx, _IN_LINE, {"queue": queue}, limit - ready)
+    return QueueBacklog(ready, oldest or 0)
 
 
 async def _in_line(tx: Transaction, kind: str, name: str, limit: int) -> int:
-    if kind == "type":
-        [(count,)] = await tx.fetch(_IN_LINE, {"type": name, "queue": None, "limit": limit})
-        return int(count)
+    if kind == "queue":
+        return await _in_line_of_queue(tx, _IN_LINE_OF_QUEUE, {"queue": name, **_pinned_range(name)}, limit)
+    [(count,)] = await tx.fetch(_IN_LINE, {"type": name, "queue": None, "limit": limit})
+    return int(count)
+
+
+async def _in_line_of_queue(tx: Transaction, query: str, chosen: Params, limit: int) -> int:
     total, type = 0, ""
     while total < limit:
         [(type,)] = await tx.fetch(_NEXT_TYPE, {"after": type})
         if type is None:
             break
-        chosen = {"type": type, "queue": name, **_pinned_range(name), "limit": limit - total}
-        [(count,)] = await tx.fetch(_IN_LINE_OF_QUEUE, chosen)
+        [(count,)] = await tx.fetch(query, {**chosen, "type": type, "limit": limit - total})
         total += count
     return total
 

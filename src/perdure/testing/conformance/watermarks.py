@@ -85,6 +85,20 @@ class Watermarks:
         assert await store.depth("queue", "q", 2) == 2
         await harness.execute("DELETE FROM perdure_lines")
 
+    async def test_pinned_runs_before_a_gate_are_in_the_backlog_of_their_own_queue_alone(
+        self, store: Store, harness: Harness
+    ) -> None:
+        queues = ("q", "q~a", "q~b", "q~b", "other~a")
+        await store.create([a_run(f"r{number}", queue=queue) for number, queue in enumerate(queues)], ACTOR)
+        for number, queue in enumerate(queues):
+            await harness.execute(
+                "INSERT INTO perdure_lines (run_id, location, gate, queue, type, priority, turn, gating, since) "
+                f"VALUES ('r{number}', '', 'g', '{queue}', '{TYPE}', 1, 1, '', 1)"
+            )
+        assert [(await store.backlog(one, 100)).waiting for one in ("q", "q~a", "q~b", "q~c")] == [2, 2, 4, 0]
+        assert await store.depth("queue", "q", 100) == 8
+        await harness.execute("DELETE FROM perdure_lines")
+
     async def test_no_more_is_counted_than_was_asked_for(self, store: Store) -> None:
         await store.create([a_run(f"r{n}", queue=f"q{n % 2}") for n in range(10)], ACTOR)
         assert await store.depth("queue", "q0", 3) == 3

@@ -28,6 +28,7 @@ from perdure.core.system import System
 from perdure.core.time.duration import NEVER
 from perdure.errors import (
     EngineClosed,
+    InvalidId,
     PerdureError,
     StoreCorrupt,
     StoreError,
@@ -501,7 +502,8 @@ class Claimer:
         for claimed in runs:
             run = claimed.run
             if (key_error := self._worker.gatekeeper.key_error(run.id)) is not None:
-                await self._fail(claimed, key_error)
+                self.residents.forget(run.id)
+                await self._refuse(claimed, key_error)
                 continue
             try:
                 check_counters(run)
@@ -595,15 +597,26 @@ class Claimer:
                 self._worker.forget(lease.run_id)
                 await self._block(lease, error)
 
-    async def _fail(self, claimed: ClaimedRun, error: Exception) -> None:
-        """Fail a run that was claimed and may not be executed."""
-        logger.error("run %s (%s) fails: %s", claimed.run.id, claimed.run.type, error)
-        finish = Finish(Status.FAILED, replace(Failure.of(error, Codec()), given_up="fatal").to_json())
-        if TurnOutcome.BUSY in await self._store.commit([Turn(lease=claimed.lease, next=finish)], self._worker.id):
+    async def _refuse(self, claimed: ClaimedRun, error: Exception) -> None:
+        """Fail or block a run that was claimed and may not be executed, because of its limit's key or weight."""
+        run, failure = claimed.run, Failure.of(error, Codec())
+        after: Finish | Block
+        if isinstance(error, InvalidId):
+            logger.error("run %s (%s) fails: %s", run.id, run.type, error)
+            after = Finish(Status.FAILED, replace(failure, given_up="fatal").to_json())
+        else:
+            logger.error(
+                "run %s is blocked: the key or weight of its limit cannot be computed: %s",
+                run.id,
+                error,
+                exc_info=error,
+            )
+            after = Block(Reason.BROKEN, failure.to_json())
+        if TurnOutcome.BUSY in await self._store.commit([Turn(lease=claimed.lease, next=after)], self._worker.id):
             # The run is given back, and is claimed again.
             self._reconcile_at = 0.0
         else:
-            self._worker.gatekeeper.ended(claimed.run.id, finish)
+            self._worker.gatekeeper.ended(run.id, after)
 
     async def _block(self, lease: Lease, error: Exception) -> None:
         """Block a run that was claimed and cannot be executed."""

@@ -39,7 +39,7 @@ from perdure.core.pinning import base_queue
 from perdure.core.policy.retry import Retry
 from perdure.core.system import System
 from perdure.core.time.duration import NEVER
-from perdure.errors import BreakerOpen, InvalidId
+from perdure.errors import BreakerOpen
 from perdure.store.contract import Store
 from perdure.workflow.activity import Activity
 from perdure.workflow.definition import Definition
@@ -93,8 +93,8 @@ class Gatekeeper:
         self._has_steps = False
         #: Claimed runs that have to fail because a breaker is open, and until when it is.
         self._barred_until: dict[str, int] = {}
-        #: Claimed runs that have to fail because their limit's key is invalid.
-        self._key_errors: dict[str, InvalidId] = {}
+        #: Errors of runs whose limit's key or weight is invalid or cannot be computed.
+        self._key_errors: dict[str, Exception] = {}
         self._limited: tuple[str, ...] = ()
         self._lined: set[str] = set()
         #: Types of which single calls have limits of their own.
@@ -225,8 +225,12 @@ class Gatekeeper:
             return None
         return breaker_open_error(breaker, until, f"activity {run.type!r} of run {run.id!r}")
 
-    def key_error(self, run_id: str) -> InvalidId | None:
-        """Error for a claimed run whose limit's key is invalid; None if the run may be executed."""
+    def key_error(self, run_id: str) -> Exception | None:
+        """Error for a claimed run that may not be executed because of its limit's key or weight; None if it may.
+
+        A key that no database can store, `InvalidId`, fails the run. Any other error is one of the user's function, and
+        blocks the run until the function is corrected.
+        """
         return self._key_errors.pop(run_id, None)
 
     async def report(self, worker: str) -> None:
@@ -384,21 +388,14 @@ class Gatekeeper:
         hold = PermitScope.LEASE if isinstance(definition, Activity) else PermitScope.RUN
         given = NO_CALL_LIMITS
         self._key_errors.pop(one.run_id, None)
+        limits, fair = definition.limits, definition.fair
         try:
             given = call_limits_of(one.options)
             arguments = definition.signature.decode(one.input, self._codec, f"input of run {one.run_id!r} ({one.type})")
             spread = definition.signature.spread(arguments)
-            limits, fair = definition.limits, definition.fair
-            return given.required_gates(one.type, limits, fair, spread, hold=hold, also=also, breaker=breaker)
-        except InvalidId as error:
-            # The run passes no limit, is claimed, and fails at once (`key_error`).
-            self._key_errors[one.run_id] = error
-            return RequiredGates(())
         except Exception:
-            # Limits without a key still apply. The error in the input is reported when the run begins.
-            logger.exception(
-                "run %s: its limit's key cannot be told from its input; limits by key do not hold for it", one.run_id
-            )
+            # Limits without a key still apply. The run is blocked when it begins, before its code is called.
+            logger.exception("run %s: its limit's key needs its input, which cannot be read", one.run_id)
             plain = [limit for limit in definition.limits if limit.key is None]
             rest = given.required_gates(one.type, plain, None, ((), {}), hold=hold, also=also, breaker=breaker)
             return (
@@ -406,6 +403,12 @@ class Gatekeeper:
                 if rest.passes
                 else required_gates(one.type, (), None, ((), {}), hold=hold, also=[type_gate(one.type)])
             )
+        try:
+            return given.required_gates(one.type, limits, fair, spread, hold=hold, also=also, breaker=breaker)
+        except Exception as error:
+            # The run passes no limit, is claimed, and is failed or blocked at once (`key_error`).
+            self._key_errors[one.run_id] = error
+            return RequiredGates(())
 
     def _holds_whole(self, run: Run) -> bool:
         """True if a run keeps its permit to its end."""
