@@ -568,6 +568,11 @@ class Worker:
         return self.settings.slots - len(self._held) + min(self.settings.slots, len(self._ending))
 
     @property
+    def claims_failing_for(self) -> float:
+        """Seconds since claims began to fail; 0 while they succeed. A worker that has signed off has not succeeded."""
+        return self._claimer.failing_for
+
+    @property
     def now(self) -> int:
         """Time of the database, in microseconds."""
         return self._store.clock()
