@@ -62,8 +62,8 @@ class Prometheus:
 
     def scraped(self, time: float, instance: str, text: str | None) -> None:
         """Keep a scrape of a target; None: it did not answer."""
-        target = ("instance", instance)
-        found = {("up", frozenset({target})): 0.0 if text is None else 1.0}
+        target: tuple[str, str] = ("instance", instance)
+        found: dict[tuple[str, Labels], float] = {("up", frozenset({target})): 0.0 if text is None else 1.0}
         for family in text_string_to_metric_families(text or ""):
             self.help[family.name] = family.type, family.documentation
             for sample in family.samples:

@@ -6,6 +6,7 @@ An engine without a tracer uses none of this: its attempts are of the usual clas
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import Context
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -100,6 +101,10 @@ class TracedAttempt(Traced):
 
 class StepAttempt(Attempt):
     """An attempt at a step. Without a recorded trace it has no span, and only the context of the run travels."""
+
+    # As in `Attempt`; a type checker would infer less from the assignments here.
+    info: StepInfo | None
+    context: Context | None
 
     def begin(self, due: int) -> None:
         """Call an async function soon that has no options, in the context of its span or of the run."""

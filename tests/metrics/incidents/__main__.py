@@ -23,7 +23,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
-import asyncpg
+import asyncpg  # pyright: ignore[reportMissingTypeStubs] # it has none
 import click
 import yaml
 
