@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,8 @@ from perdure.host import Host
 from perdure.metrics import Metrics
 from perdure.store import Retrying, open_store
 from tests.helpers import eventually
+from tests.metrics.incidents.render import write
+from tests.metrics.promql import Alerts, Prometheus
 from tests.metrics.scrape import Scrape
 
 RUNS = 6
@@ -38,7 +43,7 @@ async def mail(ctx: Context) -> None:
 def causes(now: Scrape) -> set[str]:
     """What the table of the guide makes of a scrape."""
     found: set[str] = set()
-    if now("perdure_loop_errors_total", loop="claimer"):
+    if now("perdure_claims_failing_seconds"):
         found.add("a worker cannot claim")
     commits, seconds = now("perdure_commit_duration_seconds_count"), now("perdure_commit_duration_seconds_sum")
     if commits and (seconds or 0) / commits > 0.5:
@@ -90,6 +95,52 @@ async def test_the_series_name_the_cause_of_an_incident(
         await worker.stop(0)
     assert found is not None
     assert causes(found) == (set() if cause is None else {cause})
+
+
+async def test_a_worker_that_has_signed_off_is_still_told_as_one_that_cannot_claim(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    system = Host()
+    store: Any = open_store("sqlite://", system)
+    monkeypatch.setattr(store, "claim", _failing)
+    async with Engine("sqlite://", [pay], system=system, store=Retrying(store, system)) as engine:
+        metrics = Metrics(engine, keep=0)
+        worker = engine.worker(lease=1.0)
+        await worker.start()
+        await eventually(lambda: "has signed off" in caplog.text)
+        first = Scrape((await metrics.exposition())[0].decode())("perdure_claims_failing_seconds")
+        then = Scrape((await metrics.exposition())[0].decode())("perdure_claims_failing_seconds")
+        await worker.stop(0)
+    assert first is not None
+    assert then is not None
+    assert then >= first >= 1.0
+
+
+def test_what_a_reader_gets_has_the_panels_the_alerts_and_the_traces(tmp_path: Path) -> None:
+    rule = {
+        "alert": "Deep", "expr": "max by (queue) (perdure_queue_depth) > 2", "labels": {"severity": "page"},
+        "annotations": {"summary": "{{ $labels.queue }} is deep", "action": "add workers"},
+    }  # fmt: skip
+    data, alerts = Prometheus(), Alerts([rule])
+    for number in range(9):
+        head = "# HELP perdure_queue_depth Ready runs.\n# TYPE perdure_queue_depth gauge\n"
+        data.scraped(1000 + number * 15, "one", f'{head}perdure_queue_depth{{queue="a"}} {number}\n')
+        alerts.evaluate(data, 1000 + number * 15)
+    span = {
+        "trace_id": "a", "span_id": "b", "parent_id": None, "name": "run x", "instance": "one", "seconds": 1.0,
+        "status": "error", "description": "broken", "attributes": {"perdure.run.id": "r"},
+        "start": datetime.fromtimestamp(1061, UTC).isoformat(),
+    }  # fmt: skip
+    (tmp_path / "spans.jsonl").write_text(json.dumps(span) + "\n")
+    panel = {
+        "type": "timeseries", "title": "Ready runs",
+        "targets": [{"expr": "max by (queue) (perdure_queue_depth)", "legendFormat": "{{queue}}"}],
+    }  # fmt: skip
+    write(tmp_path, data, alerts, [panel], 1000, 1120)
+    assert "  a      4      8" in (tmp_path / "dashboard.txt").read_text()
+    assert "00:45  firing   Deep (page) queue=a\n                 a is deep" in (tmp_path / "alerts.txt").read_text()
+    assert "perdure_queue_depth (gauge): Ready runs." in (tmp_path / "metrics.txt").read_text()
+    assert "01:01.000     1.000s  run x [one] ERROR broken perdure.run.id=r" in (tmp_path / "traces.txt").read_text()
 
 
 async def _failing(*_: object) -> None:

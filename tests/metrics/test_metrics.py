@@ -81,13 +81,14 @@ async def test_readings_of_the_database_are_right_on_every_database(stage: Stage
     for number in range(3):
         await engine.start(order(str(number)), queue="later")
     await engine.breakers.open("bank", "a test")
-    await engine.limits.set("tenant", concurrency=7)
+    await engine.limits.set("tenant", concurrency=7, rate="5/2s")
     text, _ = await metrics.exposition()
     found = Scrape(text.decode())
     assert counted(found, "perdure_database_up") == 1
     assert counted(found, "perdure_queue_depth", queue="later") == 3
     assert counted(found, "perdure_queue_oldest_age_seconds", queue="later") >= 0
     assert counted(found, "perdure_limit_concurrency", limit="tenant") == 7
+    assert counted(found, "perdure_limit_rate_per_second", limit="tenant") == 2.5
     assert counted(found, "perdure_breaker_state", breaker="bank", state="open") == 1
     assert counted(found, "perdure_dead_letters", status="failed") == 0
 
@@ -139,7 +140,7 @@ async def test_many_runs_of_many_types_make_no_more_series_than_the_guide_says()
         text, _ = await metrics.exposition()
     found = Scrape(text.decode())
     assert sum(found.by("perdure_runs_finished_total", "type").values()) == RUNS
-    assert len(found.samples) <= most_samples(types=20, queues=1) == 1560
+    assert len(found.samples) <= most_samples(types=20, queues=1) == 1561
     assert "id-1" not in text.decode()
 
 

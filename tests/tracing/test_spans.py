@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sqlite3
 from collections.abc import AsyncIterator
@@ -17,7 +18,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler, TraceIdRatioBased
 
-from perdure import Context, Engine, Every, Retry, activity, blocking, workflow
+from perdure import Context, Engine, Every, Limit, Retry, activity, blocking, workflow
 from perdure.errors import RunFailed, UsageError
 from perdure.middleware import Invocation, Middleware, Next
 from perdure.tracing import Tracing
@@ -241,6 +242,45 @@ async def forever() -> None:
 @workflow("spans.stopped.v1")
 async def stopped(ctx: Context) -> None:
     await ctx.step(forever)
+
+
+@workflow("spans.current.v1")
+async def tells(ctx: Context) -> str:
+    return await ctx.step(current)
+
+
+@pytest.mark.parametrize("sampler", [ALWAYS_OFF, ALWAYS_ON])
+async def test_runs_with_a_trace_leave_nothing_to_the_collector_of_garbage(sampler: Sampler) -> None:
+    found: list[object] = []
+    async with Recorder(ParentBased(sampler)).engine(tells) as engine:
+        for number in range(2):
+            gc.collect()
+            gc.disable()
+            try:
+                for handle in await engine.start_many([tells()] * 20):
+                    await handle.result()
+                gc.set_debug(gc.DEBUG_SAVEALL)
+                gc.collect()
+                found = [one for one in gc.garbage if type(one).__name__ in ("_RunTrace", "_RunSpan")]
+            finally:
+                gc.set_debug(0)
+                gc.garbage.clear()
+                gc.enable()
+            assert not found, (number, found[:3])
+
+
+@activity("spans.limited.v1", limit=Limit("one-at-once", concurrency=1))
+async def limited() -> None:
+    await asyncio.sleep(0.2)
+
+
+async def test_a_claim_tells_how_long_its_run_has_waited_for_a_limit(recorder: Recorder) -> None:
+    async with recorder.engine(limited) as engine:
+        for handle in await engine.start_many([limited(), limited()]):
+            await handle.result()
+        await eventually(lambda: len(recorder.spans.named("activity spans.limited.v1")) == 2)
+    first, second = (one.attributes for one in sorted(recorder.spans.named("claim"), key=lambda one: one.end))
+    assert second["perdure.limit.wait"] >= first["perdure.limit.wait"] + 0.2
 
 
 async def test_an_attempt_that_is_cancelled_has_a_span(recorder: Recorder) -> None:

@@ -65,6 +65,10 @@ class ObservedWorker(Protocol):
         """Number of runs that may be claimed."""
 
     @property
+    def claims_failing_for(self) -> float:
+        """Seconds since claims began to fail; 0 while they succeed."""
+
+    @property
     def now(self) -> int:
         """Time of the database."""
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
-from contextvars import ContextVar
+from collections.abc import Iterable, Mapping
+from contextvars import Context, ContextVar
 from typing import Any, Protocol
 
 from perdure.core.model.headers import NO_HEADERS, Headers, is_value
@@ -33,12 +33,6 @@ def derived_id(size: int, *parts: object) -> int:
     """Id of that many bytes that follows from some values; never 0."""
     text = "\0".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=size).digest(), "big") or 1
-
-
-def derived_ids(text: str) -> tuple[int, int]:
-    """Ids of a trace and of its first span that follow from a text; the first is never 0."""
-    digest = hashlib.blake2b(text.encode(), digest_size=24).digest()
-    return int.from_bytes(digest[:16], "big") or 1, int.from_bytes(digest[16:], "big")
 
 
 def carried_headers(found: Mapping[str, str]) -> Headers:
@@ -74,10 +68,17 @@ class RunTrace(Protocol):
     #: Whether spans are made.
     sampled: bool
 
-    #: Makes the span of the run the current one of the calling context; returns what `detach` needs.
-    attach: Callable[[], Any]
-    #: Makes the span before it the current one again.
-    detach: Callable[[Any], None]
+    #: Context variables of the steps that the run calls, once `set_variables` was called; None if spans are made.
+    variables: Context | None
+
+    def attach(self) -> Any:
+        """Make the span of the run the current one of the calling context; returns what `detach` needs."""
+
+    def detach(self, token: Any, /) -> None:
+        """Make the span before it the current one again."""
+
+    def set_variables(self, worker: Context, /) -> Context:
+        """Make `variables` from those of the worker: beside them the span of the run is current."""
 
     @property
     def trace_id(self) -> str:
@@ -117,7 +118,7 @@ class Tracer(Protocol):
     def is_active(self) -> bool:
         """Tell whether there is anything that spans go to."""
 
-    def of_run(self, run: Run, /, *, is_activity: bool) -> RunTrace:
+    def of_run(self, run: Run, is_activity: bool, /) -> RunTrace:
         """Begin or go on with the trace of a run that a worker has claimed."""
 
 

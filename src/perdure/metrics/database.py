@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from perdure.client.session import Session
 from perdure.core.limits.breaker import PREFIX, BreakerInfo, Circuit
-from perdure.core.limits.limit import KEYED, LimitInfo
+from perdure.core.limits.limit import KEYED, SECOND, LimitInfo
 from perdure.core.model.run import MOST_COUNTED, CountBy, RunFilter, Status
 from perdure.core.model.worker_info import WorkerStatus
 from perdure.core.pinning import base_queue
@@ -111,6 +111,10 @@ def _add_limits(found: Readings, limits: Sequence[LimitInfo]) -> None:
         if one.bounds.concurrency:
             known = found.get((instruments.LIMIT_CONCURRENCY.name, (name,)), [float(one.bounds.concurrency)])
             _put(found, instruments.LIMIT_CONCURRENCY, min(one.bounds.concurrency, *known), name)
+        if one.bounds.pace:
+            rate = SECOND / one.bounds.pace
+            known = found.get((instruments.LIMIT_RATE.name, (name,)), [rate])
+            _put(found, instruments.LIMIT_RATE, min(rate, *known), name)
 
 
 def _add_breakers(found: Readings, breakers: Sequence[BreakerInfo]) -> None:

@@ -106,6 +106,12 @@ STORE_ERRORS = _counter("perdure_store_errors_total", "Calls to the database tha
 STORE_RECONNECTS = _counter("perdure_store_reconnects_total", "Connections opened after attempts that had failed.")
 LOOP_ERRORS = _counter("perdure_loop_errors_total", "Errors that background loops have survived.", "loop")
 LOOP_LAG = _histogram("perdure_loop_lag_seconds", _SHORT, "Lateness of a call of the event loop, once a second.")
+CLAIMS_FAILING = Instrument(
+    "perdure_claims_failing_seconds",
+    Kind.GAUGE,
+    "Time for which no claim of a worker has succeeded; 0 while claims succeed.",
+    greatest=True,
+)
 WORKERS = _gauge("perdure_workers", "Workers behind this end point.")
 WORKER_SLOTS = _gauge("perdure_worker_slots", "Slots of the workers behind this end point, used and free.", "state")
 ATTEMPTS_RUNNING = _gauge(
@@ -125,7 +131,7 @@ WORKER_INSTRUMENTS = (
     STEP_ATTEMPTS, STEP_DURATION, ACTIVITY_ATTEMPTS, ACTIVITY_DURATION, REPLAY_DURATION, TIMER_LATENESS,
     QUEUE_WAIT, CLAIM_DURATION, CLAIM_BATCH, COMMIT_DURATION, COMMIT_BATCH,
     LEASE_LOSSES, TAKEOVERS, DEAD_WORKERS, RUNS_EXPIRED, SCHEDULE_FIRES, SCHEDULE_LATENESS,
-    STORE_ERRORS, STORE_RECONNECTS, LOOP_ERRORS, LOOP_LAG, WORKERS, WORKER_SLOTS,
+    STORE_ERRORS, STORE_RECONNECTS, LOOP_ERRORS, LOOP_LAG, CLAIMS_FAILING, WORKERS, WORKER_SLOTS,
     ATTEMPTS_RUNNING, ATTEMPTS_OLDEST_AGE,
 )  # fmt: skip
 
@@ -137,14 +143,19 @@ LIMIT_WAITING = _gauge("perdure_limit_waiting", "Runs and steps that wait for a 
 LIMIT_CONCURRENCY = _gauge(
     "perdure_limit_concurrency", "Bound of the concurrency of a limit, the least of all keys.", "limit"
 )
+LIMIT_RATE = _gauge(
+    "perdure_limit_rate_per_second",
+    "Bound of the rate of a limit in admissions a second, the least of all keys.",
+    "limit",
+)
 BREAKER_STATE = _gauge("perdure_breaker_state", "1 for the state that a breaker is in, else 0.", "breaker", "state")
 BREAKER_WAITING = _gauge("perdure_breaker_waiting", "Runs and steps that wait for a breaker.", "breaker")
 DEAD_LETTERS = _gauge("perdure_dead_letters", "Runs that do not continue by themselves.", "status")
 
 #: Instruments that are read from the database, for the whole fleet.
 DATABASE_INSTRUMENTS = (
-    DATABASE_UP, QUEUE_DEPTH, QUEUE_OLDEST_AGE, LIMIT_HELD, LIMIT_WAITING, LIMIT_CONCURRENCY, BREAKER_STATE,
-    BREAKER_WAITING, DEAD_LETTERS,
+    DATABASE_UP, QUEUE_DEPTH, QUEUE_OLDEST_AGE, LIMIT_HELD, LIMIT_WAITING, LIMIT_CONCURRENCY, LIMIT_RATE,
+    BREAKER_STATE, BREAKER_WAITING, DEAD_LETTERS,
 )  # fmt: skip
 
 INSTRUMENTS = {one.name: one for one in (*WORKER_INSTRUMENTS, *DATABASE_INSTRUMENTS)}

@@ -257,6 +257,7 @@ class Recorder(Listener):
         """Measure the slots and the running attempts of this process. From any thread."""
         workers = list(self._workers)
         self._set(instruments.WORKERS, len(workers))
+        self._set(instruments.CLAIMS_FAILING, max((one.claims_failing_for for one in workers), default=0.0))
         self._set(instruments.WORKER_SLOTS, sum(one.held_runs for one in workers), "used")
         self._set(instruments.WORKER_SLOTS, sum(max(0, one.free_slots) for one in workers), "free")
         running: dict[str, list[float]] = {label: [] for label in self._seen_running}

@@ -8,15 +8,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import Context as Variables
 from contextvars import ContextVar, Token
 from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 from msgspec.structs import replace
 from opentelemetry import context as contexts
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+)
 
 from perdure.core.codec.failure import Failure
 from perdure.core.model.headers import (
@@ -36,13 +48,17 @@ from perdure.core.model.turn import ContinueAsNew, Finish, RetryLater, Turn
 from perdure.core.option_checks import check_duration
 from perdure.core.time.duration import Duration
 from perdure.core.time.schedule import fire_time_of
-from perdure.core.tracing import AttemptSpan, derived_id, derived_ids
+from perdure.core.tracing import AttemptSpan, RunTrace, derived_id
 from perdure.errors import DecodeError, InvalidId
 
 logger = logging.getLogger("perdure.tracing")
 
 _SAMPLED, _UNSAMPLED = TraceFlags(TraceFlags.SAMPLED), TraceFlags(TraceFlags.DEFAULT)
 _NO_CONTEXT = Context()
+#: Key of the current span in a context, by which a context is made for each run without copies.
+[_SPAN_KEY] = trace.set_span_in_context(trace.INVALID_SPAN, _NO_CONTEXT)
+# Looking up an enum member through its class is slow; this one is needed for every run.
+_CONSUMER = SpanKind.CONSUMER
 _MESSAGE, _CHILD, _TIMER = RecordKind.MESSAGE, RecordKind.CHILD, RecordKind.TIMER
 
 #: Ids of the next span that this code makes: of its trace, if it is a root, and of itself.
@@ -79,12 +95,18 @@ class Tracing:
 
     def __init__(self, provider: trace.TracerProvider | None = None, *, link_after: Duration = "1h") -> None:
         self._provider = provider
-        self._link_after = int(check_duration("link_after", link_after) * 1e6)
-        self._tracer: trace.Tracer | None = None
+        #: In microseconds.
+        self.link_after = int(check_duration("link_after", link_after) * 1e6)
+        #: Begins or goes on with the trace of a run that a worker has claimed. Called for each, so without a method.
+        self.of_run: Callable[[Run, bool], RunTrace] = partial(_RunTrace, self)
+        #: The tracer, once there is a provider.
+        self.tracer: trace.Tracer | None = None
+        #: The sampler of the tracer; None: it has none that may be asked.
+        self.sampler: Any = None
 
     def is_active(self) -> bool:
         """Tell whether there is a tracer provider; logs a warning if there is none."""
-        if self._tracer is not None:
+        if self.tracer is not None:
             return True
         provider = self._provider or trace.get_tracer_provider()
         if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
@@ -95,7 +117,8 @@ class Tracing:
         if generator is not None:
             # The tracer of the SDK is this module's own; other tracers of the provider keep their generator.
             tracer.id_generator = _ChosenIds(generator)  # type: ignore[attr-defined] # of the SDK's tracer
-        self._tracer = tracer
+        self.tracer = tracer
+        self.sampler = getattr(tracer, "sampler", None)
         return True
 
     def outgoing(self) -> Headers:
@@ -105,10 +128,30 @@ class Tracing:
         carrier = _injected(contexts.get_current())
         return {name: value for name, value in carrier.items() if is_value(value)}
 
-    def of_run(self, run: Run, /, *, is_activity: bool) -> _RunTrace:
-        """Begin or go on with the trace of a run that a worker has claimed."""
-        assert self._tracer is not None
-        return _RunTrace(self._tracer, run, self._link_after, is_activity=is_activity)
+
+class _RunSpan(NonRecordingSpan):
+    """The span of a run, as the current one. Steps that do not look at it do not pay for its identity."""
+
+    def __init__(self, parts: _Parts) -> None:
+        # Without the run's part of the trace, which refers to this span: a cycle would have to be collected.
+        self._parts = parts
+
+    def get_span_context(self) -> SpanContext:
+        """Return its identity."""
+        return _span_context(*self._parts)
+
+    def __repr__(self) -> str:
+        return f"NonRecordingSpan({self.get_span_context()!r})"
+
+
+#: Trace id, digest that has the id of the span, attempt, flags, and state of the trace.
+_Parts = tuple[int, bytes, int, TraceFlags, TraceState | None]
+
+
+def _span_context(
+    trace_id: int, digest: bytes, attempt: int, flags: TraceFlags, state: TraceState | None
+) -> SpanContext:
+    return SpanContext(trace_id, int.from_bytes(digest[16:], "big") ^ attempt or 1, True, flags, state)
 
 
 class _RunTrace:
@@ -116,59 +159,66 @@ class _RunTrace:
 
     For a workflow it has a span of its own, which is made when the attempt has ended; its id is known before. For an
     activity the span of the attempt is this span.
+
+    Most traces are not recorded. So what only a recorded run or a step needs is made when it is asked for.
     """
 
     #: The producer, if it is too old to be the parent.
     _links: tuple[Link, ...] = ()
+    #: Context of the producer.
+    _above = _NO_CONTEXT
+    #: Context with the baggage of the producer, and no span.
+    _base = _NO_CONTEXT
+    _state: TraceState | None = None
     _sampler_failed = False
+    _own_context: SpanContext | None = None
+    _inside_context: Context | None = None
+    #: Context variables of the steps that the run calls, once `set_variables` was called; None if spans are made.
+    variables: Variables | None = None
 
-    def __init__(self, tracer: trace.Tracer, run: Run, link_after: int, *, is_activity: bool) -> None:
-        self._tracer = tracer
+    def __init__(self, tracing: Tracing, run: Run, is_activity: bool, /) -> None:
+        self._tracing = tracing
         self._run = run
         self._is_activity = is_activity
-        self._name = f"{'activity' if is_activity else 'run'} {run.type}"
-        waited = run.started_at - run.created_at > link_after
-        # One digest for both ids: most traces are not recorded, and need no more than this.
-        trace_id, span_id = derived_ids(f"{run.id}\0{run.generation}\0{run.attempt if waited else 0}")
-        base, state = _NO_CONTEXT, None
-        self._above = base
+        waited = run.started_at - run.created_at > tracing.link_after
+        text = f"{run.id}\0{run.generation}\0{run.attempt if waited else 0}"
+        # One digest for the ids of the trace and of the span.
+        self._digest = digest = blake2b(text.encode(), digest_size=24).digest()
+        self._trace_id = int.from_bytes(digest[:16], "big") or 1
         if run.options != NO_OPTIONS and (headers := run.headers):
-            self._above = base = _extracted(headers)
-            producer = trace.get_current_span(base).get_span_context()
-            if not producer.is_valid:
-                pass
-            elif waited or run.generation > 1 or _is_scheduled(run.id):
-                self._links = (Link(producer),)
-                self._above = trace.set_span_in_context(trace.INVALID_SPAN, base)
-            else:
-                trace_id, state = producer.trace_id, producer.trace_state
+            self._follow(_extracted(headers), waited=waited)
         #: Whether spans are made.
-        self.sampled = sampled = self._decide(trace_id)
-        flags = _SAMPLED if sampled else _UNSAMPLED
-        self._own = SpanContext(trace_id, span_id ^ run.attempt or 1, True, flags, state)
-        #: Context of what the run does: its span, and the baggage of the producer.
-        self._inside = trace.set_span_in_context(NonRecordingSpan(self._own), base)
-        # Called for every step, so without a method in between.
-        self.attach: Callable[[], Any] = partial(contexts.attach, self._inside)
-        self.detach: Callable[[Any], None] = contexts.detach
+        self.sampled = sampled = tracing.sampler is None
+        if not sampled:
+            # As the tracer will when it makes the span of the run.
+            name = f"activity {run.type}" if is_activity else f"run {run.type}"
+            try:
+                result = tracing.sampler.should_sample(self._above, self._trace_id, name, _CONSUMER, None, self._links)
+                self.sampled = sampled = bool(result.decision.is_sampled())
+            except Exception as error:
+                self._note_sampler_failure(error)
         if sampled:
             self._sent_at: dict[int, int] = {}
             self._fired: set[str] = set()
 
-    def _decide(self, trace_id: int) -> bool:
-        """Ask the sampler whether the trace is recorded, as the tracer will when it makes the span of the run."""
-        sampler = getattr(self._tracer, "sampler", None)
-        if sampler is None:
-            return True
-        try:
-            result = sampler.should_sample(self._above, trace_id, self._name, SpanKind.CONSUMER, None, self._links)
-            return bool(result.decision.is_sampled())
-        except Exception:
-            if not self._sampler_failed:
-                # Once: it fails for every run.
-                type(self).mark_sampler_failed()
-                logger.exception("the sampler failed; run %s, and others after it, are not recorded", self._run.id)
-            return False
+    def _follow(self, base: Context, *, waited: bool) -> None:
+        """Make the producer's span the parent of this one, or a link."""
+        self._above = self._base = base
+        producer = trace.get_current_span(base).get_span_context()
+        if not producer.is_valid:
+            return
+        if waited or self._run.generation > 1 or _is_scheduled(self._run.id):
+            self._links = (Link(producer),)
+            self._above = trace.set_span_in_context(trace.INVALID_SPAN, base)
+        else:
+            self._trace_id, self._state = producer.trace_id, producer.trace_state
+
+    def _note_sampler_failure(self, error: Exception) -> None:
+        if not self._sampler_failed:
+            # Once: it fails for every run.
+            type(self).mark_sampler_failed()
+            text = "the sampler failed; run %s, and others after it, are not recorded"
+            logger.error(text, self._run.id, exc_info=error)
 
     @classmethod
     def mark_sampler_failed(cls) -> None:
@@ -176,9 +226,43 @@ class _RunTrace:
         cls._sampler_failed = True
 
     @property
+    def _parts(self) -> _Parts:
+        flags = _SAMPLED if self.sampled else _UNSAMPLED
+        return self._trace_id, self._digest, self._run.attempt, flags, self._state
+
+    @property
+    def own(self) -> SpanContext:
+        """Identity of the run's span."""
+        if self._own_context is None:
+            self._own_context = _span_context(*self._parts)
+        return self._own_context
+
+    @property
+    def _inside(self) -> Context:
+        """Context of what the run does: its span, and the baggage of the producer."""
+        if self._inside_context is None:
+            self._inside_context = Context({**self._base, _SPAN_KEY: _RunSpan(self._parts)})
+        return self._inside_context
+
+    def attach(self) -> Token[Context]:
+        """Make the span of the run the current one of the calling context."""
+        return contexts.attach(self._inside)
+
+    def detach(self, token: Token[Context], /) -> None:
+        """Make the span before it the current one again."""
+        contexts.detach(token)
+
+    def set_variables(self, worker: Variables, /) -> Variables:
+        """Make the context variables of steps from those of the worker: beside them the span of the run is current."""
+        span = _RunSpan((self._trace_id, self._digest, self._run.attempt, _UNSAMPLED, self._state))
+        self.variables = variables = worker.copy()
+        variables.run(contexts.attach, Context({**self._base, _SPAN_KEY: span}))
+        return variables
+
+    @property
     def trace_id(self) -> str:
         """Id of the trace, in hexadecimal digits."""
-        return trace.format_trace_id(self._own.trace_id)
+        return trace.format_trace_id(self._trace_id)
 
     @property
     def _attributes(self) -> dict[str, Any]:
@@ -244,6 +328,9 @@ class _RunTrace:
         if self.sampled:
             ready = max(0, now - max(run.wake_at, run.created_at))
             attributes = {**self._attributes, "perdure.batch.size": runs, "perdure.queue.wait": ready / 1e6}
+            if run.wake_at == now and run.token == 1:
+                # Only an admission makes a run ready and claims it at one time.
+                attributes["perdure.limit.wait"] = max(0, now - run.created_at) / 1e6
             begun = now - int(seconds * 1e6)
             try:
                 self._start("claim", self._id("claim", run.token), attributes, begun).end(now * 1000)
@@ -291,7 +378,7 @@ class _RunTrace:
             outcome, error = "retrying", after.error
         else:
             outcome = "continued"
-        span = self._start_own(self._own.span_id, self._own_attributes, self._run.started_at)
+        span = self._start_own(self.own.span_id, self._own_attributes, self._run.started_at)
         span.set_attribute("perdure.outcome", outcome)
         if error is not None:
             _fail(span, error, is_error=outcome != RunStatus.CANCELLED.value)
@@ -310,7 +397,7 @@ class _RunTrace:
         except DecodeError:
             return child
         own = readable_headers(self._run.options)
-        above = self._own
+        above = self.own
         if child.parent_id == self._run.id and child.parent_location is not None:
             span_id = self._child_id(child.parent_location)
             above = SpanContext(above.trace_id, span_id, True, above.trace_flags, above.trace_state)
@@ -323,10 +410,11 @@ class _RunTrace:
     # making spans
 
     def _start_own(self, span_id: int, attributes: dict[str, Any], since: int | None) -> Span:
-        has_ids = isinstance(getattr(self._tracer, "id_generator", None), _ChosenIds)
+        has_ids = isinstance(getattr(self._tracing.tracer, "id_generator", None), _ChosenIds)
         # Where ids cannot be chosen, the span is a child of the one that others name as their parent.
         above = self._above if has_ids else self._inside
-        return self._make(self._name, span_id, above, attributes, since, SpanKind.CONSUMER, self._links)
+        name = f"{'activity' if self._is_activity else 'run'} {self._run.type}"
+        return self._make(name, span_id, above, attributes, since, SpanKind.CONSUMER, self._links)
 
     def _start(
         self, name: str, span_id: int, attributes: dict[str, Any], since: int | None, kind: SpanKind = SpanKind.INTERNAL
@@ -345,9 +433,10 @@ class _RunTrace:
         kind: SpanKind,
         links: Sequence[Link],
     ) -> Span:
-        token = _next_ids.set((self._own.trace_id, span_id))
+        token = _next_ids.set((self.own.trace_id, span_id))
         try:
-            return self._tracer.start_span(
+            assert self._tracing.tracer is not None
+            return self._tracing.tracer.start_span(
                 name, above, kind, attributes, links, start_time=None if since is None else since * 1000
             )
         finally:

@@ -98,10 +98,13 @@ class EndingAttempt(Protocol):
 class BegunAttempt(EndingAttempt, CalledAttempt, Protocol):
     """An attempt that begins without a task."""
 
-    #: Whether the end is reported to the run alone.
-    ends_plainly: bool
+    #: Whether `function_ended` is to be called.
+    is_traced: bool
     #: Timer of its timeout.
     pending: Cancellable | None
+
+    def function_ended(self, error: BaseException | None) -> None:
+        """Note the end of the function, before the run hears of it."""
 
 
 class Flushable(Protocol):
@@ -184,9 +187,8 @@ class StepResults:
         for attempt in ended:
             # The error refers to the frame that called the function; without the cycle it is freed at once.
             error, attempt.error = attempt.error, None
-            if not attempt.ends_plainly:
-                attempt.report_end(attempt.result if error is None else None, error)
-                continue
+            if attempt.is_traced:
+                attempt.function_ended(error)
             if attempt.over:
                 continue
             attempt.over = True

@@ -6,6 +6,7 @@ An engine without a tracer uses none of this: its attempts are of the usual clas
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import Context
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -19,6 +20,7 @@ from perdure.core.tracing import AttemptSpan, RunTrace, Tracer
 from perdure.replay.execution import Execution
 from perdure.replay.operations import StepOperation
 from perdure.store.user_connections.errors import Interrupted
+from perdure.worker.commit.attempt_log import ACTIVITY
 from perdure.worker.services import AttemptMakers
 from perdure.worker.steps.activity_attempt import ActivityAttempt
 from perdure.worker.steps.attempt import Attempt
@@ -29,12 +31,16 @@ from perdure.worker.steps.middleware_attempt import (
 )
 from perdure.worker.steps.threads import StepThreads
 from perdure.worker.steps.transaction_attempt import LeaseLost, TransactionAttempt
+from perdure.workflow.step import StepInfo
 
 
 class TracedRun(Protocol):
     """A held run, as its attempts see it."""
 
+    run: Run
+    scope: str
     trace: RunTrace | None
+    is_recorded: bool
 
 
 _WRITTEN = frozenset({TurnOutcome.APPLIED, TurnOutcome.AWAKE})
@@ -45,6 +51,7 @@ MOST_CLAIMS = 10_000
 class Traced(Attempt):
     """Part of an attempt that has a span. It comes before the class of the attempt itself."""
 
+    is_traced = True
     span: AttemptSpan | None = None
 
     def start(self, threads: StepThreads, run_deadline: int) -> None:
@@ -57,7 +64,6 @@ class Traced(Attempt):
             call()
             return
         operation = self.operation
-        self.ends_plainly = False
         span = self.span = trace.attempt_begun(operation.location, operation.request.name, self.number, key=key)
         token = span.attach()
         try:
@@ -68,6 +74,10 @@ class Traced(Attempt):
     def report_end(self, result: Any, error: BaseException | None) -> None:
         """Report the end of the function to the run, and end the span."""
         super().report_end(result, error)
+        self.function_ended(error)
+
+    def function_ended(self, error: BaseException | None) -> None:
+        """End the span."""
         if self.span is not None:
             failed = self.timed_out or error
             lost = isinstance(failed, LeaseLost | Interrupted)
@@ -84,15 +94,44 @@ class Traced(Attempt):
 class TracedAttempt(Traced):
     """An attempt at a step with a span."""
 
+    def begin(self, due: int) -> None:
+        """Call an async function soon that has no options, in the context of the span."""
+        self._in_span(partial(super().begin, due))
+
 
 class StepAttempt(Attempt):
     """An attempt at a step. Without a recorded trace it has no span, and only the context of the run travels."""
 
+    # As in `Attempt`; a type checker would infer less from the assignments here.
+    info: StepInfo | None
+    context: Context | None
+
+    def begin(self, due: int) -> None:
+        """Call an async function soon that has no options, in the context of its span or of the run."""
+        trace: RunTrace = self.recipient.trace  # type: ignore[attr-defined] # it is a held run, which has one
+        variables = trace.variables
+        if variables is None:
+            if trace.sampled:
+                # Few are: the others pay for no override of the end of an attempt.
+                self.__class__ = TracedAttempt  # type: ignore[assignment]
+                self.begin(due)
+                return
+            variables = trace.set_variables(self._results.context)
+        self.info = StepInfo(self.run_id, self.operation.location, self.number, due, self)
+        self.context = variables.copy()
+        self._results.call(self)
+
     def start(self, threads: StepThreads, run_deadline: int) -> None:
         """Call the function, in the context of its span or of the run."""
-        trace: RunTrace = self.recipient.trace  # type: ignore[attr-defined] # it is a held run, which has one
+        operation = self.operation
+        if (
+            self.has_begin and operation.is_usual and operation.request.spec.is_async
+            and self._system.telemetry.attempt_started is None
+        ):  # fmt: skip
+            self.begin(run_deadline)
+            return
+        trace: RunTrace = self.recipient.trace  # type: ignore[attr-defined] # as above
         if trace.sampled:
-            # Few are: the others pay for no override of the end of an attempt.
             self.__class__ = TracedAttempt  # type: ignore[assignment]
             self.start(threads, run_deadline)
             return
@@ -173,49 +212,54 @@ def trace_interrupted_activity(
 
 
 class TraceListener(Listener):
-    """Makes the spans of claims and commits."""
+    """Makes the spans of commits, and notes claims until their runs begin."""
 
     def __init__(self) -> None:
         #: By run, the time of its claim, how long that took, and the number of runs; until the run begins.
-        self._claims: dict[str, tuple[int, float, int]] = {}
+        self.claims: dict[str, tuple[int, float, int]] = {}
 
     def claimed(self, runs: Sequence[ClaimedRun], asked: int, now: int, seconds: float) -> None:
         """Note a claim, for the runs that begin with it."""
-        if len(self._claims) > MOST_CLAIMS:
-            self._claims.clear()
-        claim = now, seconds, len(runs)
-        for one in runs:
-            self._claims[one.run.id] = claim
-
-    def begun(self, run: Run, trace: RunTrace) -> None:
-        """Make the span of the claim with which a run begins or goes on."""
-        claim = self._claims.pop(run.id, None)
-        if claim is not None:
-            trace.claimed(run, *claim)
+        if len(self.claims) > MOST_CLAIMS:
+            self.claims.clear()
+        self.claims.update(dict.fromkeys([one.run.id for one in runs], (now, seconds, len(runs))))
 
     def committed(
         self, turns: Sequence[tuple[ObservedRun, Turn]], verdicts: Sequence[TurnOutcome], now: int, seconds: float
     ) -> None:
         """Make the spans of a commit, and of what its turns have recorded."""
-        for pair, verdict in zip(turns, verdicts, strict=True):
-            trace: RunTrace | None = pair[0].trace  # type: ignore[attr-defined] # all of them are held runs
-            if trace is not None and trace.sampled and verdict in _WRITTEN:
-                trace.committed(pair[1], now, seconds, len(turns))
+        # Few are recorded: the others cost one look each.
+        recorded: list[int] = [
+            place
+            for place, pair in enumerate(turns)
+            if pair[0].is_recorded  # type: ignore[attr-defined] # all of them are held runs
+        ]
+        for place in recorded:
+            held, turn = turns[place]
+            if verdicts[place] in _WRITTEN:
+                trace: RunTrace = held.trace  # type: ignore[attr-defined] # as above
+                trace.committed(turn, now, seconds, len(turns))
 
 
 class WorkerTracing:
     """Tracer of a worker, and the listener for its claims and commits."""
 
     def __init__(self, tracer: Tracer, listener: TraceListener) -> None:
-        self._tracer = tracer
-        self._listener = listener
+        self._of_run = tracer.of_run
+        self._claims = listener.claims
 
-    def begin(self, held: TracedRun, run: Run, *, is_activity: bool) -> None:
+    def begin(self, held: TracedRun) -> None:
         """Give a run that was claimed its part of a trace."""
-        held.trace = trace = self._tracer.of_run(run, is_activity=is_activity)
-        self._listener.begun(run, trace)
+        run = held.run
+        held.trace = trace = self._of_run(run, held.scope == ACTIVITY)
+        claim = self._claims.pop(run.id, None)
+        if trace.sampled:
+            held.is_recorded = True
+            if claim is not None:
+                trace.claimed(run, *claim)
 
     def resume(self, held: TracedRun, run: Run) -> None:
         """Go on with a run that stayed in memory."""
-        if held.trace is not None:
-            self._listener.begun(run, held.trace)
+        claim = self._claims.pop(run.id, None)
+        if held.trace is not None and claim is not None:
+            held.trace.claimed(run, *claim)

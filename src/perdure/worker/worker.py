@@ -34,7 +34,7 @@ from perdure.worker.batched_calls import ClockReading, RunStarts, StepResults
 from perdure.worker.claiming.claimer import Claimer
 from perdure.worker.claiming.inbox_reader import InboxReader
 from perdure.worker.claiming.pushed_runs import PushExecutor
-from perdure.worker.commit.attempt_log import ACTIVITY, AttemptLog
+from perdure.worker.commit.attempt_log import AttemptLog
 from perdure.worker.commit.hooks import HookCaller
 from perdure.worker.commit.journal import Journal
 from perdure.worker.heartbeat import Heartbeat
@@ -568,6 +568,11 @@ class Worker:
         return self.settings.slots - len(self._held) + min(self.settings.slots, len(self._ending))
 
     @property
+    def claims_failing_for(self) -> float:
+        """Seconds since claims began to fail; 0 while they succeed. A worker that has signed off has not succeeded."""
+        return self._claimer.failing_for
+
+    @property
     def now(self) -> int:
         """Time of the database, in microseconds."""
         return self._store.clock()
@@ -623,7 +628,7 @@ class Worker:
             assert isinstance(definition, Activity)
             held = ActivityRun(claimed, definition, records, self._services)
         if self._tracing is not None:
-            self._tracing.begin(held, claimed.run, is_activity=held.scope == ACTIVITY)
+            self._tracing.begin(held)
         self._hold(held)
         if inbox:
             held.receive(inbox)

@@ -299,6 +299,11 @@ class Claimer:
                 await self._idle(wait)
                 self._waiting = False
 
+    @property
+    def failing_for(self) -> float:
+        """Seconds since claims began to fail; 0 while they succeed."""
+        return 0.0 if self._failing_since is None else self._system.monotonic() - self._failing_since
+
     async def _rest(self, seconds: float) -> None:
         """Pause after an error, whatever is notified meanwhile.
 

@@ -55,6 +55,8 @@ class HeldRun(ABC):
     _failure_announced = False
     #: The run's part of a trace; None without a tracer.
     trace: RunTrace | None = None
+    #: Whether that trace is recorded.
+    is_recorded = False
 
     def __init__(self, claimed: ClaimedRun, services: Services) -> None:
         self.run = run = claimed.run

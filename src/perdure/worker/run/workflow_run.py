@@ -357,7 +357,7 @@ class WorkflowRun(HeldRun):
             following, run.id, reading.now, services.system, services.results, self
         )
         self._attempts[following.location] = attempt
-        if type(attempt) is Attempt and following.request.spec.is_async and not attempt.begins_in_task:
+        if attempt.has_begin and following.request.spec.is_async:
             attempt.begin(run.deadline)
         else:
             attempt.start(services.threads, run.deadline)

@@ -48,6 +48,7 @@ class ActivityAttempt(Attempt):
 
     recipient: HeartbeatRecipient
     begins_in_task = True
+    has_begin = False
 
     def __init__(
         self,

@@ -36,8 +36,8 @@ class Attempt:
     """A call of a step's function. Ends exactly once: it returns, raises or times out; never after `cancel`."""
 
     __slots__ = (
-        "__dict__", "_results", "_system", "begun", "context", "ends_plainly", "error", "info", "number", "operation",
-        "over", "pending", "recipient", "result", "run_id", "started_at", "task", "timed_out",
+        "__dict__", "_results", "_system", "begun", "context", "error", "info", "number", "operation", "over",
+        "pending", "recipient", "result", "run_id", "started_at", "task", "timed_out",
     )  # fmt: skip
 
     # Class attributes: most attempts neither set nor read them, and one attempt is made for every step.
@@ -48,6 +48,10 @@ class Attempt:
     #: Whether an async function begins in a task, as one that is asked to stop before does. On Python 3.14, asyncio
     #: keeps lists of tasks by thread, and `StepTask` is not tried there.
     begins_in_task = sys.version_info >= (3, 14)
+    #: Whether `begin` calls an async function without options as `start` does, so that it may be called instead.
+    has_begin = sys.version_info < (3, 14)
+    #: Whether `function_ended` is called when a function has ended that was called without a task.
+    is_traced = False
     #: Whether the task waits for a function in a thread, which cannot be interrupted.
     waits_for_thread = False
     #: Interrupted attempts before this one. They count in its number, but not for the retry policy.
@@ -79,8 +83,6 @@ class Attempt:
         #: Whether the result is not needed any more, or has been handed over.
         self.over = False
         self.begun = False
-        #: Whether the end is reported to the run alone.
-        self.ends_plainly = True
         #: Timer of the timeout.
         self.pending: Cancellable | None = None
         self.timed_out: StepTimeout | None = None
@@ -223,6 +225,9 @@ class Attempt:
         finally:
             if not trace.waiting[DUE]:
                 trace.note(self)
+
+    def function_ended(self, error: BaseException | None) -> None:
+        """Note the end of the function, before the run hears of it."""
 
     def report_end(self, result: Any, error: BaseException | None) -> None:
         """Report the end of the function to the run, unless its result is not needed any more."""

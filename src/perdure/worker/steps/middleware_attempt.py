@@ -58,6 +58,7 @@ class HeldRow(Protocol):
 class SurroundedAttempt(Attempt):
     """A call of a function with middleware around it."""
 
+    has_begin = False
     kind: Kind = "step"
     #: Outermost first; set by the subclasses.
     _layers: tuple[Layer, ...]
