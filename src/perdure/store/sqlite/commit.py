@@ -9,10 +9,10 @@ turns of one run are two batches in one transaction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 
-from perdure.core.model.record import Record, RecordKind
+from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Status
 from perdure.core.model.turn import Block, ContinueAsNew, Finish, Lease, Park, Release, RetryLater, Turn, TurnOutcome
 from perdure.store.contract import Change
@@ -65,6 +65,25 @@ WHERE EXISTS (
 ON CONFLICT DO NOTHING
 """
 
+#: As `RECORD`, of a step that succeeded at its first attempt. All such records share six columns, which are not bound.
+SUCCESS = f"""{_HISTORY}
+SELECT id, ?, token, 'step', ?, ?, 0, ?, ?, ?, 1, 0, 0, 1
+FROM perdure_runs
+WHERE id = ? AND token = ? AND nonce = ? AND status = 'running'
+ON CONFLICT DO NOTHING
+"""
+#: The parameters of `SUCCESS` from a row of `SUCCESSES`.
+_SINGLE_SUCCESS = itemgetter(1, *range(3, 8), 0, 2, 8)
+
+SUCCESSES = f"""{_HISTORY}
+SELECT v.column1, v.column2, v.column3, 'step', v.column4, v.column5, 0, v.column6, v.column7, v.column8, 1, 0, 0, 1
+FROM (VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)) v
+WHERE EXISTS (
+  SELECT 1 FROM perdure_runs WHERE id = v.column1 AND token = v.column3 AND nonce = v.column9 AND status = 'running'
+)
+ON CONFLICT DO NOTHING
+"""
+
 _WRITTEN = """
 SELECT run_id, seq, token, kind, location, payload, failed, at, started_at, digest, attempts, retry_at, inbox_seq,
   run_attempt
@@ -93,6 +112,9 @@ SET consumed = 1, payload = NULL
 WHERE run_id = ? AND seq <= ? AND consumed = 0
 """
 
+# Looking up an enum member through its class is slow; this one is needed for every record.
+_STEP = RecordKind.STEP
+
 #: Next states that are written last.
 _LAST = (Park, ContinueAsNew)
 
@@ -108,12 +130,7 @@ async def commit(tx: SqliteTransaction, turns: Sequence[Turn]) -> list[TurnOutco
 async def _commit_batch(
     tx: SqliteTransaction, turns: Sequence[Turn], batch: list[int], outcomes: list[TurnOutcome]
 ) -> None:
-    rows = [_row(turns[index], record) for index in batch for record in turns[index].records]
-    in_batches = len(rows) - len(rows) % BATCH_ROWS
-    written = await tx.execute_many(RECORDS, rows[:in_batches]) + await tx.execute_many(
-        RECORD, list(map(_SINGLE, rows[in_batches:]))
-    )
-    incomplete = written != len(rows)
+    incomplete = not await _write_records(tx, [turns[index] for index in batch])
     last: list[tuple[int, Park | ContinueAsNew]] = []
     finished: dict[str, Finish] = {}
     with_extras: list[Turn] = []
@@ -155,6 +172,39 @@ async def _commit_batch(
         outcomes[index] = await _park_or_continue(tx, turns[index], rest)
     if with_extras:
         await write_extras(tx, with_extras)
+
+
+async def _write_records(tx: SqliteTransaction, turns: Sequence[Turn]) -> bool:
+    """Insert the records of turns whose lease holds; True if all of them were inserted."""
+    successes: list[Row] = []
+    others: list[Row] = []
+    for turn in turns:
+        lease = turn.lease
+        for record in turn.records:
+            if (
+                record.kind is not _STEP or record.failed or record.attempts != 1 or record.run_attempt != 1
+                or record.retry_at or record.inbox_seq
+            ):  # fmt: skip
+                others.append((*record_row(turn, record), lease.nonce))
+                continue
+            successes.append(
+                (
+                    lease.run_id, record.seq, lease.token, record.location, record.payload, record.at,
+                    record.started_at, record.digest, lease.nonce,
+                )
+            )  # fmt: skip
+    written = await _insert(tx, SUCCESSES, SUCCESS, _SINGLE_SUCCESS, successes)
+    written += await _insert(tx, RECORDS, RECORD, _SINGLE, others)
+    return written == len(successes) + len(others)
+
+
+async def _insert(
+    tx: SqliteTransaction, many: str, one: str, params_of_one: Callable[[Row], Row], rows: list[Row]
+) -> int:
+    """Insert rows by the statement for many, and the rest by that for one; return the number of inserted rows."""
+    in_batches = len(rows) - len(rows) % BATCH_ROWS
+    written = await tx.execute_many(many, rows[:in_batches])
+    return written + await tx.execute_many(one, list(map(params_of_one, rows[in_batches:])))
 
 
 def _needs_lease_check(turn: Turn) -> bool:
@@ -229,10 +279,6 @@ async def _check_state(tx: SqliteTransaction, turn: Turn) -> TurnState:
 async def _written(tx: SqliteTransaction, turn: Turn) -> dict[int, Row]:
     span = (turn.lease.run_id, turn.records[0].seq, turn.records[-1].seq)
     return {row[1]: row for row in await tx.fetch(_WRITTEN, span)}
-
-
-def _row(turn: Turn, record: Record) -> Row:
-    return (*record_row(turn, record), turn.lease.nonce)
 
 
 # The states that a run leaves 'running' for, each written under its lease. Every function returns whether the lease
