@@ -6,6 +6,6 @@
 
 from perdure.client.outbox import Outbox, Subscription
 from perdure.core.model.cloud_event import CloudEvent, CloudEventPage, PublishedEvent
-from perdure.push.webhook import Webhook
+from perdure.push.outgoing_webhooks import Webhook
 
 __all__ = ["CloudEvent", "CloudEventPage", "Outbox", "PublishedEvent", "Subscription", "Webhook"]

@@ -12,9 +12,10 @@ from perdure import Context
 from perdure.core.codec.failure import Failure
 from perdure.core.model.outputs import NewOutput
 from perdure.core.model.record import Record, RecordKind
-from perdure.replay.checkpoints import is_part_over, read_checkpoint
+from perdure.replay.checkpoints import is_part_over
 from perdure.replay.operations import ChildOperation, OpenOperation, RunOperation, StepOperation, WatchOperation
 from perdure.workflow.channels import question_name
+from perdure.workflow.scopes import read_checkpoint
 from tests.replay.driver import SECOND, Driver, Together, codec
 from tests.replay.generation import ARRIVALS, Tape
 from tests.replay.language import QUESTION

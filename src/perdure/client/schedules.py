@@ -37,7 +37,7 @@ from perdure.core.option_checks import (
 from perdure.core.printed_text import brief
 from perdure.core.time.cron import At, Cron, Every, Timing, Window, fire_times, next_fire_time, to_stored, zone_of
 from perdure.core.time.duration import NEVER, Duration, instant, microseconds, moment_of
-from perdure.core.time.firing import when_due
+from perdure.core.time.firing_plan import when_due
 from perdure.core.time.schedule import (
     BackfillPreview,
     Fire,

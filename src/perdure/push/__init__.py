@@ -10,7 +10,7 @@ from perdure.core.model.claim import ExecutionResult, ExecutionState
 from perdure.push.announcer import Announcer
 from perdure.push.handler import QueueHandler
 from perdure.push.http import PushApp
-from perdure.push.incoming import GitHub, IncomingEvent, Send, StandardWebhooks, Start, Stripe, WebhookSource
+from perdure.push.incoming_webhooks import GitHub, IncomingEvent, Send, StandardWebhooks, Start, Stripe, WebhookSource
 from perdure.push.message import Delivery, MessageOutcome, MessageResult, QueueMessage
 from perdure.push.redis import RedisQueue
 from perdure.push.signature import SigningKeys

@@ -38,7 +38,7 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.push.handler import QueueHandler
-from perdure.push.incoming import WebhookSource, perform
+from perdure.push.incoming_webhooks import WebhookSource, perform
 from perdure.push.message import MessageOutcome, MessageResult, QueueMessage
 from perdure.push.signature import SigningKeys, is_secret, signing_keys
 

@@ -16,7 +16,7 @@ from perdure.core.codec.decoders import decoder_for
 from perdure.core.model.run import FINISHED, NewRun, Run
 from perdure.core.policy.singleton import stored_singleton_of
 from perdure.core.time.duration import NEVER
-from perdure.core.time.firing import plan_firing
+from perdure.core.time.firing_plan import plan_firing
 from perdure.core.time.schedule import FiringResult, Misfire, Overlap, SaveOutcome, Schedule, run_id_of, trail_of
 from perdure.errors import SingletonBusy, StoreCorrupt, StoreUnavailable
 from perdure.store.contract import Change

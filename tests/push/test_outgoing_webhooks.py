@@ -16,7 +16,7 @@ from perdure import Retry, Status
 from perdure.errors import InvalidSignature, UsageError
 from perdure.outbox import CloudEvent, Webhook
 from perdure.push import SigningKeys
-from perdure.push.webhook import message_id
+from perdure.push.outgoing_webhooks import message_id
 from tests.helpers import eventually
 from tests.stage import Stage
 

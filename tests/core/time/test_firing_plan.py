@@ -13,7 +13,7 @@ from perdure import Every, Overlap
 from perdure.admin import Misfire, Schedule
 from perdure.core.time.cron import Cron, fire_times, next_fire_time, to_stored
 from perdure.core.time.duration import NEVER, moment_of
-from perdure.core.time.firing import BATCH, FiringPlan, plan_firing, when_due
+from perdure.core.time.firing_plan import BATCH, FiringPlan, plan_firing, when_due
 from perdure.core.time.schedule import LONGEST_QUEUE, fire_time_of, run_id_of
 from perdure.errors import InvalidSchedule
 
