@@ -28,7 +28,7 @@ import click
 import msgspec
 from msgspec import Struct
 
-from benchmarks.counted import PARTS, RUNS
+from benchmarks.counted import PARTS, RUNS, TRACED_RUNS
 
 ROOT = Path(__file__).parent.parent
 FIGURES = Path(__file__).parent / "figures.json"
@@ -75,18 +75,18 @@ def each(short: float, long: float, runs: int = RUNS) -> Costs:
     }
 
 
-def counted(source: Path, *options: str) -> Figures:
+def counted(source: Path, *options: str, runs: int = RUNS) -> Figures:
     """The figures of a source tree, by callgrind; `options` are those of `benchmarks.counted`."""
     # First, so that compiled files are there: what is loaded from them is laid out otherwise than what was just
     # compiled.
-    functions = functions_of(source, RUNS, *options)
+    functions = functions_of(source, runs, *options)
     with tempfile.TemporaryDirectory(prefix="perdure-count-") as folder:
         out = Path(folder, "callgrind")
         command = ["valgrind", "-q", "--tool=callgrind", "--dump-before=getsid", f"--callgrind-out-file={out}"]
-        _run(source, folder, command, *options)
+        _run(source, folder, command, str(runs), *options)
         # The signs are at the beginning and the end of each part: 1 is what was before, 3 what was in between.
         short, long = (_by_library(Path(f"{out}.{number}")) for number in (2, 4))
-    libraries = _split(short, long)
+    libraries = _split(short, long, runs)
     total = {unit: round(sum(costs.values()), 2) for unit, costs in libraries.items()}
     return Figures("instructions", total, libraries, functions)
 
@@ -235,7 +235,8 @@ def main(base: str | None, *, write: bool, metrics: bool, traces: bool) -> None:
         what, allowed = ("metrics", ALLOWED_METRICS) if metrics else ("traces", ALLOWED_TRACES)
         if not counting:
             raise click.ClickException(f"what {what} add is counted by valgrind, which is not installed")
-        verdict = compare(counted(source), counted(source, f"--{what}"), f"the same without {what}", allowed)
+        runs = [counted(source, *options, runs=TRACED_RUNS) for options in ((), (f"--{what}",))]
+        verdict = compare(*runs, f"the same without {what}", allowed)
         print(verdict.text)
         sys.exit(not verdict.passed)
     if write:

@@ -6,7 +6,7 @@ The clock moves by a microsecond a look, randomness grows from a seed and the da
 caller, so that the same code does the same work each time. Before and after each part the process calls `getsid`, which
 nothing else here does: callgrind writes its counts down there. What is printed is a JSON object: CPU seconds by part
 or, with `--opcodes`, executed bytecodes by function. With `--metrics`, all of it is counted by an engine that has
-metrics. With `--traces`, the engine makes spans, of one trace in 75.
+metrics. With `--traces`, the engine makes spans, of one trace in 100.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from perdure import Engine
 from perdure.store import Retrying, open_store
 from perdure.testing.clock import VirtualClock
 
-#: Runs of each part.
+#: Runs of each part; and with metrics or traces, so that one trace in a hundred is a whole number of them.
 RUNS = 150
+TRACED_RUNS = 200
 #: Steps of each run, by part: a run of one step, and how much more the same runs cost with ten more steps each.
 PARTS = {"short": 1, "long": 11}
 #: Runs before the first part, of each kind: caches are filled, and bytecode is specialised.
@@ -72,14 +73,14 @@ async def work(
 
 
 def sampled_traces() -> Any:
-    """Tracing that records one trace in 75, which is a little more than 1 %."""
+    """Tracing that records one trace in 100."""
     # Imported late: a revision that is compared with may have no traces.
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
     from opentelemetry.sdk.trace.sampling import Decision, ParentBased, Sampler, SamplingResult
 
     from perdure.tracing import Tracing
 
-    class Every75th(Sampler):
+    class EveryHundredth(Sampler):
         """Records two traces of each part; by chance it could be none, or many more."""
 
         def __init__(self) -> None:
@@ -90,14 +91,14 @@ def sampled_traces() -> Any:
             links: Any = None, trace_state: Any = None,
         ) -> SamplingResult:  # fmt: skip
             """Decide, the same for all spans of a trace."""
-            recorded = Decision.DROP if len(self._decided) % 75 else Decision.RECORD_AND_SAMPLE
+            recorded = Decision.DROP if len(self._decided) % 100 else Decision.RECORD_AND_SAMPLE
             return SamplingResult(self._decided.setdefault(trace_id, recorded), attributes)
 
         def get_description(self) -> str:
             """Name it."""
-            return "Every75th"
+            return "EveryHundredth"
 
-    provider = TracerProvider(ParentBased(Every75th()))
+    provider = TracerProvider(ParentBased(EveryHundredth()))
     # A program exports in another thread.
     provider.add_span_processor(SpanProcessor())
     return Tracing(provider)
