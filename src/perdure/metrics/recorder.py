@@ -143,15 +143,19 @@ class Recorder(Listener):
             self.observe(instruments.COMMIT_DURATION, seconds)
             self.observe(instruments.COMMIT_BATCH, len(turns))
         types, values, sink = self._types, self.cells.values, self.sink
+        own, type = None, ""
         for (held, turn), verdict in zip(turns, verdicts, strict=True):
             if verdict is not _APPLIED and verdict is not _AWAKE:
                 continue
             run = held.run
-            own = types.get(run.type) or self._of_type(run.type)
+            # Most runs of a batch are of the same type.
+            if own is None or run.type != type:
+                type = run.type
+                own = types.get(type) or self._of_type(type)
             for record in turn.records:
-                if record.kind is _STEP and not record.failed and sink is None and record.started_at:
+                if record.kind is _STEP and not record.failed and sink is None and (began := record.started_at):
                     # The usual case. That it succeeded follows from the other numbers (`add_successes`).
-                    duration = (record.at - record.started_at) / 1e6
+                    duration = (record.at - began) / 1e6
                     values[own.step + bisect_left(_STEP_BUCKETS, duration)] += 1.0
                     values[own.step_sum] += duration
                 else:

@@ -36,7 +36,7 @@ from perdure.core.model.run import (
 )
 from perdure.core.model.waits import Wait
 from perdure.core.time.duration import NEVER
-from perdure.core.tracing import trace_id_of
+from perdure.core.tracing import RunTrace, trace_id_of
 from perdure.errors import DuplicateName, WorkflowError
 from perdure.replay.checkpoints import Checkpoints, is_location_over
 from perdure.replay.mailbox import Mailbox, bound
@@ -317,8 +317,8 @@ class OperationsApi(ABC):
     # Class attributes: most of very many runs never change them, and no step reads them.
     #: Difference between the randomness of a fork and that of its origin.
     _salt = ""
-    #: Id of the trace that the run belongs to, if it is not that of its headers.
-    trace_id = ""
+    #: The trace that the run belongs to, if it is not that of its headers.
+    trace: RunTrace | None = None
     _open_children = 0
     #: By the name of its message: type and validator of a question.
     validators: Mapping[str, tuple[Any, Callable[[Any], object]]] = MappingProxyType({})
@@ -360,7 +360,7 @@ class OperationsApi(ABC):
         """Fields of log records of the workflow."""
         fields: dict[str, object] = {"run_id": self.run_id, "run_type": self._origin.type}
         fields["attempt"] = self._origin.attempt
-        if trace_id := self.trace_id or trace_id_of(self.headers):
+        if trace_id := trace_id_of(self.headers) if self.trace is None else self.trace.trace_id:
             fields["trace_id"] = trace_id
         return fields
 

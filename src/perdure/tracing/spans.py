@@ -55,6 +55,8 @@ logger = logging.getLogger("perdure.tracing")
 
 _SAMPLED, _UNSAMPLED = TraceFlags(TraceFlags.SAMPLED), TraceFlags(TraceFlags.DEFAULT)
 _NO_CONTEXT = Context()
+#: Makes the hash of the ids of a run. A copy is cheaper than a new one, which parses its options.
+_new_hash = blake2b(digest_size=24).copy
 #: Key of the current span in a context, by which a context is made for each run without copies.
 [_SPAN_KEY] = trace.set_span_in_context(trace.INVALID_SPAN, _NO_CONTEXT)
 # Looking up an enum member through its class is slow; this one is needed for every run.
@@ -103,6 +105,8 @@ class Tracing:
         self.tracer: trace.Tracer | None = None
         #: The sampler of the tracer; None: it has none that may be asked.
         self.sampler: Any = None
+        #: A decision of the sampler that records nothing. Most are the same object.
+        self.usual_decision: object = None
 
     def is_active(self) -> bool:
         """Tell whether there is a tracer provider; logs a warning if there is none."""
@@ -183,7 +187,9 @@ class _RunTrace:
         waited = run.started_at - run.created_at > tracing.link_after
         text = f"{run.id}\0{run.generation}\0{run.attempt if waited else 0}"
         # One digest for the ids of the trace and of the span.
-        self._digest = digest = blake2b(text.encode(), digest_size=24).digest()
+        hashing = _new_hash()
+        hashing.update(text.encode())
+        self._digest = digest = hashing.digest()
         self._trace_id = int.from_bytes(digest[:16], "big") or 1
         if run.options != NO_OPTIONS and (headers := run.headers):
             self._follow(_extracted(headers), waited=waited)
@@ -194,7 +200,10 @@ class _RunTrace:
             name = f"activity {run.type}" if is_activity else f"run {run.type}"
             try:
                 result = tracing.sampler.should_sample(self._above, self._trace_id, name, _CONSUMER, None, self._links)
-                self.sampled = sampled = bool(result.decision.is_sampled())
+                if result.decision is not tracing.usual_decision:
+                    self.sampled = sampled = bool(result.decision.is_sampled())
+                    if not sampled:
+                        tracing.usual_decision = result.decision
             except Exception as error:
                 self._note_sampler_failure(error)
         if sampled:

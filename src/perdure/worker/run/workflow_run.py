@@ -164,8 +164,7 @@ class WorkflowRun(HeldRun):
             self._operation_log = OperationLog()
             self._is_usual = False
         execution = self._execution = make_execution(run, self._workflow, records, self._services)
-        if self.trace is not None:
-            execution.trace_id = self.trace.trace_id
+        execution.trace = self.trace
         execution.begin(reading.drain_context)
         if records:
             self._replay_began = self._services.system.monotonic()
