@@ -235,8 +235,8 @@ def main(base: str | None, *, write: bool, metrics: bool, traces: bool) -> None:
         what, allowed = ("metrics", ALLOWED_METRICS) if metrics else ("traces", ALLOWED_TRACES)
         if not counting:
             raise click.ClickException(f"what {what} add is counted by valgrind, which is not installed")
-        runs = [counted(source, *options, runs=TRACED_RUNS) for options in ((), (f"--{what}",))]
-        verdict = compare(*runs, f"the same without {what}", allowed)
+        without, listening = [counted(source, *options, runs=TRACED_RUNS) for options in ((), (f"--{what}",))]
+        verdict = compare(without, listening, f"the same without {what}", allowed)
         print(verdict.text)
         sys.exit(not verdict.passed)
     if write:

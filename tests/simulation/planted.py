@@ -19,6 +19,7 @@ from perdure.replay.operations import StepOperation
 from perdure.store.retrying import Retrying
 from perdure.store.sql import reads, store, workers
 from perdure.store.sql import turn as extras
+from perdure.store.sql.dialect import Row
 from perdure.store.sql.runs import attempt_reports, inbox
 from perdure.store.sql.runs import inbox as topics
 from perdure.store.sql.turn import TurnState
@@ -42,6 +43,8 @@ _PROOFS: tuple[tuple[ModuleType, str, str, str], ...] = (
     (commit, "FINISH", "?", "?"),
     (commit, "RECORD", "?", "?"),
     (commit, "RECORDS", "v.column3", "v.column15"),
+    (commit, "SUCCESS", "?", "?"),
+    (commit, "SUCCESSES", "v.column3", "v.column9"),
 )
 
 
@@ -104,8 +107,14 @@ def fence_by_worker(patch: Patch) -> None:
         return await finish(tx, Lease(lease.run_id, lease.token, name()), outcome)
 
     patch.setattr(commit, "_finish", finish_by_name)
-    row = commit._row
-    patch.setattr(commit, "_row", lambda turn, record: (*row(turn, record)[:-1], name()))
+    insert = commit._insert
+
+    async def insert_by_name(
+        tx: SqliteTransaction, many: str, one: str, params_of_one: Callable[[Row], Row], rows: list[Row]
+    ) -> int:
+        return await insert(tx, many, one, params_of_one, [(*row[:-1], name()) for row in rows])
+
+    patch.setattr(commit, "_insert", insert_by_name)
 
     async def stand(tx: SqliteTransaction, turn: Turn) -> TurnState:
         rows = await tx.fetch("SELECT status, worker FROM perdure_runs WHERE id = ?", (turn.lease.run_id,))
