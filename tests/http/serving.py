@@ -10,11 +10,12 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
+from starlette.applications import Starlette
 
 from perdure import Context, Engine, Pending, Retry, activity, activity_info, step, workflow
 from perdure.admin import Role
 from perdure.http import HttpApp
-from perdure.http.server import make_server
+from perdure.http.server import SignalledServer, server_config
 
 
 @dataclass
@@ -128,9 +129,10 @@ class Served:
 
 
 @asynccontextmanager
-async def running(app: HttpApp, root_path: str = "") -> AsyncIterator[tuple[str, int]]:
-    """A real server with the application; its host and port."""
-    server = make_server(app, "127.0.0.1", 0, root_path)
+async def running(app: HttpApp | Starlette, root_path: str = "") -> AsyncIterator[tuple[str, int]]:
+    """A real server with the application, mounted or not; its host and port."""
+    on_stop = app.end_streams if isinstance(app, HttpApp) else lambda: None
+    server = SignalledServer(server_config(app, "127.0.0.1", 0, root_path), on_stop)
     server.config.log_level = "critical"
     task = asyncio.ensure_future(server._serve())
     while not server.started:
@@ -145,7 +147,7 @@ async def running(app: HttpApp, root_path: str = "") -> AsyncIterator[tuple[str,
 
 
 @asynccontextmanager
-async def calling(app: HttpApp, root_path: str = "") -> AsyncIterator[httpx.AsyncClient]:
+async def calling(app: HttpApp | Starlette, root_path: str = "") -> AsyncIterator[httpx.AsyncClient]:
     """A client of a real server with the application."""
     async with (
         running(app, root_path) as (host, port),

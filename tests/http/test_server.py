@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from perdure import Context, Engine, Status, Watermark, workflow
 from perdure.admin import Role
@@ -263,11 +265,8 @@ async def test_it_works_under_a_prefix(on_disk: Stage, how: str) -> None:
     engine = on_disk.engine(*WORKFLOWS)
     token = (await engine.tokens.create("ci", Role.ADMIN)).token
     app = HttpApp(engine, access=Access(proxies=["127.0.0.1"] if how == "forwarded" else []))
-    outer: Any = app
+    outer: HttpApp | Starlette = app
     if how == "mounted":
-        from starlette.applications import Starlette
-        from starlette.routing import Mount
-
         outer = Starlette(routes=[Mount("/ops/perdure", app=app)])
     headers = {"Authorization": f"Bearer {token}"}
     prefix = "" if how == "forwarded" else "/ops/perdure"
