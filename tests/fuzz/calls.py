@@ -7,11 +7,15 @@ import contextlib
 import functools
 import gc
 import inspect
+import re
+import resource
+import sys
 import time
 import typing
 import warnings
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
 from typing import Any
 
 import perdure
@@ -366,10 +370,22 @@ def _given(call: Callable[[], Any]) -> object:
     return call.args if isinstance(call, functools.partial) else inspect.getclosurevars(call).nonlocals
 
 
+#: Memory that the calls of a test may take, in bytes.
+MEMORY = 3 << 30
+
+
 class quiet:
-    """No garbage collection, which is not the fault of a call, and no warnings."""
+    """No garbage collection, which is not the fault of a call, and no warnings.
+
+    A call that takes memory without end gets a `MemoryError`, which names its place. Without this bound, the kernel
+    would kill the process or another one.
+    """
 
     def __enter__(self) -> None:
+        self._before = resource.getrlimit(resource.RLIMIT_DATA)
+        if sys.platform == "linux":
+            used = int(re.findall(r"VmData:\s+(\d+)", Path("/proc/self/status").read_text())[0]) << 10
+            resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY, self._before[1]))
         self._caught = warnings.catch_warnings()
         self._caught.__enter__()
         warnings.simplefilter("ignore")
@@ -378,6 +394,7 @@ class quiet:
     def __exit__(self, *_: object) -> None:
         gc.enable()
         self._caught.__exit__(None, None, None)
+        resource.setrlimit(resource.RLIMIT_DATA, self._before)
 
 
 def methods(target: object) -> list[tuple[str, Callable[..., Any]]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,7 +16,17 @@ import pytest
 
 from perdure import Engine
 from perdure.workflow.discover import Definable
-from tests.fuzz.calls import PURE, Found, fuzz_context, fuzz_engine, fuzz_pure, prepare, targets
+from tests.fuzz.calls import (
+    PURE,
+    Found,
+    fuzz_context,
+    fuzz_engine,
+    fuzz_pure,
+    prepare,
+    quiet,
+    targets,
+    timed,
+)
 from tests.fuzz.hostile import act, anything, failing, flow
 from tests.fuzz.outer import fuzz_blocking, fuzz_commands, fuzz_http, fuzz_remote
 from tests.fuzz.parts import PARTS, fuzz_parts
@@ -36,6 +47,8 @@ HTTP_CALLS = 10_000 if PROVE else 300
 BLOCKING_CALLS = 10_000 if PROVE else 300
 COMMAND_CALLS = 1_000 if PROVE else 60
 
+in_time = pytest.mark.timeout(3600 if PROVE else 240)
+
 #: First of the seeds.
 FIRST = int(os.environ.get("PERDURE_FUZZ_SEED", "0"))
 
@@ -52,25 +65,25 @@ def assert_clean(found: Found, calls: int) -> None:
     assert found.problems == {}, "\n".join(f"{name}: {told}" for name, told in found.problems.items())
 
 
-@pytest.mark.timeout(3600)
+@in_time
 @pytest.mark.parametrize("seed", seeds(6))
 def test_values_and_decorators_refuse_what_they_cannot_use(seed: int) -> None:
     assert_clean(fuzz_pure(seed, PURE_CALLS), PURE_CALLS)
 
 
-@pytest.mark.timeout(3600)
+@in_time
 @pytest.mark.parametrize("seed", seeds(2))
 def test_the_parts_beside_the_engine_refuse_what_they_cannot_use(seed: int) -> None:
     assert_clean(fuzz_parts(seed, PARTS_CALLS), PARTS_CALLS)
 
 
-@pytest.mark.timeout(3600)
+@in_time
 @pytest.mark.parametrize("seed", seeds(2))
 def test_a_context_refuses_what_it_cannot_use(seed: int) -> None:
     assert_clean(fuzz_context(seed, CONTEXT_CALLS), CONTEXT_CALLS)
 
 
-@pytest.mark.timeout(3600)
+@in_time
 @pytest.mark.parametrize("seed", seeds(4))
 async def test_an_engine_refuses_what_it_cannot_use(seed: int) -> None:
     def open_engine(*workflows: Definable) -> Engine:
@@ -79,25 +92,25 @@ async def test_an_engine_refuses_what_it_cannot_use(seed: int) -> None:
     assert_clean(await fuzz_engine(open_engine, seed, ENGINE_CALLS), ENGINE_CALLS)
 
 
-@pytest.mark.timeout(3600)
+@in_time
 @pytest.mark.parametrize("seed", seeds(2))
 async def test_an_engine_on_a_perdure_server_refuses_what_it_cannot_use(seed: int) -> None:
     assert_clean(await fuzz_remote(seed, REMOTE_CALLS), REMOTE_CALLS)
 
 
-@pytest.mark.timeout(3600)
+@in_time
 @pytest.mark.parametrize("seed", seeds(1))
 async def test_the_http_api_refuses_what_it_cannot_use(seed: int) -> None:
     assert_clean(await fuzz_http(seed, HTTP_CALLS), HTTP_CALLS)
 
 
-@pytest.mark.timeout(3600)
+@in_time
 @pytest.mark.parametrize("seed", seeds(1))
 def test_the_blocking_facade_refuses_what_it_cannot_use(seed: int) -> None:
     assert_clean(fuzz_blocking(seed, BLOCKING_CALLS), BLOCKING_CALLS)
 
 
-@pytest.mark.timeout(3600)
+@in_time
 @pytest.mark.parametrize("seed", seeds(1))
 def test_the_command_line_refuses_what_it_cannot_use(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -121,9 +134,19 @@ async def server(
         yield stage
 
 
-@pytest.mark.timeout(3600)
+@in_time
 async def test_an_engine_on_a_server_refuses_what_it_cannot_use(server: Stage) -> None:
     assert_clean(await fuzz_engine(server.engine, FIRST + 11, SERVER_CALLS), SERVER_CALLS)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is bounded on Linux only")
+def test_a_call_that_takes_memory_without_end_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.fuzz.calls.MEMORY", 64 << 20)
+    found = Found()
+    with quiet():
+        timed(found, "call", lambda: [bytearray(1 << 20) for _ in range(1000)])
+    assert [name.partition(" at ")[0] for name in found.problems] == ["call: MemoryError"]
+    assert len([bytearray(1 << 20) for _ in range(100)]) == 100, "the bound goes with the test"
 
 
 def test_a_problem_is_noticed() -> None:
