@@ -14,10 +14,11 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from perdure.client.runs.deadlocks import Deadlock, DeadlockSearch, advice
 from perdure.core.audit import Event
 from perdure.core.codec.failure import Failure
 from perdure.core.limits.breaker import PREFIX, BreakerInfo, Circuit
-from perdure.core.limits.limit import WaitlistPosition
+from perdure.core.limits.limit import PermitInfo, WaitlistPosition
 from perdure.core.model.outputs import Interruption, Output, OutputKind, interruption_of
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.reports import FailedAttempt, RunReport, RunSnapshot, StepReport, original_records
@@ -65,6 +66,10 @@ class Facts(Struct, frozen=True, kw_only=True):
     beat: Output | None = None
     #: WaitlistPosition on the waitlist of a limit.
     standing: WaitlistPosition | None = None
+    #: Permits of that limit that are in use, those of their runs that are named, and the deadlock over them.
+    permits: Sequence[PermitInfo] = ()
+    holders: Mapping[str, Run] = {}
+    deadlock: Deadlock | None = None
     #: All that a parked run waits for, by name.
     waits: RunWaits | None = None
 
@@ -75,6 +80,8 @@ EXPLAINING = (OutputKind.HEARTBEAT, OutputKind.SET_ASIDE)
 _NO_RECORDS = 2**62
 #: Generations of children in one explanation.
 _GENERATIONS = 5
+#: Holders of permits that one sentence names.
+_HOLDERS = 3
 
 
 async def explain(store: Store, run: Run, snapshot: RunSnapshot | None = None, *, deep: int = _GENERATIONS) -> str:
@@ -87,6 +94,9 @@ async def explain(store: Store, run: Run, snapshot: RunSnapshot | None = None, *
     if snapshot is None:
         snapshot = await store.snapshot(run.id, -1 if retries else _NO_RECORDS, EXPLAINING)
     ready = run.status is Status.PENDING
+    standing = await store.waitlist_position(run.id) if run.reason in (Reason.LIMIT, Reason.BREAKER) else None
+    search = DeadlockSearch(store)
+    permits = () if standing is None else await search.permits(standing.gate)
     facts = Facts(
         now=await store.now(),
         workers=await store.workers() if ready or run.status is Status.RUNNING else (),
@@ -95,7 +105,10 @@ async def explain(store: Store, run: Run, snapshot: RunSnapshot | None = None, *
         inbox=await store.inbox(run.id, 0) if run.reason is Reason.PAUSED else (),
         elsewhere=served_elsewhere(await store.types()) if ready else {},
         beat=_beat(snapshot) if run.status is Status.RUNNING or run.reason is Reason.COMPLETION else None,
-        standing=await store.waitlist_position(run.id) if run.reason in (Reason.LIMIT, Reason.BREAKER) else None,
+        standing=standing,
+        permits=permits,
+        holders=await search.runs([one.run_id for one in permits[:_HOLDERS]]),
+        deadlock=None if standing is None else await search.find(standing.gate, run.id),
         waits=None if snapshot is None else _waits_of(run, snapshot.waits),
     )
     if run.reason is not Reason.CHILD or not deep:
@@ -243,6 +256,30 @@ def _limited(standing: WaitlistPosition, now: int) -> str:
     )
 
 
+def _held(run: Run, facts: Facts) -> str:
+    """Sentences about the runs that hold the permits of a full limit, and about a deadlock over them."""
+    if facts.standing is None or not facts.permits:
+        return ""
+    limit, named = facts.standing.gate, ", ".join(_holder(run, one, facts) for one in facts.permits[:_HOLDERS])
+    rest = limit.held - _HOLDERS
+    more = f" and {rest} more" if rest > 0 else ""
+    text = f" Its {'permits are' if limit.held > 1 else 'permit is'} held by {named}{more}."
+    if facts.deadlock is None:
+        return text
+    return f"{text} This never ends: {facts.deadlock}. {advice(limit)}."
+
+
+def _holder(run: Run, permit: PermitInfo, facts: Facts) -> str:
+    """Name the holder of a permit, with its type and its state."""
+    step = f"step {permit.location!r} of " if permit.location else ""
+    holder = facts.holders.get(permit.run_id)
+    if holder is None:
+        return f"{step}{permit.run_id!r}"
+    kin = "its parent " if holder.id == run.parent_id else "itself, " if holder.id == run.id else ""
+    reason = "" if holder.reason is None else f": {holder.reason}"
+    return f"{step}{kin}{holder.id!r} ({holder.type}, {holder.status}{reason})"
+
+
 def _broken(breaker: BreakerInfo, standing: WaitlistPosition, now: int) -> str:
     waited = f"It has waited for {span(now - standing.since)}: the breaker {breaker.name!r}"
     since = ago(breaker.since, now)
@@ -274,7 +311,7 @@ def _waiting(run: Run, facts: Facts) -> str:
         case Reason.PAUSED:
             return _paused(facts.inbox, now)
         case Reason.LIMIT | Reason.BREAKER if facts.standing is not None:
-            return _limited(facts.standing, now) + _in_all(named, now)
+            return _limited(facts.standing, now) + _held(run, facts) + _in_all(named, now)
         case Reason.CHILD:
             return "It waits for a child run to finish."
         case Reason.COMPLETION:
