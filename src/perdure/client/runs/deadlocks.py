@@ -149,13 +149,14 @@ def is_full(limit: LimitInfo) -> bool:
     return 0 < limit.bounds.concurrency <= limit.held
 
 
-def advice(limit: LimitInfo) -> str:
-    """Say what ends a deadlock over a limit, and what prevents it."""
-    name, enough = limit.name, limit.held + limit.waiting
-    spelled = f"perdure limits set URL {shlex.quote(name)} --concurrency {enough}"
-    # A rate would be removed by the command.
-    how = "perdure limits set" if limit.bounds.pace else spelled
-    return f"Raise the limit (`{how}`), or cancel one of them; and give what a run waits for a limit of another name"
+def advice(limit: LimitInfo, target: str = "URL") -> str:
+    """Say what ends a deadlock over a limit, and what prevents the next one."""
+    # The command would remove a rate.
+    bounds = [] if limit.bounds.pace else ["--concurrency", str(limit.held + limit.waiting)]
+    command = shlex.join(["perdure", "limits", "set", target, limit.name, *bounds])
+    return (
+        f"Raise the limit (`{command}`), or cancel one of these runs. Give what a run waits for a limit of another name"
+    )
 
 
 async def _readable(store: Store, run_ids: Sequence[str]) -> list[Run]:

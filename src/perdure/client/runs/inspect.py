@@ -290,7 +290,7 @@ def _held(run: Run, facts: Facts) -> str:
     text = f" Its {'permits are' if limit.held > 1 else 'permit is'} held by {named}{more}."
     if facts.deadlock is None:
         return text
-    return f"{text} This never ends: {facts.deadlock}. {advice(limit)}."
+    return f"{text} This never ends: {facts.deadlock}. To end it, {advice(limit)}."
 
 
 def _holder(run: Run, permit: PermitInfo, facts: Facts) -> str:
