@@ -8,6 +8,7 @@ import pytest
 
 from perdure import Context, Engine, Limit, Status, activity, workflow
 from perdure.admin import Reason
+from perdure.workflow.definition import Workflow
 from tests.cli.conftest import URL, Perdure
 from tests.helpers import eventually
 from tests.stage import until
@@ -102,10 +103,13 @@ def test_messages_tells_what_is_unread_and_which_name_was_meant(perdure: Perdure
 
 
 def test_workers_are_listed_with_the_first_types_and_queues(perdure: Perdure) -> None:
-    many = [
-        workflow(f"stuck.many.v{number}")(lambda ctx: None)  # type: ignore[arg-type,return-value]
-        for number in range(5)
-    ]
+    def numbered(number: int) -> Workflow[[], None]:
+        @workflow(f"stuck.many.v{number}")
+        async def one(ctx: Context) -> None: ...
+
+        return one
+
+    many = [numbered(number) for number in range(5)]
 
     async def scene() -> tuple[str, list[str]]:
         engine = Engine(URL, many)

@@ -138,9 +138,9 @@ async def test_a_deadlock_by_a_limit_of_a_workflow_and_its_own_step_is_found(sta
 @workflow("stuck.patient.v1", limit=Limit("one", concurrency=1))
 async def patient(ctx: Context) -> bool:
     """Holds the permit, and may go on without its child."""
-    child, message = asyncio.ensure_future(ctx.call(export())), asyncio.ensure_future(ctx.receive("go", bool))
-    await asyncio.wait([child, message], return_when=asyncio.FIRST_COMPLETED)
-    return message.done()
+    waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(one) for one in (ctx.call(export()), ctx.receive("go"))]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    return waits[1].done()
 
 
 async def test_a_parent_that_may_go_on_without_its_child_is_no_deadlock(stage: Stage) -> None:

@@ -24,7 +24,7 @@ from perdure.core.model.run import RunGroup, Status
 from perdure.core.model.run_orders import Pause, PauseKind
 from perdure.core.model.worker_info import WorkerInfo, WorkerStatus, living_workers
 from perdure.core.pinning import base_queue, pinned_build
-from perdure.core.printed_text import brief
+from perdure.core.printed_text import brief, misspelt
 from perdure.core.routing import served_elsewhere
 from perdure.core.system import System
 from perdure.core.time.schedule import Schedule
@@ -373,6 +373,7 @@ def judge_ready(
             return True
         return any(one.type in worker.types and one.queue in worker.queues for worker in alive)
 
+    served = {type for worker in alive for type in worker.types}
     return _each(
         "work",
         [one for one in ready if not is_served(one)],
@@ -380,15 +381,19 @@ def judge_ready(
             "work",
             f"no live worker serves {_count(one.count, 'ready run')} of type {one.type} in queue {one.queue}; "
             f"the oldest has waited for {span(now - one.oldest)}",
-            _worker_for(one.queue),
+            _worker_for(one, served),
         ),
     )
 
 
-def _worker_for(queue: str) -> str:
-    """Advice on runs in a queue that no worker serves."""
+def _worker_for(ready: ReadyRuns, served: set[str]) -> str:
+    """Advice on runs that no worker serves."""
+    queue = ready.queue
     if build := pinned_build(queue):
         return f"they are pinned to the build {build}: start a worker of it, or unpin them"
+    near = None if ready.type in served else misspelt(ready.type, served)
+    if near is not None:
+        return f"did you mean {near}, which is served? Else start a worker whose engine has the type"
     return f"start a worker whose engine has it: {command('worker', 'MODULE:ENGINE', '--queue', queue)}"
 
 

@@ -154,9 +154,7 @@ def advice(limit: LimitInfo, target: str = "URL") -> str:
     # The command would remove a rate.
     bounds = [] if limit.bounds.pace else ["--concurrency", str(limit.held + limit.waiting)]
     command = shlex.join(["perdure", "limits", "set", target, limit.name, *bounds])
-    return (
-        f"Raise the limit (`{command}`), or cancel one of these runs. Give what a run waits for a limit of another name"
-    )
+    return f"raise the limit (`{command}`) or cancel one of these runs, and give the child a limit of another name"
 
 
 async def _readable(store: Store, run_ids: Sequence[str]) -> list[Run]:
