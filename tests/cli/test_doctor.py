@@ -138,6 +138,13 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
         "serves 1 ready run of type lonely in queue far",
         "--queue far",
     ),
+    f"""{FUTURE}; UPDATE perdure_workers SET types = '["shop.charge.v1"]';
+    INSERT INTO perdure_runs (id, type) VALUES ('r', 'shop.chrge.v1')""": (
+        "work",
+        "warning",
+        "serves 1 ready run of type shop.chrge.v1",
+        "did you mean shop.charge.v1",
+    ),
     "INSERT INTO perdure_runs (id, type, queue) VALUES ('r', 'lonely', 'far~1.4')": (
         "work",
         "warning",

@@ -243,3 +243,85 @@ async def test_runs_of_workers_in_other_languages_count_as_served(stage: Stage) 
         [TypeInfo(type="stuck.js.v1", runtime="node")],
     )
     assert not (await engine.runs.list(unserved=True)).runs
+
+
+async def test_why_names_the_step_that_holds_a_permit(stage: Stage) -> None:
+    going, go = asyncio.Event(), asyncio.Event()
+
+    @step(limit=Limit("narrow", concurrency=1))
+    async def slow() -> str:
+        going.set()
+        await go.wait()
+        return "done"
+
+    @workflow("stuck.narrow.v1")
+    async def narrow(ctx: Context) -> str:
+        return await ctx.step(slow)
+
+    engine = stage.engine(narrow)
+    async with engine.worker():
+        first = await engine.start(narrow(), id="first")
+        await going.wait()
+        second = await engine.start(narrow(), id="second")
+        await limited(engine, narrow.type)
+        assert "Its permit is held by step 'slow' of 'first' (stuck.narrow.v1, running)." in await second.why()
+        go.set()
+        assert await first.result("20s") == await second.result("20s") == "done"
+
+
+async def test_why_suggests_the_served_type_that_a_misspelt_one_resembles(stage: Stage) -> None:
+    engine = stage.engine(here, forgotten)
+    misspelt = await engine.start(Call.named("stuck.heere.v1"))
+    assert "Did you mean" not in await misspelt.why()
+    async with engine.worker(types=[here.type]):
+        assert "Did you mean 'stuck.here.v1'? Then cancel this run and start one of that type." in await misspelt.why()
+        for type in ("stuck.here.v2", "somewhere.else", forgotten.type):
+            other = await engine.start(Call.named(type))
+            assert f"serves the type '{type}'" in await other.why()
+            assert "Did you mean" not in await other.why()
+    # Without a live worker, by the types that have been served before.
+    why = await misspelt.why()
+    assert "no worker is alive" in why
+    assert "Did you mean 'stuck.here.v1'?" in why
+
+
+async def test_why_tells_a_dead_fleet_from_workers_of_other_types_and_queues(stage: Stage) -> None:
+    engine = stage.engine(here, forgotten)
+    run = await engine.start(here(), queue="mails")
+    assert "no worker is alive" in await run.why()
+    async with engine.worker(types=[here.type], queues=["mail"]):
+        assert (
+            "no live worker takes the queue 'mails'; add it to a worker's queues. Did you mean the queue 'mail'?"
+            in await run.why()
+        )
+        async with engine.worker(types=[forgotten.type], queues=["mails"]):
+            assert "no live worker serves both the type 'stuck.here.v1' and the queue 'mails'" in await run.why()
+    async with engine.worker(types=[forgotten.type]):
+        assert "none of the 1 live worker(s) serves the type 'stuck.here.v1'" in await run.why()
+
+
+async def test_why_of_a_run_that_waits_for_a_limit_tells_that_no_worker_lets_it_pass(stage: Stage) -> None:
+    engine = stage.engine(parent, export, forgotten)
+    async with engine.worker():
+        await engine.start(parent())
+        [child] = await limited(engine, export.type)
+        assert "Nothing lets it go on" not in await child.why()
+    assert "Nothing lets it go on: no worker is alive" in await child.why()
+    async with engine.worker(types=[forgotten.type]):
+        assert "Nothing lets it go on: none of the 1 live worker(s) serves the type" in await child.why()
+
+
+async def test_why_of_a_run_past_its_time_tells_that_no_worker_wakes_it(stage: Stage) -> None:
+    @workflow("stuck.nap.v1")
+    async def nap(ctx: Context) -> None:
+        await ctx.sleep("0.3s")
+
+    engine = stage.engine(nap)
+    async with engine.worker():
+        run = await engine.start(nap())
+        await until(run, Status.WAITING)
+
+    async def tells() -> bool:
+        return "Nothing lets it go on: no worker is alive" in await run.why()
+
+    await eventually(tells)

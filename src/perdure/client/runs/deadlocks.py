@@ -92,16 +92,16 @@ class DeadlockSearch:
         if not wanted or len(wanted) > _MOST_PERMITS:
             return None
         while wanted:
+            # All of them in one query, before any is followed: one that may go on ends the search.
             await self.runs(wanted)
-            # First what is known without another read.
             if len(links) + len(wanted) > _MOST_RUNS or any(not self._is_parked(run_id) for run_id in wanted):
                 return None
-            for run_id in wanted:
-                links[run_id] = await self._links_of(self._runs[run_id])
-                if not links[run_id]:
-                    return None
-            targets = dict.fromkeys(one.target for found in links.values() for one in found)
-            wanted = [run_id for run_id in targets if run_id not in links]
+            run_id = wanted.pop()
+            links[run_id] = await self._links_of(self._runs[run_id])
+            if not links[run_id]:
+                return None
+            targets = dict.fromkeys(link.target for link in links[run_id])
+            wanted += [target for target in targets if target not in links and target not in wanted]
         if waiter in links and (own := _circle(links, waiter)) is not None:
             return own
         circles = [found for run_id in links if (found := _circle(links, run_id)) is not None]
@@ -121,8 +121,10 @@ class DeadlockSearch:
         if run.reason not in (Reason.LIMIT, Reason.CHILD):
             return ()
         found: list[Link] = []
-        position, waits = await self._store.waitlist_position(run.id), await self._store.waits(run.id)
-        if run.reason is Reason.LIMIT or position is not None:
+        position, waits = None, await self._store.waits(run.id)
+        named = () if waits is None else waits.waits
+        if run.reason is Reason.LIMIT or any(wait.kind is WaitKind.LIMIT for wait in named):
+            position = await self._store.waitlist_position(run.id)
             found += await self._links_to_holders(run, position)
             if not found:
                 return ()

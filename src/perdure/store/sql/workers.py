@@ -353,9 +353,17 @@ class ServedRuns(Struct, frozen=True):
 async def served_by(tx: Transaction) -> list[ServedRuns]:
     """Runs that live workers take, and types of workers in other languages, which send no heartbeat."""
     alive = living_workers(await workers(tx), tx.now)
-    found = [ServedRuns(types, queues) for types, queues in {(one.types, one.queues) for one in alive}]
-    elsewhere = ServedRuns(tuple(served_elsewhere(await types(tx))))
-    return [one for one in (*found, elsewhere) if one.types and (one.queues or one is elsewhere)]
+    by_queue: dict[str, set[str]] = {}
+    for one in alive:
+        for queue in one.queues:
+            by_queue.setdefault(queue, set()).update(one.types)
+    # Queues with the same types, as those of several builds have, are one condition.
+    queues: dict[tuple[str, ...], list[str]] = {}
+    for queue, served in sorted(by_queue.items()):
+        queues.setdefault(tuple(sorted(served)), []).append(queue)
+    found = [ServedRuns(served, tuple(names)) for served, names in queues.items()]
+    elsewhere = ServedRuns(tuple(sorted(served_elsewhere(await types(tx)))))
+    return [one for one in (*found, elsewhere) if one.types]
 
 
 async def leases(tx: Transaction, worker_id: str) -> list[Lease]:
