@@ -138,6 +138,13 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
         "serves 1 ready run of type lonely in queue far",
         "--queue far",
     ),
+    f"""{FUTURE}; UPDATE perdure_workers SET types = '["shop.charge.v1"]';
+    INSERT INTO perdure_runs (id, type) VALUES ('r', 'shop.chrge.v1')""": (
+        "work",
+        "warning",
+        "serves 1 ready run of type shop.chrge.v1",
+        "did you mean shop.charge.v1",
+    ),
     "INSERT INTO perdure_runs (id, type, queue) VALUES ('r', 'lonely', 'far~1.4')": (
         "work",
         "warning",
@@ -156,6 +163,20 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
     INSERT INTO perdure_runs (id, type, status, reason, wake_at) VALUES ('r', 't', 'waiting', 'limit',
     253402300799999999); INSERT INTO perdure_lines (run_id, gate, queue, type, priority, turn, gating, since)
     VALUES ('r', 'g', 'q', 't', 0, 1, '{}', 1)""": ("waitlists", "warning", "the waitlist of g", "start a worker"),
+    """INSERT INTO perdure_gates (name, concurrency, due_at, waits_for) VALUES ('g', 1, 253402300799999999, 'room');
+    INSERT INTO perdure_runs (id, type, status, reason, wake_at, token, started_at, seed, waits) VALUES
+    ('p p', 't', 'waiting', 'child', 253402300799999999, 3, 1, 's',
+    '{"token": 3, "waits": [{"kind": "child", "name": "c"}]}');
+    INSERT INTO perdure_runs (id, type, status, reason, wake_at, parent_id, parent_location) VALUES
+    ('c', 't', 'waiting', 'limit', 253402300799999999, 'p p', 'c');
+    INSERT INTO perdure_permits (gate, run_id, token, hold, granted_at) VALUES ('g', 'p p', 1, 'run', 1);
+    INSERT INTO perdure_lines (run_id, gate, queue, type, priority, turn, gating, since)
+    VALUES ('c', 'g', 'q', 't', 0, 1, '{}', 1)""": (
+        "deadlocks",
+        "problem",
+        "for the limit g: 'p p', which holds a permit of 'g', waits for 'c', and 'c' waits for the limit 'g'",
+        "g --concurrency 2",
+    ),
     """INSERT INTO perdure_gates (name, concurrency, override) VALUES ('g', 1, '{')""": (
         "limits",
         "problem",

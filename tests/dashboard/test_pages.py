@@ -154,6 +154,7 @@ async def test_the_query_in_the_url_chooses_the_runs(shop: Shop) -> None:
     assert await ids("id:order-4 order:oldest status:completed roots:yes") == ["order-40"]
     assert await ids("parent:order-40") == ["order-40/shop.ship.v1"]
     assert await ids("older:1h") == []
+    assert await ids("unserved:yes status:failed") == []
     assert await ids("newer:2020-01-01T00:00Z") == await ids("")
     assert await ids("newer:2020-01-01 older:2020-02-01T00:00+01:00") == []
 

@@ -418,6 +418,7 @@ FILTERS: RunFilters = {
     "created_after": datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC),
     "created_before": datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC),
     "deleted": True,
+    "unserved": True,
 }
 
 

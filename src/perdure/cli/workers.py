@@ -206,7 +206,9 @@ def _print_event(output: Printer, event: str, engine: Engine) -> None:
 @with_target
 @with_output
 def list_workers(target: str, output: Printer) -> None:
-    """List live and recent workers, what they execute for longer than a second, and the errors of their loops.
+    """List live and recent workers, the types and queues that they serve, and the errors of their loops.
+
+    Steps that are under way for longer than a second follow. A row names the first types and queues; --json, all.
 
     If there are several builds, or pinned runs, it also lists which builds still have runs.
     """
@@ -225,13 +227,20 @@ def list_workers(target: str, output: Printer) -> None:
                 one.build,
                 f"{one.host} ({one.pid})",
                 str(one.slots),
+                _few(one.types),
+                _few(one.queues),
                 _heard_of(one),
                 str(one.errors or ""),
                 one.problem,
             )
             for one in workers
         ]
-        output.table(("id", "status", "build", "process", "slots", "last heard of", "errors", "last error"), rows)
+        output.table(
+            (
+                "id", "status", "build", "process", "slots", "types", "queues", "last heard of", "errors", "last error",
+            ),
+            rows,
+        )  # fmt: skip
         _print_running(output, workers)
     else:
         output.hint("No worker is known.")
@@ -313,6 +322,18 @@ def _document(worker: WorkerInfo) -> Document:
     running = [step_document(step) for step in worker.running.steps]
     document = {**msgspec.to_builtins(worker), "running": running, "running_more": worker.running.more}
     return {**document, "silence": worker.silence, "taken_over_in": worker.taken_over_in}
+
+
+#: Types and queues of a worker that its row names, and characters of one name.
+_NAMED = 2
+_WIDTH = 30
+
+
+def _few(names: Sequence[str]) -> str:
+    """Name the first types or queues, and count the others."""
+    first = [name if len(name) <= _WIDTH else f"{name[: _WIDTH - 1]}…" for name in sorted(names)[:_NAMED]]
+    more = len(names) - len(first)
+    return ", ".join(first) + (f" and {more} more" if more else "")
 
 
 def _heard_of(worker: WorkerInfo) -> str:

@@ -64,6 +64,22 @@ def closest(name: object, known: Iterable[str]) -> str:
     return f"{', '.join(near)} and {len(names) - len(near)} others"
 
 
+#: Likeness from which a name counts as misspelt.
+_MISSPELT = 0.75
+_NO_DIGITS = str.maketrans("", "", "0123456789")
+
+
+def misspelt(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is probably meant by another one; None if there is none.
+
+    Names that differ in their digits only are numbered, or versions, and none of them is misspelt.
+    """
+    numbered = name.translate(_NO_DIGITS)
+    names = sorted(one for one in known if one.translate(_NO_DIGITS) != numbered)
+    near = get_close_matches(name[:_LONGEST], names, 1, _MISSPELT)
+    return near[0] if near else None
+
+
 def log_with_trace(
     logger: logging.Logger, level: int, trace: str, message: str, *args: object, extra: Mapping[str, object]
 ) -> None:

@@ -32,6 +32,7 @@ TERMS = {
     "older": "older:1h",
     "roots": "roots:yes",
     "deleted": "deleted:yes",
+    "unserved": "unserved:yes",
     "order": "order:oldest",
 }
 _FILTER_NAMES = {
@@ -108,7 +109,7 @@ class Query(Struct, frozen=True):
                     found[_FILTER_NAMES[term.name]] = term.value
             elif term.name in ("newer", "older"):
                 found["created_after" if term.name == "newer" else "created_before"] = _moment(term, now)
-            elif term.name in ("roots", "deleted"):
+            elif term.name in ("roots", "deleted", "unserved"):
                 found[term.name] = term.value.lower() in ("", "yes", "true", "1")
             elif term.name == "order":
                 found["order"] = "oldest" if term.value.lower() == "oldest" else "newest"

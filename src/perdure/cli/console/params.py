@@ -205,6 +205,10 @@ class HeaderParam(ParamType):
         return name, text
 
 
+#: In the place of a status: ready runs that no live worker takes.
+UNSERVED = "unserved"
+
+
 def with_filters(function: F) -> F:
     """Give a command the filters of a listing of runs; `read_filters` makes them those of `runs.list`."""
     for option in (
@@ -231,7 +235,10 @@ def with_filters(function: F) -> F:
         click.option("--queue", shell_complete=complete_queues, help="In this queue."),
         click.option("--type", shell_complete=complete_types, help="Of this workflow type."),
         click.option(
-            "--status", multiple=True, type=click.Choice([one.value for one in Status]), help="In this status."
+            "--status",
+            multiple=True,
+            type=click.Choice([*(one.value for one in Status), UNSERVED]),
+            help="In this status; unserved: ready, but no live worker serves its type or queue.",
         ),
     ):
         function = option(function)
@@ -240,6 +247,10 @@ def with_filters(function: F) -> F:
 
 def read_filters(options: dict[str, Any]) -> RunFilters:
     """Take the filters out of the options of a command."""
+    given = options.pop("status")
+    options |= {"status": [one for one in given if one != UNSERVED], "unserved": UNSERVED in given}
+    if options["status"] and options["unserved"]:
+        raise click.UsageError("--status unserved is a part of pending: give it without another status")
     filters = {name: options.pop(name) for name in RunFilters.__annotations__}
     for name in ("created_after", "created_before"):
         filters[name] = in_the_past(filters[name])

@@ -16,6 +16,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from perdure.client.engine import Engine
+from perdure.client.runs.deadlocks import Deadlock, DeadlockSearch, advice, is_full
 from perdure.client.runs.inspect import span
 from perdure.core.limits.breaker import BreakerInfo, Circuit
 from perdure.core.limits.limit import LimitInfo
@@ -23,7 +24,7 @@ from perdure.core.model.run import RunGroup, Status
 from perdure.core.model.run_orders import Pause, PauseKind
 from perdure.core.model.worker_info import WorkerInfo, WorkerStatus, living_workers
 from perdure.core.pinning import base_queue, pinned_build
-from perdure.core.printed_text import brief
+from perdure.core.printed_text import brief, misspelt
 from perdure.core.routing import served_elsewhere
 from perdure.core.system import System
 from perdure.core.time.schedule import Schedule
@@ -43,6 +44,8 @@ _FORGOTTEN = 60 * SECOND
 _NAMED = 10
 #: Limits, breakers and schedules that are read.
 _PAGE = 1000
+#: Full limits that are searched for deadlocks.
+_SEARCHED = 500
 #: Least `max_allowed_packet`, in bytes.
 _LEAST_PACKET = 4 * 1024 * 1024
 
@@ -143,6 +146,7 @@ class Examination:
             yield await guarded("indexes", indexes)
             yield await guarded("work", lambda: self._work(store))
             yield await guarded("waitlists", lambda: self._waitlists(store))
+            yield await guarded("deadlocks", lambda: self._deadlocks(store))
             yield await guarded("invariants", rules)
         finally:
             await store.close()
@@ -170,6 +174,18 @@ class Examination:
     async def _waitlists(self, store: SqlStore) -> CheckResults:
         now = await store.now()
         return judge_waitlists(await diagnosis.forgotten_waitlists(store, now - _FORGOTTEN), now)
+
+    async def _deadlocks(self, store: SqlStore) -> CheckResults:
+        """Check that the holders of permits do not wait for the runs that wait for them."""
+        search, waiting, after = DeadlockSearch(store), list[LimitInfo](), ""
+        while len(waiting) < _SEARCHED:
+            page = await store.gates(after, _PAGE)
+            waiting += [limit for limit in page if limit.waiting and is_full(limit)]
+            if len(page) < _PAGE:
+                break
+            after = page[-1].name
+        found = [(limit, await search.find(limit)) for limit in waiting[:_SEARCHED]]
+        return judge_deadlocks([(limit, one) for limit, one in found if one is not None], self._shown)
 
     async def fleet(self, engine: Engine) -> AsyncIterator[CheckResults]:
         """Check workers, limits, pauses, schedules and blocked runs, through the engine."""
@@ -209,7 +225,7 @@ async def guarded(check: str, read: Check) -> CheckResults:
 
 def skipped() -> CheckResults:
     """List the checks that need the database itself, for a target that is a server."""
-    checks = ("schema", "clock", "durability", "indexes", "work", "waitlists", "invariants")
+    checks = ("schema", "clock", "durability", "indexes", "work", "waitlists", "deadlocks", "invariants")
     return [CheckResult(check, Level.SKIPPED, "needs the URL of the database itself") for check in checks]
 
 
@@ -357,6 +373,7 @@ def judge_ready(
             return True
         return any(one.type in worker.types and one.queue in worker.queues for worker in alive)
 
+    served = {type for worker in alive for type in worker.types}
     return _each(
         "work",
         [one for one in ready if not is_served(one)],
@@ -364,15 +381,19 @@ def judge_ready(
             "work",
             f"no live worker serves {_count(one.count, 'ready run')} of type {one.type} in queue {one.queue}; "
             f"the oldest has waited for {span(now - one.oldest)}",
-            _worker_for(one.queue),
+            _worker_for(one, served),
         ),
     )
 
 
-def _worker_for(queue: str) -> str:
-    """Advice on runs in a queue that no worker serves."""
+def _worker_for(ready: ReadyRuns, served: set[str]) -> str:
+    """Advice on runs that no worker serves."""
+    queue = ready.queue
     if build := pinned_build(queue):
         return f"they are pinned to the build {build}: start a worker of it, or unpin them"
+    near = None if ready.type in served else misspelt(ready.type, served)
+    if near is not None:
+        return f"did you mean {near}, which is served? Else start a worker whose engine has the type"
     return f"start a worker whose engine has it: {command('worker', 'MODULE:ENGINE', '--queue', queue)}"
 
 
@@ -426,6 +447,20 @@ def judge_waitlists(forgotten: Sequence[ForgottenWaitlist], now: int) -> CheckRe
             "start a worker that serves their types; perdure limits list names the limits",
         ),
     ) or ok("waitlists", "workers look at every waitlist")
+
+
+def judge_deadlocks(found: Sequence[tuple[LimitInfo, Deadlock]], target: str) -> CheckResults:
+    """Find limits that admit nothing, because the holders of their permits wait for runs that wait there."""
+    return _each(
+        "deadlocks",
+        found,
+        lambda one: problem(
+            "deadlocks",
+            f"{_some(one[0].waiting, 'run or step', 'runs or steps')} waiting for ever for the limit {one[0].name}: "
+            f"{one[1]}",
+            advice(one[0], target),
+        ),
+    ) or ok("deadlocks", "no holder of a permit waits for a run that waits for this permit")
 
 
 def judge_workers(workers: Sequence[WorkerInfo], pauses: Sequence[Pause]) -> CheckResults:

@@ -36,8 +36,8 @@ def doctor(target: str, thorough: bool, output: Printer) -> None:
     """Check a database and the work in it, and say what to do.
 
     Checks the URL, the driver, the connection, migrations, clocks, settings that durability depends on, indexes,
-    workers, runs that no worker serves, limits, waitlists, pauses, schedules, blocked runs, and rules that rows must
-    keep. Nothing is written. A target that is a server is checked as far as its API allows.
+    workers, runs that no worker serves, limits, waitlists, deadlocks over permits, pauses, schedules, blocked runs, and
+    rules that rows must keep. Nothing is written. A target that is a server is checked as far as its API allows.
 
     Exit codes: 0 all is well, 1 there are warnings, 2 there are problems.
     """

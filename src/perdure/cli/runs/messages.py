@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import click
+import msgspec
+from msgspec import Struct
 
 from perdure.cli.console.command_groups import Command, CommandGroup
 from perdure.cli.console.describe import short, when
@@ -14,8 +17,10 @@ from perdure.cli.console.output import Printer, dump
 from perdure.cli.console.params import JsonParam, with_output, with_target
 from perdure.cli.console.target import with_engine
 from perdure.client.engine import Engine
+from perdure.client.handle import Handle
+from perdure.core.model.record import RecordKind
 from perdure.core.model.set_aside_messages import SetAsideMessage
-from perdure.core.model.waits import WaitKind
+from perdure.core.model.waits import WaitKind, meant_by
 
 
 @click.command("send", cls=Command, example="perdure send sqlite:///shop.db order-42 approval true")
@@ -83,7 +88,7 @@ group = CommandGroup(
             "drop": "perdure.cli.runs.messages:drop",
         },
     },
-    help="""List, deliver and drop messages that a run set aside.
+    help="""List the unread messages of a run, and list, deliver and drop those that it set aside.
 
     A message is set aside if the workflow cannot decode it. The run goes on waiting.
     """,
@@ -117,18 +122,54 @@ def print_set_aside(output: Printer, messages: Sequence[SetAsideMessage]) -> Non
 @click.argument("run")
 @with_output
 def list_messages(target: str, run: str, output: Printer) -> None:
-    """List the messages that a run set aside, with their errors."""
+    """List the messages that a run set aside, with their errors, and count those that it has not received."""
 
-    async def read(engine: Engine) -> list[SetAsideMessage]:
-        return await (await engine.get(run)).set_aside_messages()
+    async def read(engine: Engine) -> tuple[list[SetAsideMessage], UnreadMessages]:
+        handle = await engine.get(run)
+        return await handle.set_aside_messages(), await _read_unread(handle)
 
-    found = with_engine(target, read)
+    found, unread = with_engine(target, read)
     if output.json:
-        output.document({"id": run, "messages": [set_aside_document(one) for one in found]})
-    elif found:
+        document = {"id": run, "messages": [set_aside_document(one) for one in found]}
+        output.document({**document, **msgspec.to_builtins(unread)})
+        return
+    if found:
         print_set_aside(output, found)
     else:
         output.hint(f"{run} has set aside no message.")
+    if unread.unread:
+        if found:
+            output.heading("Unread messages")
+        rows = [
+            (name, str(count), f"did you mean {unread.meant[name]}?" if name in unread.meant else "")
+            for name, count in unread.unread.items()
+        ]
+        output.table(("unread", "messages", ""), rows)
+        if unread.waits_for:
+            output.hint(f"{run} waits for {', '.join(unread.waits_for)}.")
+
+
+class UnreadMessages(Struct, frozen=True, kw_only=True):
+    """Messages that a run has not received yet, and what it waits for instead."""
+
+    #: By name, the number of messages.
+    unread: dict[str, int]
+    #: Names of the messages that it waits for.
+    waits_for: list[str]
+    #: By the name of an unread message, the awaited name that was probably meant.
+    meant: dict[str, str]
+
+
+async def _read_unread(handle: Handle[Any]) -> UnreadMessages:
+    waits, inbox = (await handle.report()).waits, await handle.inbox()
+    unread = Counter(one.name for one in inbox if one.kind is RecordKind.MESSAGE)
+    if waits is None:
+        return UnreadMessages(unread=dict(unread), waits_for=[], meant={})
+    # Those that its history has, and that its code has not asked for.
+    unread += Counter(waits.unread)
+    meant = {name: awaited for name in unread if (awaited := meant_by(name, waits)) is not None}
+    waits_for = [wait.name for wait in waits.waits if wait.kind is WaitKind.MESSAGE]
+    return UnreadMessages(unread=dict(unread), waits_for=waits_for, meant=meant)
 
 
 @click.command("deliver", cls=Command, example="perdure messages deliver sqlite:///shop.db order-42 0 --value 7")

@@ -7,28 +7,29 @@ long as that is kept and was not pruned.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from perdure.client.runs.deadlocks import Deadlock, DeadlockSearch, advice
 from perdure.core.audit import Event
 from perdure.core.codec.failure import Failure
 from perdure.core.limits.breaker import PREFIX, BreakerInfo, Circuit
-from perdure.core.limits.limit import WaitlistPosition
+from perdure.core.limits.limit import PermitInfo, WaitlistPosition
 from perdure.core.model.outputs import Interruption, Output, OutputKind, interruption_of
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.reports import FailedAttempt, RunReport, RunSnapshot, StepReport, original_records
 from perdure.core.model.run import Reason, Run, RunFilter, Status
 from perdure.core.model.run_orders import Pause, PauseKind
 from perdure.core.model.set_aside_messages import set_aside_of
-from perdure.core.model.waits import RunWaits, Wait, WaitKind
+from perdure.core.model.waits import RunWaits, Wait, WaitKind, meant_by
 from perdure.core.model.worker_info import RunningStep, WorkerInfo, WorkerStatus, living_workers, workers_for
 from perdure.core.pinning import base_queue
 from perdure.core.policy.singleton import stored_singleton_of
-from perdure.core.routing import served_elsewhere
+from perdure.core.printed_text import misspelt
+from perdure.core.routing import TypeInfo, served_elsewhere
 from perdure.core.time.duration import NEVER, length
 from perdure.errors import StoreCorrupt
 from perdure.store.contract import Store
@@ -59,12 +60,16 @@ class Facts(Struct, frozen=True, kw_only=True):
     pauses: Sequence[Pause] = ()
     history: Sequence[Record] = ()
     inbox: Sequence[Message] = ()
-    #: Runtimes of types that are served in other languages.
-    elsewhere: Mapping[str, str] = {}
+    #: Registered types, by name.
+    types: Mapping[str, TypeInfo] = {}
     #: Last heartbeat of an activity.
     beat: Output | None = None
     #: WaitlistPosition on the waitlist of a limit.
     standing: WaitlistPosition | None = None
+    #: Permits of that limit that are in use, those of their runs that are named, and the deadlock over them.
+    permits: Sequence[PermitInfo] = ()
+    holders: Mapping[str, Run] = {}
+    deadlock: Deadlock | None = None
     #: All that a parked run waits for, by name.
     waits: RunWaits | None = None
 
@@ -75,6 +80,8 @@ EXPLAINING = (OutputKind.HEARTBEAT, OutputKind.SET_ASIDE)
 _NO_RECORDS = 2**62
 #: Generations of children in one explanation.
 _GENERATIONS = 5
+#: Holders of permits that one sentence names.
+_HOLDERS = 3
 
 
 async def explain(store: Store, run: Run, snapshot: RunSnapshot | None = None, *, deep: int = _GENERATIONS) -> str:
@@ -87,15 +94,23 @@ async def explain(store: Store, run: Run, snapshot: RunSnapshot | None = None, *
     if snapshot is None:
         snapshot = await store.snapshot(run.id, -1 if retries else _NO_RECORDS, EXPLAINING)
     ready = run.status is Status.PENDING
+    standing = await store.waitlist_position(run.id) if run.reason in (Reason.LIMIT, Reason.BREAKER) else None
+    search = DeadlockSearch(store)
+    permits = () if standing is None else await search.permits(standing.gate)
+    now = await store.now()
+    needs_worker = run.status is Status.WAITING and (standing is not None or run.wake_at <= now)
     facts = Facts(
-        now=await store.now(),
-        workers=await store.workers() if ready or run.status is Status.RUNNING else (),
+        now=now,
+        workers=await store.workers() if ready or needs_worker or run.status is Status.RUNNING else (),
         pauses=await store.pauses() if ready else (),
         history=snapshot.records if retries and snapshot is not None else (),
         inbox=await store.inbox(run.id, 0) if run.reason is Reason.PAUSED else (),
-        elsewhere=served_elsewhere(await store.types()) if ready else {},
+        types={one.type: one for one in await store.types()} if ready or needs_worker else {},
         beat=_beat(snapshot) if run.status is Status.RUNNING or run.reason is Reason.COMPLETION else None,
-        standing=await store.waitlist_position(run.id) if run.reason in (Reason.LIMIT, Reason.BREAKER) else None,
+        standing=standing,
+        permits=permits,
+        holders=await search.runs([one.run_id for one in permits[:_HOLDERS]]),
+        deadlock=None if standing is None else await search.find(standing.gate, run.id),
         waits=None if snapshot is None else _waits_of(run, snapshot.waits),
     )
     if run.reason is not Reason.CHILD or not deep:
@@ -128,9 +143,8 @@ def _unread(found: RunWaits | None) -> str:
     if found is None or not found.unread:
         return ""
     names = ", ".join(f"{name!r} ({count})" if count > 1 else repr(name) for name, count in found.unread.items())
-    awaited = [wait.name for wait in found.waits if wait.kind is WaitKind.MESSAGE]
-    close = {name: get_close_matches(name, awaited, 1) for name in found.unread}
-    meant = "".join(f" Was {near[0]!r} meant by {name!r}?" for name, near in close.items() if near)
+    near = {name: meant_by(name, found) for name in found.unread}
+    meant = "".join(f" Was {awaited!r} meant by {name!r}?" for name, awaited in near.items() if awaited is not None)
     return f" Messages are unread that its code has not asked for so far: {names}.{meant}"
 
 
@@ -163,7 +177,7 @@ def _explained(run: Run, facts: Facts) -> str:
             under_way = running(running_of(run, workers), now)
             return f"It is being worked on by worker {run.worker}{_alive(run, workers, now)}.{under_way}{_signs(facts)}"
         case Status.WAITING:
-            return _waiting(run, facts)
+            return _waiting(run, facts) + _without_worker(run, facts)
         case Status.BLOCKED:
             return _blocked(run)
         case Status.COMPLETED:
@@ -180,28 +194,51 @@ def _pending(run: Run, facts: Facts) -> str:
         if pause.name == (run.type if pause.kind is PauseKind.TYPE else base_queue(run.queue)):
             because = f": {pause.reason}" if pause.reason else ""
             return f"It is ready, but the {pause.kind} {pause.name!r} was paused {ago(pause.paused_at, now)}{because}."
-    alive = living_workers(facts.workers, now)
-    serving = workers_for(run, alive)
-    if serving:
-        return f"It has been ready for {span(now - run.wake_at)} and waits for a free slot of {len(serving)} worker(s)."
-    if run.type in facts.elsewhere:
-        return (
-            f"It has been ready for {span(now - run.wake_at)} and waits for a worker in {facts.elsewhere[run.type]!r}."
-        )
+    if (unserved := _unserved(run, facts)) is not None:
+        return f"It is ready, but {unserved}"
+    elsewhere = served_elsewhere(facts.types.values())
+    if run.type in elsewhere:
+        return f"It has been ready for {span(now - run.wake_at)} and waits for a worker in {elsewhere[run.type]!r}."
+    serving = workers_for(run, living_workers(facts.workers, now))
+    return f"It has been ready for {span(now - run.wake_at)} and waits for a free slot of {len(serving)} worker(s)."
+
+
+def _unserved(run: Run, facts: Facts) -> str | None:
+    """Say why no live worker takes a run, and what to do; None if one does, or may in another language."""
+    alive = living_workers(facts.workers, facts.now)
+    if workers_for(run, alive) or run.type in served_elsewhere(facts.types.values()):
+        return None
+    served = {type for worker in alive for type in worker.types}
     if not alive:
         return (
-            "It is ready, but no worker is alive; start one: `async with engine.worker():`, or, unless the database is "
+            "no worker is alive; start one: `async with engine.worker():`, or, unless the database is "
             "in memory, `perdure worker module:engine` in a terminal; its engine needs the workflow "
-            f"{run.type!r}: `Engine(url, [...])`."
+            f"{run.type!r}: `Engine(url, [...])`.{_meant_type(run, facts.types)}"
         )
     if (build := run.pinned_to) is not None:
         return _unserved_pin(run, build, alive)
-    if any(run.type in w.types for w in alive):
-        return f"It is ready, but no live worker takes the queue {run.queue!r}; add it to a worker's queues."
+    if run.type in served:
+        queues = {queue for worker in alive if run.type in worker.types for queue in worker.queues}
+        near = misspelt(run.queue, queues)
+        hint = f" Did you mean the queue {near!r}?" if near else ""
+        if any(run.queue in worker.queues for worker in alive):
+            return (
+                f"no live worker serves both the type {run.type!r} and the queue {run.queue!r}; add the type, or the "
+                f"queue, to a worker.{hint}"
+            )
+        return f"no live worker takes the queue {run.queue!r}; add it to a worker's queues.{hint}"
     return (
-        f"It is ready, but none of the {len(alive)} live worker(s) serves the type {run.type!r}; add it to a worker's "
-        "engine, `Engine(url, [...])`, or deploy the code that has it."
+        f"none of the {len(alive)} live worker(s) serves the type {run.type!r}; add it to a worker's "
+        f"engine, `Engine(url, [...])`, or deploy the code that has it.{_meant_type(run, served)}"
     )
+
+
+def _meant_type(run: Run, known: Collection[str]) -> str:
+    """Ask for a type of a similar name, if no type has the name of the run's."""
+    near = misspelt(run.type, known)
+    if near is None or run.type in known:
+        return ""
+    return f" Did you mean {near!r}? Then cancel this run and start one of that type."
 
 
 def _unserved_pin(run: Run, build: str, alive: Sequence[WorkerInfo]) -> str:
@@ -211,7 +248,7 @@ def _unserved_pin(run: Run, build: str, alive: Sequence[WorkerInfo]) -> str:
     if build in builds:
         there = f"no worker of that build takes the type {run.type!r} in the queue {base_queue(run.queue)!r}"
     return (
-        f"It is ready, but it is pinned to the build {build!r}, and {there}. Start a worker of that build; or, if "
+        f"it is pinned to the build {build!r}, and {there}. Start a worker of that build; or, if "
         f"other code follows its history (`perdure check app:engine --pinned`), `perdure runs unpin URL {run.id}`."
     )
 
@@ -241,6 +278,30 @@ def _limited(standing: WaitlistPosition, now: int) -> str:
         f"{'at least ' * (standing.ahead >= 1000)}{standing.ahead} of its type are before it, {gate.waiting} "
         "wait there in all."
     )
+
+
+def _held(run: Run, facts: Facts) -> str:
+    """Sentences about the runs that hold the permits of a full limit, and about a deadlock over them."""
+    if facts.standing is None or not facts.permits:
+        return ""
+    limit, named = facts.standing.gate, ", ".join(_holder(run, one, facts) for one in facts.permits[:_HOLDERS])
+    rest = limit.held - _HOLDERS
+    more = f" and {rest} more" if rest > 0 else ""
+    text = f" Its {'permits are' if limit.held > 1 else 'permit is'} held by {named}{more}."
+    if facts.deadlock is None:
+        return text
+    return f"{text} This never ends: {facts.deadlock}. To end it, {advice(limit)}."
+
+
+def _holder(run: Run, permit: PermitInfo, facts: Facts) -> str:
+    """Name the holder of a permit, with its type and its state."""
+    step = f"step {permit.location!r} of " if permit.location else ""
+    holder = facts.holders.get(permit.run_id)
+    if holder is None:
+        return f"{step}{permit.run_id!r}"
+    kin = "its parent " if holder.id == run.parent_id else "itself, " if holder.id == run.id else ""
+    reason = "" if holder.reason is None else f": {holder.reason}"
+    return f"{step}{kin}{holder.id!r} ({holder.type}, {holder.status}{reason})"
 
 
 def _broken(breaker: BreakerInfo, standing: WaitlistPosition, now: int) -> str:
@@ -274,7 +335,7 @@ def _waiting(run: Run, facts: Facts) -> str:
         case Reason.PAUSED:
             return _paused(facts.inbox, now)
         case Reason.LIMIT | Reason.BREAKER if facts.standing is not None:
-            return _limited(facts.standing, now) + _in_all(named, now)
+            return _limited(facts.standing, now) + _held(run, facts) + _in_all(named, now)
         case Reason.CHILD:
             return "It waits for a child run to finish."
         case Reason.COMPLETION:
@@ -296,6 +357,13 @@ def _waiting(run: Run, facts: Facts) -> str:
             return f"It is scheduled and waits{until}."
         case _:
             return f"It sleeps{until}.{_in_all(named, now)}"
+
+
+def _without_worker(run: Run, facts: Facts) -> str:
+    """Sentence about a run that only a worker can let pass or wake, if no live worker takes it."""
+    due = facts.standing is not None or run.wake_at <= facts.now
+    unserved = _unserved(run, facts) if due else None
+    return f" Nothing lets it go on: {unserved}" if unserved is not None else ""
 
 
 def _in_all(named: RunWaits | None, now: int) -> str:

@@ -104,6 +104,8 @@ class RunFilters(TypedDict, total=False):
     attributes: Mapping[str, object] | None
     created_after: datetime.datetime | None
     created_before: datetime.datetime | None
+    #: Only runs that are ready, but whose type or queue no live worker serves.
+    unserved: bool
     #: Only deleted runs (True), none of them (False, the default), or both (None).
     deleted: bool | None
 
@@ -130,6 +132,7 @@ def make_filter(filters: RunFilters) -> RunFilter:
         created_after=None if after is None else instant(after, 0),
         created_before=None if before is None else instant(before, 0),
         deleted=None if deleted is None else check_flag("deleted", deleted),
+        unserved=check_flag("unserved", filters.get("unserved", False)),
     )
 
 

@@ -220,6 +220,8 @@ class RunFilter(Struct, frozen=True, kw_only=True):
     #: Build that began them.
     build: str | None = None
     attributes: tuple[Condition, ...] = ()
+    #: Only runs that are ready and that no live worker takes.
+    unserved: bool = False
 
 
 class CountBy(Struct, frozen=True):

@@ -6,7 +6,6 @@ Nothing but inspection reads them. They are bounded, and a cell that cannot be r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from enum import StrEnum
 from itertools import islice
 from types import MappingProxyType
@@ -15,15 +14,14 @@ import msgspec
 from msgspec import Struct
 
 from perdure.core.codec.decoders import decoder_for
+from perdure.core.printed_text import misspelt
 
 #: Waits of a run that are named; the others are counted.
 NAMED_WAITS = 20
 #: Characters of a cell. Long names leave room for fewer of them.
 _WAITS_CHARACTERS = 4_000
-#: Likeness from which a name counts as misspelt; characters of names of questions and broadcasts.
-_CLOSE = 0.75
+#: Characters of names of questions and broadcasts.
 _MARKS = frozenset("~@")
-_NO_DIGITS = str.maketrans("", "", "0123456789")
 
 
 class WaitKind(StrEnum):
@@ -85,16 +83,11 @@ def is_not_taken(name: str, found: RunWaits) -> bool:
 
 
 def meant_by(name: str, found: RunWaits) -> str | None:
-    """Name of a message that a run waits for, and that is probably meant by another name; None if there is none.
-
-    Names that differ in their digits only are numbered, and none of them is misspelt.
-    """
+    """Name of a message that a run waits for, and that is probably meant by another name; None if there is none."""
     awaited = {wait.name for wait in found.waits if wait.kind is WaitKind.MESSAGE and not _MARKS & {*wait.name}}
     if found.more or name in awaited or _MARKS & {*name}:
         return None
-    numbered = name.translate(_NO_DIGITS)
-    near = get_close_matches(name, sorted(one for one in awaited if one.translate(_NO_DIGITS) != numbered), 1, _CLOSE)
-    return near[0] if near else None
+    return misspelt(name, awaited)
 
 
 _NONE: Mapping[str, int] = MappingProxyType({})

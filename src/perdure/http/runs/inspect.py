@@ -260,6 +260,8 @@ class RunsFilter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     attribute: tuple[ConditionText, ...] = ()
     created_after: Instant | None = None
     created_before: Instant | None = None
+    #: Ready runs only whose type or queue no live worker serves.
+    unserved: bool = False
     #: Deleted runs only.
     deleted: bool = False
     #: Deleted runs as well.
@@ -342,6 +344,7 @@ def filters_of(query: RunsFilter, shown: Redactor) -> RunFilters:
         "attributes": conditions or None,
         "created_after": query.created_after,
         "created_before": query.created_before,
+        "unserved": query.unserved,
         "deleted": None if query.with_deleted else query.deleted,
     }
 

@@ -28,6 +28,7 @@ from perdure.errors import InvalidCursor, StoreCorrupt
 from perdure.store.sql.dialect import Dialect, Row, Transaction, padded, placeholders
 from perdure.store.sql.rows import SHOWN_RUN, to_listed_runs, to_times
 from perdure.store.sql.runs.attributes import to_value, with_attributes
+from perdure.store.sql.workers import ServedRuns, served_by
 
 #: A source with at most this many candidates in all is the one to use.
 FEW = 1000
@@ -228,6 +229,7 @@ async def list_runs(
     filter = _complete(filter)
     if _is_empty(filter):
         return RunPage((), None)
+    served = await served_by(tx) if filter.unserved else ()
     bounds = PageBounds(
         filter.oldest != backwards,
         None if given is None else given.place,
@@ -235,7 +237,7 @@ async def list_runs(
         filter.created_after,
         filter.created_before,
     )
-    found = await _collect(tx, filter, bounds, limit + 1, scan, dialect)
+    found = await _collect(tx, filter, served, bounds, limit + 1, scan, dialect)
     runs, last = found.runs[:limit], found.stopped_at
     if len(found.runs) > limit:
         last = _place(runs[-1])
@@ -246,6 +248,10 @@ async def list_runs(
 
 
 def _complete(filter: RunFilter) -> RunFilter:
+    if filter.unserved:
+        # Any other run is served, or waits for something else than a worker.
+        wanted = filter.status is None or Status.PENDING in filter.status
+        return replace(filter, status=(Status.PENDING,) if wanted else ())
     searched = filter.error is not None and filter.status is None
     return replace(filter, status=_WITH_ERRORS) if searched else filter
 
@@ -275,10 +281,16 @@ class _Found(Struct):
 
 
 async def _collect(
-    tx: Transaction, filter: RunFilter, bounds: PageBounds, wanted: int, scan: int, dialect: Dialect
+    tx: Transaction,
+    filter: RunFilter,
+    served: Sequence[ServedRuns],
+    bounds: PageBounds,
+    wanted: int,
+    scan: int,
+    dialect: Dialect,
 ) -> _Found:
     source = await _chosen(tx, filter, bounds, dialect)
-    check = _Check(filter, source.fulfilled)
+    check = _Check(filter, source.fulfilled, served)
     found = _Found([])
     # A few more where some will fail; for 50 runs still one of the lengths of a padded list.
     size = wanted if source.covers(replace(filter, deleted=None)) else wanted + wanted // 6 + 1
@@ -378,8 +390,12 @@ def _place(run: Run) -> Position:
 class _Check:
     """Query of candidates by id with all filters but those of the bounds, and the checks that SQL cannot make."""
 
-    def __init__(self, filter: RunFilter, fulfilled: Sequence[Condition]) -> None:
+    def __init__(self, filter: RunFilter, fulfilled: Sequence[Condition], served: Sequence[ServedRuns] = ()) -> None:
         self.terms, self.params = residual_terms(filter, fulfilled, "r")
+        for number, one in enumerate(served):
+            term, params = one.exclude("r", f"served{number}")
+            self.terms.append(term)
+            self.params |= params
         columns = ", ".join(f"r.{column}" for column in SHOWN_RUN.split(", "))
         self.sql = f"SELECT {columns} FROM perdure_runs r {{use PRIMARY}} " + _where(
             ["r.id IN ({chosen})", *self.terms]
@@ -628,11 +644,12 @@ async def count_runs(tx: Transaction, filter: RunFilter, by: CountBy, most: int,
 async def _count(tx: Transaction, filter: RunFilter, by: CountBy, most: int, dialect: Dialect) -> list[RunGroup]:
     check_most = min(most, _ERRORS) if filter.error is not None else most
     bounds = PageBounds(created_after=filter.created_after, created_before=filter.created_before)
+    served = await served_by(tx) if filter.unserved else ()
     source, candidates = await _smallest(tx, filter, by, bounds, check_most + 1, dialect)
     exact = candidates <= check_most
     if not by.is_grouped and source.covers(filter):
         return [RunGroup("", min(candidates, check_most), exact)]
-    check = _Check(filter, source.fulfilled)
+    check = _Check(filter, source.fulfilled, served)
     if not by.is_grouped and not exact and check.is_complete:
         return [RunGroup("", min(await _counted(tx, source, bounds, check, check_most + 1), check_most), exact)]
     found = await _grouped(tx, source, bounds, check, by, check_most + 1)

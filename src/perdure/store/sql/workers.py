@@ -31,13 +31,14 @@ from perdure.core.model.worker_info import (
     WorkerInfo,
     WorkerStatus,
     drain_from_json,
+    living_workers,
 )
-from perdure.core.routing import SHARED, TypeInfo, runtime_of_type
+from perdure.core.routing import SHARED, TypeInfo, runtime_of_type, served_elsewhere
 from perdure.core.time.duration import NEVER
 from perdure.errors import Expired, NotStarted
 from perdure.store.contract import Change
 from perdure.store.sql.audit import note_inserted
-from perdure.store.sql.dialect import Params, Row, Transaction
+from perdure.store.sql.dialect import Params, Row, Transaction, placeholders
 from perdure.store.sql.limits.gates import in_chunks
 from perdure.store.sql.rows import WORKER, failure, to_json, to_worker
 from perdure.store.sql.runs.claim import LAST, block_as_poison, claims_after, home_after, is_poison
@@ -332,6 +333,37 @@ async def sweep(tx: Transaction, limit: int) -> SweepResult:
 async def workers(tx: Transaction) -> list[WorkerInfo]:
     """Every worker that is remembered."""
     return [replace(to_worker(row), read_at=tx.now) for row in await tx.fetch(_WORKERS, {})]
+
+
+class ServedRuns(Struct, frozen=True):
+    """Types of runs that workers take, in some queues; without queues, in all of them."""
+
+    types: tuple[str, ...]
+    queues: tuple[str, ...] = ()
+
+    def exclude(self, run: str, key: str) -> tuple[str, dict[str, object]]:
+        """Condition that these do not take a run, called `run` in the query, and its parameters."""
+        chosen, params = placeholders(f"{key}_type", self.types)
+        if not self.queues:
+            return f"{run}.type NOT IN ({chosen})", params
+        places, more = placeholders(f"{key}_queue", self.queues)
+        return f"({run}.type NOT IN ({chosen}) OR {run}.queue NOT IN ({places}))", {**params, **more}
+
+
+async def served_by(tx: Transaction) -> list[ServedRuns]:
+    """Runs that live workers take, and types of workers in other languages, which send no heartbeat."""
+    alive = living_workers(await workers(tx), tx.now)
+    by_queue: dict[str, set[str]] = {}
+    for one in alive:
+        for queue in one.queues:
+            by_queue.setdefault(queue, set()).update(one.types)
+    # Queues with the same types, as those of several builds have, are one condition.
+    queues: dict[tuple[str, ...], list[str]] = {}
+    for queue, served in sorted(by_queue.items()):
+        queues.setdefault(tuple(sorted(served)), []).append(queue)
+    found = [ServedRuns(served, tuple(names)) for served, names in queues.items()]
+    elsewhere = ServedRuns(tuple(sorted(served_elsewhere(await types(tx)))))
+    return [one for one in (*found, elsewhere) if one.types]
 
 
 async def leases(tx: Transaction, worker_id: str) -> list[Lease]:

@@ -9,17 +9,20 @@ from perdure.core.codec.failure import Failure
 from perdure.core.model.dead_letter import DeadLetterFilter
 from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import Record, RecordKind
-from perdure.core.model.run import Reason, RunFilter, RunTimes, Status
+from perdure.core.model.run import CountBy, Reason, RunFilter, RunTimes, Status
 from perdure.core.model.turn import Finish, Release, TurnOutcome
 from perdure.core.model.waits import RunWaits, Wait, WaitKind, waits_to_json
+from perdure.core.routing import TypeInfo
 from perdure.errors import InvalidCursor, StoreCorrupt
 from perdure.store import Store
 from perdure.store.contract import BRIEF, Change
 from perdure.testing.conformance.harness import (
     ACTOR,
+    LEASE,
     OTHER_TYPE,
     SECOND,
     START,
+    TYPE,
     Harness,
     Unshared,
     a_child,
@@ -27,6 +30,7 @@ from perdure.testing.conformance.harness import (
     a_park,
     a_record,
     a_run,
+    a_worker,
     claim,
     claim_ids,
     commit,
@@ -135,6 +139,24 @@ class Listing:
     async def test_an_empty_listing_has_no_next_page(self, store: Store) -> None:
         page = await store.list(RunFilter(), 10, None)
         assert (page.runs, page.cursor) == ((), None)
+
+    async def test_runs_that_no_live_worker_takes_are_listed(self, store: Store, harness: Harness) -> None:
+        await store.create([a_run("r1"), a_run("r2", queue="far"), a_run("r3", type=OTHER_TYPE)], ACTOR)
+        assert sorted(await listed(store, unserved=True)) == ["r1", "r2", "r3"]
+        await store.register(a_worker("w1", types=(TYPE,)))
+        await store.register(a_worker("w2", types=(OTHER_TYPE,), queues=("far",)))
+        assert sorted(await listed(store, unserved=True)) == ["r2", "r3"]
+        assert sorted(await listed(store, unserved=True, queue="far")) == ["r2"]
+        assert await listed(store, unserved=True, status=(Status.RUNNING,)) == []
+        [group] = await store.count(RunFilter(unserved=True), CountBy(), 10)
+        assert (group.count, group.exact) == (2, True)
+        await store.register(
+            a_worker("w3", types=(), queues=()), [TypeInfo(type=OTHER_TYPE, kind="activity", runtime="node")]
+        )
+        assert await listed(store, unserved=True) == ["r2"]
+        await claim(store, "w1", types=(TYPE,))
+        harness.system.advance(LEASE + 1)
+        assert await listed(store, unserved=True) == ["r2"]
 
     @pytest.mark.parametrize("cursor", ["", "nonsense", "%%%", "MTIz", "\N{GRINNING FACE}", "YTpi"])
     async def test_a_cursor_that_no_listing_returned_is_refused(self, store: Store, cursor: str) -> None:
