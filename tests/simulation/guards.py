@@ -104,6 +104,6 @@ class Guards:
         )
 
 
-def _key(key: str, *_: Any, **__: Any) -> str:
+def _key(key: str) -> str:
     """The key is what is called so."""
     return key
