@@ -146,7 +146,7 @@ class _DurableTool:
             # Each tool has keys of its own.
             kind = hashlib.sha256(self._workflow.type.encode()).hexdigest()[:16]
             return await self._engine.start(call, idempotency_key=f"mcp:{kind}:{key}")
-        return await self._engine.start(call, id=self._key.compute(self._workflow.signature.complete(call.arguments)))
+        return await self._engine.start(call, id=self._key.compute(self._workflow.signature.complete(arguments)))
 
     async def _result(self, context: Context[Any, Any], handle: Handle[Any]) -> ToolRun:
         system, progress = session_of(self._engine).system, None

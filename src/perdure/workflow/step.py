@@ -376,18 +376,19 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 def bind_step(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, transaction: bool
 ) -> dict[str, Any]:
-    """Arguments of a step by name, with defaults: those of a partial and the object of a method, too.
+    """Arguments of a step by name, with defaults and with those of a partial.
 
-    Leaves out the connection of a transaction step. Raises `UsageError`, and `TypeError` for arguments that do not fit.
+    Leaves out the object of a method, and the connection of a transaction step. Raises `UsageError`, and `TypeError`
+    for arguments that do not fit.
     """
     if transaction:
-        args = (_CONNECTION, *args)
+        args = (_NO_ARGUMENT, *args)
     while (inner := _called(function)) is not function:
         if isinstance(function, functools.partial):
             # The partial itself combines its arguments with those of the call.
             args, kwargs = functools.partial(_given, *function.args, **function.keywords)(*args, **kwargs)
         else:
-            args = (function.__self__ if inspect.ismethod(function) else function, *args)
+            args = (_NO_ARGUMENT, *args)
         function = inner
     parameters = _parameters(function)
     bound = _signature(function).bind(*args, **kwargs)
@@ -396,10 +397,11 @@ def bind_step(
     for name, each in parameters.items():
         if each.kind is each.VAR_KEYWORD:
             arguments |= arguments.pop(name)
-    return {name: value for name, value in arguments.items() if value is not _CONNECTION}
+    return {name: value for name, value in arguments.items() if value is not _NO_ARGUMENT}
 
 
-_CONNECTION = object()
+#: In place of what a key does not get.
+_NO_ARGUMENT = object()
 
 
 def _given(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -68,7 +68,9 @@ class Limit:
     ) -> None:
         self.name = None if name is None else check_gate(name)
         self.key = key
-        self.key_function = None if key is None else KeyFunction(key, f"key of Limit({'' if name is None else repr(name)})")
+        self.key_function = (
+            None if key is None else KeyFunction(key, f"key of Limit({'' if name is None else repr(name)})")
+        )
         self.bounds = make_bounds(concurrency=concurrency, rate=rate, burst=burst)
         self.hold = None if hold is None else _hold(hold)
 

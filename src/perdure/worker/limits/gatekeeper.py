@@ -399,9 +399,7 @@ class Gatekeeper:
             plain = [limit for limit in definition.limits if limit.key is None]
             rest = given.required_gates(one.type, plain, None, {}, hold=hold, also=also, breaker=breaker)
             return (
-                rest
-                if rest.passes
-                else required_gates(one.type, (), None, {}, hold=hold, also=[type_gate(one.type)])
+                rest if rest.passes else required_gates(one.type, (), None, {}, hold=hold, also=[type_gate(one.type)])
             )
         try:
             return given.required_gates(one.type, limits, fair, arguments, hold=hold, also=also, breaker=breaker)
