@@ -468,7 +468,7 @@ OTHERS: list[Any] = [
     Singleton(),
     Singleton(policy="queue"),
     Singleton(by=lambda **k: 3),
-    Singleton(by=lambda **k: None),  # type: ignore[arg-type,return-value] # hostile on purpose
+    Singleton(by=lambda **k: None),  # type: ignore[arg-type] # hostile on purpose
     Debounce("1s"),
     Watermark(high=5, queue="q"),
     Channel("c", int),

@@ -29,7 +29,7 @@ from perdure.core.model.cloud_event import EVENT_TYPE, CloudEvent
 from perdure.core.option_checks import check_flag, check_instance, check_retry
 from perdure.core.policy.broken_code import check_block_on
 from perdure.core.policy.retry import Retry
-from perdure.core.policy.singleton import Singleton, SingletonPolicy
+from perdure.core.policy.singleton import Singleton, SingletonPolicy, singleton_key_function
 from perdure.core.printed_text import brief
 from perdure.errors import BadArguments, EncodeError, UsageError
 from perdure.workflow import blocking
@@ -65,7 +65,7 @@ class Definition(Generic[P, R]):
         singleton: Singleton | None = None,
     ) -> None:
         self.type = check_name(type, f"{what} type")
-        keys = [one.key_function for one in (*limits, fair, singleton) if one is not None]
+        keys = [singleton_key_function(singleton), *(one.key_function for one in (*limits, fair) if one is not None)]
         check_key_functions(keys, signature.names, f"the {what} {self.type!r}")
         self.function = function
         self.retry = retry

@@ -200,7 +200,7 @@ def collect(tenant: str, *rest: int, **more: str) -> str:
 async def collecting(ctx: Context) -> str:
     limits = [
         Limit("more", key=lambda tenant, region: f"{tenant}@{region}", concurrency=1),
-        Limit("rest", key=lambda rest: len(rest), concurrency=1),
+        Limit("rest", key=lambda rest: f"{len(rest)}", concurrency=1),
         Limit("all", key=lambda **given: "-".join(sorted(given)), concurrency=1),
     ]
     return str(await ctx.options(limit=limits).step(collect, "a", 1, 2, region="eu"))
@@ -316,9 +316,7 @@ def test_the_error_of_a_key_that_does_not_fit_names_the_function_and_its_paramet
         "key of Limit('shared') takes 'customer', which the activity 'keys.bad.v1' does not have; its parameters are "
         "'number', 'tenant', 'region'"
     )
-    with pytest.raises(
-        UsageError, match=r"the step .*\.take' does not have; its parameters are 'number'|take does not"
-    ):
+    with pytest.raises(UsageError, match="the step .*take does not have; its parameters are 'number'"):
         step(limit=shared)(fresh())
     with pytest.raises(UsageError, match="it has no parameters"):
         step(limit=shared)(lambda: None)
@@ -337,9 +335,9 @@ def test_a_call_by_type_name_has_keys_if_its_arguments_are_by_name() -> None:
     assert '"named/a"' in call.settings.to_json()
     for options in ({"limit": by_tenant}, {"fair": Fair(lambda tenant: tenant)}):
         with pytest.raises(UsageError, match="by position; give them by name"):
-            Call.named("elsewhere.v1", "a").options(**options)  # type: ignore[arg-type]
+            Call.named("elsewhere.v1", "a").options(**options)
         with pytest.raises(UsageError, match="takes 'tenant', which this call does not have"):
-            Call.named("elsewhere.v1", customer="a").options(**options)  # type: ignore[arg-type]
+            Call.named("elsewhere.v1", customer="a").options(**options)
     with pytest.raises(UsageError, match="by position; give them by name"):
         Call.named("elsewhere.v1", "a").options(singleton=Singleton(by=lambda tenant: tenant)).place(0, None, None, 0)
     Call.named("elsewhere.v1", "a").options(limit=Limit("all", concurrency=1), singleton=Singleton("k"))
@@ -423,7 +421,7 @@ async def test_the_call_that_gives_a_key_of_none_is_refused(stage: Stage) -> Non
     engine = stage.engine(none_keyed)
     for options in ({"limit": Limit("n", key=tenant_of, concurrency=1)}, {"fair": Fair(tenant_of)}):
         with pytest.raises(UsageError, match="returned None"):
-            none_keyed(None).options(**options)  # type: ignore[arg-type]
+            none_keyed(None).options(**options)
     with pytest.raises(UsageError, match="by of Singleton returned None"):
         await engine.start(none_keyed(None), singleton=Singleton(by=tenant_of))
     assert not (await engine.runs.list()).runs

@@ -69,19 +69,23 @@ class Singleton(Struct, frozen=True, dict=True):
             if self.by is not None:
                 raise UsageError("a singleton has a key, or a function that computes it, not both")
         # Inspects the function.
-        _ = self.key_function
+        _ = self._key_function
 
     @cached_property
-    def key_function(self) -> KeyFunction | None:
-        """The function that computes the key. Raises `UsageError`."""
+    def _key_function(self) -> KeyFunction | None:
         return None if self.by is None else KeyFunction(self.by, "by of Singleton")
 
     def to_stored(self, type: str, arguments: Mapping[str, Any] | tuple[Any, ...]) -> StoredSingleton:
         """The rule of one call. Raises `UsageError`, and what the user's function raises."""
         key = self.key
-        if self.key_function is not None:
-            key = check_key(self.key_function.compute(arguments), "singleton key")
+        if self._key_function is not None:
+            key = check_key(self._key_function.compute(arguments), "singleton key")
         return StoredSingleton(_name(type, key, self.shared), SingletonPolicy(self.policy))
+
+
+def singleton_key_function(singleton: Singleton | None) -> KeyFunction | None:
+    """The function that computes the key of a singleton; None if it has none."""
+    return None if singleton is None else singleton._key_function
 
 
 class Debounce(Struct, frozen=True):
