@@ -439,13 +439,14 @@ async def test_a_limit_of_options_that_does_not_fit_fails_the_step(stage: Stage)
             await (await engine.start(misfit_step())).result("20s")
 
 
-async def test_a_fork_of_a_declared_singleton_is_started(stage: Stage) -> None:
-    @activity("keys.forked.v1", singleton=Singleton(by=lambda tenant: tenant))
-    async def forked(tenant: str) -> str:
+async def test_a_run_that_was_no_singleton_is_forked_where_its_workflow_declares_one(on_disk: Stage) -> None:
+    @workflow("keys.forked.v1", singleton=Singleton(by=lambda tenant: tenant))
+    async def forked(ctx: Context, tenant: str) -> str:
         return tenant
 
-    engine = stage.engine(forked)
+    producer, engine = on_disk.engine(), on_disk.engine(forked)
+    started = await producer.start(Call.named("keys.forked.v1", tenant="a"))
     async with engine.worker():
-        run = await engine.start(forked("a"))
+        run = await engine.get(started.id)
         assert await run.result("20s") == "a"
         assert await (await run.fork()).result("20s") == "a"
