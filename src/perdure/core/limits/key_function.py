@@ -71,8 +71,10 @@ class KeyFunction:
         key = self._function(**given)
         if isinstance(key, str) or (isinstance(key, int) and not isinstance(key, bool)):
             return str(key)
-        hint = "a call without a key needs a key of its own, such as 'none'" if key is None else "such as str(...)"
-        raise UsageError(f"{self._what} returned {brief(key)}; return text or a whole number, {hint}")
+        raise UsageError(
+            f"{self._what} returned {brief(key)}; return text or a whole number"
+            + (", also for a call that has none, such as 'none'" if key is None else "")
+        )
 
 
 def check_key_functions(keys: Collection[KeyFunction | None], parameters: Collection[str], of: str) -> None:
