@@ -463,11 +463,12 @@ OTHERS: list[Any] = [
     Retry(delay=lambda n, e: 1),
     Limit("l", concurrency=1),
     Limit(rate="1/s"),
-    Limit("k", key=lambda *a, **k: "x", concurrency=1),
-    Fair(lambda *a, **k: "x"),
+    Limit("k", key=lambda **k: "x", concurrency=1),
+    Fair(lambda **k: "x"),
     Singleton(),
     Singleton(policy="queue"),
-    Singleton(by=lambda *a, **k: 3),  # type: ignore[arg-type] # hostile on purpose
+    Singleton(by=lambda **k: 3),
+    Singleton(by=lambda **k: None),  # type: ignore[arg-type] # hostile on purpose
     Debounce("1s"),
     Watermark(high=5, queue="q"),
     Channel("c", int),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import Any
 
 from msgspec import Struct
 
@@ -104,6 +103,6 @@ class Guards:
         )
 
 
-def _key(key: str, *_: Any, **__: Any) -> str:
+def _key(key: str) -> str:
     """The key is what is called so."""
     return key

@@ -171,12 +171,12 @@ async def test_an_inbox_whose_counter_and_rows_disagree_sets_its_run_aside(stage
 BAD = {"nul": "a\0b", "surrogate": "\ud800", "long": "a\0" + "x" * 300}
 
 
-@activity("damaged.fair.v1", limit=Limit("turns", concurrency=1), fair=Fair(lambda which: BAD.get(which, which)))
+@activity("damaged.fair.v1", limit=Limit("turns", concurrency=1), fair=Fair(lambda which: BAD.get(which) or which))
 async def fair(which: str) -> str:
     return which
 
 
-@activity("damaged.keyed.v1", limit=Limit("keyed", concurrency=1, key=lambda which: BAD.get(which, which)))
+@activity("damaged.keyed.v1", limit=Limit("keyed", concurrency=1, key=lambda which: BAD.get(which) or which))
 async def keyed(which: str) -> str:
     return which
 

@@ -19,6 +19,7 @@ from perdure.client.engine import Engine
 from perdure.client.handle import Handle
 from perdure.client.session import session_of
 from perdure.core.codec.plain_json import plain_json
+from perdure.core.limits.key_function import KeyFunction, check_key_functions
 from perdure.core.model.outputs import check_stream
 from perdure.core.printed_text import brief, harmless
 from perdure.core.time.duration import Duration, seconds
@@ -60,7 +61,7 @@ def add_workflow(
     *,
     name: str | None = None,
     description: str | None = None,
-    key: Callable[..., str] | None = None,
+    key: Callable[..., str | int] | None = None,
     wait: Duration = "30s",
     stream: str | None = None,
     annotations: ToolAnnotations | None = None,
@@ -77,7 +78,9 @@ def add_workflow(
             raise UsageError(f"{what}={brief(given)}: give an MCPServer of the library mcp, and a workflow")
     if stream is not None:
         check_stream(stream, None)
-    tool = _DurableTool(engine, workflow, key, seconds(wait), stream)
+    computed = None if key is None else KeyFunction(key, f"key of the tool {workflow.type}")
+    check_key_functions([computed], workflow.signature.names, f"the workflow {workflow.type!r}")
+    tool = _DurableTool(engine, workflow, computed, seconds(wait), stream)
     server.add_tool(
         tool.function(),
         name=name or workflow.function.__name__,
@@ -94,7 +97,7 @@ class _DurableTool:
         self,
         engine: Engine,
         workflow: Workflow[..., Any],
-        key: Callable[..., str] | None,
+        key: KeyFunction | None,
         wait: float,
         stream: str | None,
     ) -> None:
@@ -143,10 +146,7 @@ class _DurableTool:
             # Each tool has keys of its own.
             kind = hashlib.sha256(self._workflow.type.encode()).hexdigest()[:16]
             return await self._engine.start(call, idempotency_key=f"mcp:{kind}:{key}")
-        run_id = self._key(**arguments)
-        if not isinstance(run_id, str):
-            raise UsageError(f"key of {self._workflow.type} returned {brief(run_id)}; return the run's id")
-        return await self._engine.start(call, id=run_id)
+        return await self._engine.start(call, id=self._key.compute(self._workflow.signature.complete(arguments)))
 
     async def _result(self, context: Context[Any, Any], handle: Handle[Any]) -> ToolRun:
         system, progress = session_of(self._engine).system, None

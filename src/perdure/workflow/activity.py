@@ -60,8 +60,9 @@ class Activity(Definition[P, R]):
             check_for_process(function)
         signature = Signature(function, local_names, takes_context=False)
         super().__init__(
-            type, function, signature, "activity", retry=settings.retry, limits=limits, fair=fair, breaker=breaker
-        )
+            type, function, signature, "activity", retry=settings.retry, limits=limits, fair=fair, breaker=breaker,
+            singleton=settings.singleton,
+        )  # fmt: skip
         self.settings = settings
         self.process = process
         self.spec = StepSpec(

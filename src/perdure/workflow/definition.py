@@ -23,12 +23,13 @@ from perdure.core.codec.snapshot import all_fixed, snapshot, snapshot_all
 from perdure.core.ids import check_name
 from perdure.core.limits.breaker import Breaker, check_breaker
 from perdure.core.limits.call_limits import make_call_breaker, make_call_fair, make_call_limits
+from perdure.core.limits.key_function import check_key_functions
 from perdure.core.limits.limit import Fair, Limit, check_limits
 from perdure.core.model.cloud_event import EVENT_TYPE, CloudEvent
 from perdure.core.option_checks import check_flag, check_instance, check_retry
 from perdure.core.policy.broken_code import check_block_on
 from perdure.core.policy.retry import Retry
-from perdure.core.policy.singleton import Singleton, SingletonPolicy
+from perdure.core.policy.singleton import Singleton, SingletonPolicy, singleton_key_function
 from perdure.core.printed_text import brief
 from perdure.errors import BadArguments, EncodeError, UsageError
 from perdure.workflow import blocking
@@ -61,8 +62,11 @@ class Definition(Generic[P, R]):
         limits: tuple[Limit, ...] = (),
         fair: Fair | None = None,
         breaker: Breaker | None = None,
+        singleton: Singleton | None = None,
     ) -> None:
         self.type = check_name(type, f"{what} type")
+        keys = [singleton_key_function(singleton), *(one.key_function for one in (*limits, fair) if one is not None)]
+        check_key_functions(keys, signature.names, f"the {what} {self.type!r}")
         self.function = function
         self.retry = retry
         #: Limits, fairness key and breaker that its runs pass before a worker gets them.
@@ -120,7 +124,10 @@ class Workflow(Definition[P, R]):
         is_async = inspect.iscoroutinefunction(function)
         signature = Signature(function, local_names) if is_async else BlockingSignature(function, local_names)
         _check_context(type, function, signature)
-        super().__init__(type, function, signature, "workflow", retry=check_retry(retry), limits=limits, fair=fair)
+        super().__init__(
+            type, function, signature, "workflow", retry=check_retry(retry), limits=limits, fair=fair,
+            singleton=singleton,
+        )  # fmt: skip
         #: Classes of errors of its own code that block a run; None: as the worker says.
         self.block_on = block_on
         #: True: only the build that began a run continues it; None: as the engine says.
@@ -315,21 +322,16 @@ class Call(Generic[R_co]):
         if limit is not None or fair is not None or breaker is not None:
             settings = structs.replace(
                 settings,
-                limits=make_call_limits(limit, self.type, self._spread()),
-                fair=make_call_fair(fair, self._spread()),
+                limits=make_call_limits(limit, self.type, self._completed()),
+                fair=make_call_fair(fair, self._completed()),
                 breaker=make_call_breaker(check_breaker(breaker)),
             )
         # Raises for what cannot travel with a run.
         settings.to_json()
         return replace(self, settings=settings.over(self.settings))
 
-    def _spread(self) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        arguments = self._completed()
-        if not isinstance(arguments, Mapping):
-            return arguments, {}
-        return ((), arguments) if self.definition is None else self.definition.signature.spread(dict(arguments))
-
     def _completed(self) -> Mapping[str, Any] | tuple[Any, ...]:
+        """Arguments by name with defaults, for keys; by position where only the type name is known."""
         if self.definition is None or not isinstance(self.arguments, Mapping):
             return self.arguments
         return self.definition.signature.complete(self.arguments)
@@ -341,7 +343,9 @@ class Call(Generic[R_co]):
         if given is NO_SETTINGS and declared is NO_SETTINGS:
             return Placement(queue, priority, deadline)
         singleton, single = given.singleton or declared.singleton, given.single
-        if singleton is not None and single is None:
+        # The call of a fork has no arguments, and a fork is no singleton.
+        is_fork = definition is not None and not isinstance(self.arguments, Mapping)
+        if singleton is not None and single is None and not is_fork:
             single = singleton.to_stored(self.type, self._completed())
         return place(given, declared, ready_at, queue, priority, deadline, single)
 

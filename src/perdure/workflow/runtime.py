@@ -20,7 +20,7 @@ from perdure.core.model.record import NewMessage, RecordKind
 from perdure.core.model.run import NewRun, OnClose
 from perdure.core.time.duration import NEVER
 from perdure.workflow.scopes import Checkpoint, Scope, WorkflowRandom
-from perdure.workflow.step import StepSettings, StepSpec
+from perdure.workflow.step import StepSettings, StepSpec, bind_step
 
 if TYPE_CHECKING:
     from perdure.workflow.definition import Call
@@ -69,6 +69,10 @@ class StepRequest(Struct, frozen=True):
             return self
         args, kwargs, mutable = snapshot_all(self.args, self.kwargs)
         return structs.replace(self, args=args, kwargs=kwargs, mutable=True) if mutable else self
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments by name, with defaults, for the keys of limits. Raises `UsageError` and `TypeError`."""
+        return bind_step(self.spec.function, self.args, self.kwargs, transaction=self.transaction)
 
     def copied(self) -> StepRequest:
         """A request with copies of the arguments for one attempt."""

@@ -127,6 +127,11 @@ class Signature:
         return self._context, (self._resolved or {}).get(self._context, Any)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters, in order."""
+        return tuple(parameter.name for parameter in self._parameters)
+
+    @property
     def types(self) -> dict[str, Any]:
         """Declared types of the parameters, by name. Raises `BadArguments` if an annotation cannot be resolved."""
         return {parameter.name: self._hints.get(parameter.name, Any) for parameter in self._parameters}

@@ -13,11 +13,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from types import FunctionType, MethodType
 from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+from weakref import WeakKeyDictionary
 
 from msgspec import UNSET, Struct, UnsetType
 
 from perdure.core.ids import check_name
 from perdure.core.limits.breaker import Breaker, check_breaker
+from perdure.core.limits.key_function import check_key_functions
 from perdure.core.limits.limit import Limit, check_limits
 from perdure.core.model.headers import Headers
 from perdure.core.option_checks import check_flag, check_known, check_retry, check_time
@@ -171,6 +173,8 @@ def step(
         check_function(function)
         if settings.process is True:
             check_for_process(function)
+        if settings.limit is not UNSET:
+            _check_keys(function, settings.limit)
         try:
             setattr(function, _OPTIONS, settings)
         except (AttributeError, TypeError):  # a builtin, a bound method or a class that cannot be changed
@@ -320,13 +324,88 @@ def is_declared_step(function: object) -> bool:
 
 def innermost(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function behind partials, bound methods and callable objects."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    if inspect.ismethod(function):
-        return innermost(function.__func__)
-    if not hasattr(function, "__qualname__"):
-        return innermost(type(function).__call__)
+    while (inner := _called(function)) is not function:
+        function = inner
     return function
+
+
+def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that a partial, a bound method or a callable object calls; a plain function itself."""
+    if isinstance(function, functools.partial):
+        return function.func
+    if inspect.ismethod(function):
+        return function.__func__
+    if not hasattr(function, "__qualname__"):
+        return type(function).__call__
+    return function
+
+
+def _check_keys(function: Callable[..., Any], limits: tuple[Limit, ...]) -> None:
+    """Raise `UsageError` if the key function of a limit names a parameter that a step does not have."""
+    keys = [limit.key_function for limit in limits if limit.key_function is not None]
+    if not keys:
+        return
+    parameters = _parameters(innermost(function))
+    if all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
+        check_key_functions(keys, parameters, f"the step {describe(function)}")
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return _signature(function).parameters
+    except (ValueError, TypeError):
+        raise UsageError(
+            f"the parameters of {describe(function)} cannot be read, and a key of its limit needs their names; put it "
+            "into a function of your own"
+        ) from None
+
+
+#: Signatures of steps whose limits have keys.
+_signatures: WeakKeyDictionary[Callable[..., Any], inspect.Signature] = WeakKeyDictionary()
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    if type(function) is not FunctionType:
+        return inspect.signature(function)
+    known = _signatures.get(function)
+    if known is None:
+        known = _signatures[function] = inspect.signature(function)
+    return known
+
+
+def bind_step(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, transaction: bool
+) -> dict[str, Any]:
+    """Arguments of a step by name, with defaults and with those of a partial.
+
+    Leaves out the object of a method, and the connection of a transaction step. Raises `UsageError`, and `TypeError`
+    for arguments that do not fit.
+    """
+    if transaction:
+        args = (_NO_ARGUMENT, *args)
+    while (inner := _called(function)) is not function:
+        if isinstance(function, functools.partial):
+            # The partial itself combines its arguments with those of the call.
+            args, kwargs = functools.partial(_given, *function.args, **function.keywords)(*args, **kwargs)
+        else:
+            args = (_NO_ARGUMENT, *args)
+        function = inner
+    parameters = _parameters(function)
+    bound = _signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    arguments = dict(bound.arguments)
+    for name, each in parameters.items():
+        if each.kind is each.VAR_KEYWORD:
+            arguments |= arguments.pop(name)
+    return {name: value for name, value in arguments.items() if value is not _NO_ARGUMENT}
+
+
+#: In place of what a key does not get.
+_NO_ARGUMENT = object()
+
+
+def _given(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return args, kwargs
 
 
 def _name_of(function: Callable[..., Any]) -> str | None:

@@ -195,8 +195,7 @@ async def test_where_only_the_name_is_known_a_call_is_given_limits_all_the_same(
 
     by_name = Limit("named", key=lambda name: name, concurrency=1)
     producer, engine = on_disk.engine(), on_disk.engine(visit)
-    runs = [await producer.start(Call.named("given.named.v1", name).options(limit=by_name)) for name in "aab"]
-    runs.append(await producer.start(Call.named("given.named.v1", name="b").options(limit=by_name)))
+    runs = [await producer.start(Call.named("given.named.v1", name=name).options(limit=by_name)) for name in "aabb"]
     async with engine.worker():
         await eventually(lambda: sorted(crowd.inside) == ["a", "b"])
         crowd.let_out()
@@ -222,7 +221,7 @@ def test_what_cannot_travel_with_a_run_is_refused() -> None:
         with pytest.raises(UsageError, match="give a"):
             visit("a").options(**options)
     with pytest.raises(ZeroDivisionError):
-        visit("a").options(limit=Limit("k", key=lambda name: 1 / 0, concurrency=1))
+        visit("a").options(limit=Limit("k", key=lambda name: 1 // 0, concurrency=1))
 
 
 async def test_who_waits_in_line_for_it_is_not_begun_in_time(stage: Stage) -> None:

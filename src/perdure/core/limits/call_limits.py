@@ -25,7 +25,6 @@ from perdure.core.limits.limit import (
     RequiredGates,
     check_limits,
     fair_key,
-    key_from,
     keyed_gate,
     required_gates,
 )
@@ -79,7 +78,7 @@ class CallLimits(Struct, frozen=True):
         type: str,
         limits: Sequence[Limit],
         fair: Fair | None,
-        arguments: tuple[tuple[Any, ...], Mapping[str, Any]],
+        arguments: Mapping[str, Any],
         *,
         hold: PermitScope,
         also: Sequence[str],
@@ -131,7 +130,7 @@ def call_limits_of(options: str) -> CallLimits:
 
 
 def make_call_limits(
-    limit: Limit | Sequence[Limit] | None, type: str, arguments: tuple[tuple[Any, ...], Mapping[str, Any]]
+    limit: Limit | Sequence[Limit] | None, type: str, arguments: Mapping[str, Any] | tuple[Any, ...]
 ) -> tuple[CallLimit, ...] | None:
     """Limits of one call, with keys computed. Raises `UsageError`, and what users' key functions raise."""
     if limit is None:
@@ -143,7 +142,8 @@ def make_call_limits(
                 f"limit={brief(one)} of one call of {type} has no name, so it would apply to all calls; give it one, "
                 "such as Limit('external:openai', rate='100/m')"
             )
-        gate = one.name if one.key is None else keyed_gate(one.name, _key_of(one.key, arguments))
+        key = one.key_function
+        gate = one.name if key is None else keyed_gate(one.name, key.compute(arguments))
         given[gate] = CallLimit(gate, one.bounds, one.hold)
     return tuple(given.values())
 
@@ -160,16 +160,11 @@ def make_call_breaker(breaker: Breaker | None) -> CallBreaker | None:
     return CallBreaker(breaker.name, breaker.rule)
 
 
-def make_call_fair(fair: Fair | None, arguments: tuple[tuple[Any, ...], Mapping[str, Any]]) -> CallFair | None:
+def make_call_fair(fair: Fair | None, arguments: Mapping[str, Any] | tuple[Any, ...]) -> CallFair | None:
     """Fairness key of one call. Raises `UsageError`, and what users' key functions raise."""
     if fair is None:
         return None
     if not isinstance(fair, Fair):
         raise UsageError(f"fair={brief(fair)}: give a Fair, such as Fair(lambda tenant: tenant)")
-    key = str(_key_of(fair.key, arguments))
+    key = fair.key_function.compute(arguments)
     return CallFair(fair_key(key), max(1, int(STRIDE / fair.weight_of(key))))
-
-
-def _key_of(function: Any, arguments: tuple[tuple[Any, ...], Mapping[str, Any]]) -> object:
-    args, kwargs = arguments
-    return key_from(function, args, kwargs)

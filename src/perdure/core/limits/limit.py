@@ -7,12 +7,10 @@ cell rate algorithm: in any time t, at most burst + rate * t.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from fractions import Fraction
-from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -22,6 +20,7 @@ from perdure.core.codec.decoders import decoder_for
 from perdure.core.codec.plain_json import plain_json
 from perdure.core.ids import ID_BYTES, check_id, check_name
 from perdure.core.limits.breaker import Breaker, BreakerInfo, BreakerRule
+from perdure.core.limits.key_function import KeyFunction, check_weight_function
 from perdure.core.printed_text import brief
 from perdure.errors import InvalidId, UsageError
 
@@ -51,7 +50,8 @@ class Limit:
     """A bound on concurrency (`concurrency=5`) or rate (`rate="100/m"`), over all processes.
 
     Limits with the same `name` are one; without a name, the limit is the type's own. With `key`, a function of the
-    arguments, each key has its own limit. A `rate` admits `burst` at once after a pause; by default as many as fit a
+    arguments that returns text or a whole number, each key has its own limit. `key` gets the arguments that it names as
+    parameters. A `rate` admits `burst` at once after a pause; by default as many as fit a
     tenth of a second, at least one. A workflow holds its permit from start to end, an activity while it is executed;
     `hold` ("run" or "lease") changes that.
     """
@@ -60,14 +60,17 @@ class Limit:
         self,
         name: str | None = None,
         *,
-        key: Callable[..., object] | None = None,
+        key: Callable[..., str | int] | None = None,
         concurrency: int | None = None,
         rate: str | None = None,
         burst: int | None = None,
         hold: PermitScope | str | None = None,
     ) -> None:
         self.name = None if name is None else check_gate(name)
-        self.key = _callable(key, "key")
+        self.key = key
+        self.key_function = (
+            None if key is None else KeyFunction(key, f"key of Limit({'' if name is None else repr(name)})")
+        )
         self.bounds = make_bounds(concurrency=concurrency, rate=rate, burst=burst)
         self.hold = None if hold is None else _hold(hold)
 
@@ -78,18 +81,17 @@ class Limit:
 class Fair:
     """Fair order of waiting runs: keys take turns in proportion to their `weight`, 1 by default.
 
-    `key` is a function of the arguments; `weight` may be a function of the key. A key with many waiting runs does not
-    delay a key with few.
+    `key` is a function of the arguments, as in `Limit`; `weight` may be a function of the key. A key with many waiting
+    runs does not delay a key with few.
     """
 
-    def __init__(self, key: Callable[..., object], weight: float | Callable[[str], float] = 1.0) -> None:
-        if not callable(key):
-            raise UsageError(
-                f"key={brief(key)}: give a function of the arguments, such as lambda order: order.customer"
-            )
+    def __init__(self, key: Callable[..., str | int], weight: float | Callable[[str], float] = 1.0) -> None:
         self.key = key
+        self.key_function = KeyFunction(key, "key of Fair")
         self.weight = weight
-        if not callable(weight):
+        if callable(weight):
+            check_weight_function(weight)
+        else:
             check_weight(weight)
 
     def weight_of(self, key: str) -> float:
@@ -242,15 +244,15 @@ def check_gate(name: str) -> str:
     return check_name(name, "limit")
 
 
-def keyed_gate(name: str, key: object) -> str:
+def keyed_gate(name: str, key: str) -> str:
     """Gate name of one key of a limit; a name that is too long is cut and ends in a digest."""
     text = storable(f"{name}{KEYED}{key}", "limit's key")
     return check_id(text, "limit's key") if len(text.encode()) <= ID_BYTES else _fitting(text)
 
 
-def fair_key(key: object) -> str:
+def fair_key(key: str) -> str:
     """Fairness key as stored; a key that is too long is cut and ends in a digest. Raises `InvalidId`."""
-    return _fitting(storable(str(key), "key of Fair"))
+    return _fitting(storable(key, "key of Fair"))
 
 
 def storable(text: str, what: str) -> str:
@@ -309,7 +311,7 @@ def required_gates(
     type: str,
     limits: Sequence[Limit],
     fair: Fair | None,
-    arguments: tuple[tuple[Any, ...], Mapping[str, Any]],
+    arguments: Mapping[str, Any],
     *,
     hold: PermitScope,
     also: Sequence[str] = (),
@@ -317,28 +319,28 @@ def required_gates(
     own: str = "",
     given: Sequence[RequiredGate] = (),
 ) -> RequiredGates:
-    """Gates that a run of a type with these arguments has to pass.
+    """Gates that a run of a type with these arguments, by name and with defaults, has to pass.
 
     `also`: gates without bounds in the code. `given`: gates of one call. `own`: name of a limit without a name, in
     place of the type's. Raises what users' key functions raise.
     """
-    args, kwargs = arguments
     passes: dict[str, RequiredGate] = {}
     if breaker is not None:
         passes[breaker.gate] = RequiredGate(breaker.gate, rule=breaker.rule)
     for limit in limits:
         name = limit.name or _fitting(own) or type_gate(type)
-        gate = name if limit.key is None else keyed_gate(name, key_from(limit.key, args, kwargs))
+        key = limit.key_function
+        gate = name if key is None else keyed_gate(name, key.compute(arguments))
         passes[gate] = RequiredGate(gate, limit.bounds, limit.hold or hold)
     passes |= {one.gate: one for one in given}
     for gate in also:
         passes.setdefault(gate, RequiredGate(gate, LimitBounds(), hold))
     if fair is None:
         return RequiredGates(tuple(passes.values()))
-    key = str(key_from(fair.key, args, kwargs))
+    turn = fair.key_function.compute(arguments)
     if not passes:
         passes["fair:" + type] = RequiredGate("fair:" + type)
-    return RequiredGates(tuple(passes.values()), fair_key(key), max(1, int(STRIDE / fair.weight_of(key))))
+    return RequiredGates(tuple(passes.values()), fair_key(turn), max(1, int(STRIDE / fair.weight_of(turn))))
 
 
 def check_weight(weight: object) -> float:
@@ -348,35 +350,7 @@ def check_weight(weight: object) -> float:
     return float(weight)
 
 
-def _callable(value: Callable[..., object] | None, name: str) -> Callable[..., object] | None:
-    if value is not None and not callable(value):
-        raise UsageError(
-            f"{name}={brief(value)}: give a function of the arguments, such as key=lambda order: order.customer"
-        )
-    return value
-
-
 def _hold(hold: PermitScope | str) -> PermitScope:
     if isinstance(hold, str) and hold in tuple(PermitScope):
         return PermitScope(hold)
     raise UsageError(f"hold={brief(hold)}: it is 'lease' or 'run'")
-
-
-def key_from(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call a user's key function; keyword arguments that it does not take are left out."""
-    names = _parameter_names(function) if kwargs else None
-    if names is None:
-        return function(*args, **kwargs)
-    return function(*args, **{name: value for name, value in kwargs.items() if name in names})
-
-
-@lru_cache(maxsize=1024)
-def _parameter_names(function: Callable[..., Any]) -> frozenset[str] | None:
-    """Names of a function's parameters; None if it takes any name, or has no signature."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (ValueError, TypeError):
-        return None
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
-        return None
-    return frozenset(each.name for each in parameters if each.kind is not inspect.Parameter.POSITIONAL_ONLY)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from msgspec import Struct
 from perdure.core.codec.decoders import decoder_for
 from perdure.core.codec.plain_json import plain_json
 from perdure.core.ids import check_key
-from perdure.core.limits.limit import key_from
+from perdure.core.limits.key_function import KeyFunction
 from perdure.core.printed_text import brief
 from perdure.core.time.duration import Duration, microseconds
 from perdure.errors import UsageError
@@ -46,7 +47,7 @@ class StoredSingleton(Struct, frozen=True, omit_defaults=True):
     at_most: int = 0
 
 
-class Singleton(Struct, frozen=True):
+class Singleton(Struct, frozen=True, dict=True):
     """At most one unfinished run of a key.
 
     `policy` decides about a start meanwhile: "reject" raises `SingletonBusy`, "attach" returns the existing run,
@@ -57,7 +58,7 @@ class Singleton(Struct, frozen=True):
 
     key: str = ""
     policy: str = "reject"
-    by: Callable[..., str] | None = None
+    by: Callable[..., str | int] | None = None
     shared: bool = False
 
     def __post_init__(self) -> None:
@@ -67,15 +68,24 @@ class Singleton(Struct, frozen=True):
             check_key(self.key, "singleton key")
             if self.by is not None:
                 raise UsageError("a singleton has a key, or a function that computes it, not both")
+        # Inspects the function.
+        _ = self._key_function
 
-    def to_stored(self, type: str, arguments: Mapping[str, Any] | tuple[Any, ...]) -> StoredSingleton | None:
-        """The rule of one call; None if the key cannot be computed. Raises `InvalidId`."""
+    @cached_property
+    def _key_function(self) -> KeyFunction | None:
+        return None if self.by is None else KeyFunction(self.by, "by of Singleton")
+
+    def to_stored(self, type: str, arguments: Mapping[str, Any] | tuple[Any, ...]) -> StoredSingleton:
+        """The rule of one call. Raises `UsageError`, and what the user's function raises."""
         key = self.key
-        if self.by is not None:
-            if not isinstance(arguments, Mapping):
-                return None
-            key = check_key(key_from(self.by, (), arguments), "singleton key")
+        if self._key_function is not None:
+            key = check_key(self._key_function.compute(arguments), "singleton key")
         return StoredSingleton(_name(type, key, self.shared), SingletonPolicy(self.policy))
+
+
+def singleton_key_function(singleton: Singleton | None) -> KeyFunction | None:
+    """The function that computes the key of a singleton; None if it has none."""
+    return None if singleton is None else singleton._key_function
 
 
 class Debounce(Struct, frozen=True):

@@ -392,19 +392,17 @@ class Gatekeeper:
         try:
             given = call_limits_of(one.options)
             arguments = definition.signature.decode(one.input, self._codec, f"input of run {one.run_id!r} ({one.type})")
-            spread = definition.signature.spread(arguments)
+            arguments = definition.signature.complete(arguments)
         except Exception:
             # Limits without a key still apply. The run is blocked when it begins, before its code is called.
             logger.exception("run %s: its limit's key needs its input, which cannot be read", one.run_id)
             plain = [limit for limit in definition.limits if limit.key is None]
-            rest = given.required_gates(one.type, plain, None, ((), {}), hold=hold, also=also, breaker=breaker)
+            rest = given.required_gates(one.type, plain, None, {}, hold=hold, also=also, breaker=breaker)
             return (
-                rest
-                if rest.passes
-                else required_gates(one.type, (), None, ((), {}), hold=hold, also=[type_gate(one.type)])
+                rest if rest.passes else required_gates(one.type, (), None, {}, hold=hold, also=[type_gate(one.type)])
             )
         try:
-            return given.required_gates(one.type, limits, fair, spread, hold=hold, also=also, breaker=breaker)
+            return given.required_gates(one.type, limits, fair, arguments, hold=hold, also=also, breaker=breaker)
         except Exception as error:
             # The run passes no limit, is claimed, and is failed or blocked at once (`key_error`).
             self._key_errors[one.run_id] = error

@@ -103,11 +103,12 @@ class StepLimits:
         request, type = operation.request, self._held.run.type
         limits: tuple[Limit, ...] = request.options.limit if request.options.limit is not UNSET else ()
         own = f"step:{type}:{request.name}"
+        needs_arguments = any(limit.key_function is not None for limit in limits)
         return required_gates(
             type,
             limits,
             None,
-            (request.args, request.kwargs),
+            request.arguments() if needs_arguments else {},
             hold=PermitScope.LEASE,
             breaker=_breaker(operation),
             own=own,
