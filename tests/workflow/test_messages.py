@@ -217,6 +217,26 @@ async def test_a_message_that_is_there_when_a_worker_takes_up_the_run_is_receive
 
 
 @pytest.mark.every_database
+@pytest.mark.parametrize("paused", ["run", "queue"])
+async def test_a_message_also_wins_over_a_due_timeout_in_a_run_that_stayed_in_memory(stage: Stage, paused: str) -> None:
+    engine = stage.engine(decide)
+    async with engine.worker():
+        run = await engine.start(decide(False))
+        await until(run, Status.WAITING)
+        wake_at = (await run.info()).wake_at
+        await (run.pause() if paused == "run" else engine.queues.pause(queue="default"))
+        await run.send("verdict", True)
+
+        async def due() -> bool:
+            return time.time_ns() // 1000 > wake_at
+
+        await eventually(due, saying="the timeout being over")
+        await (run.resume() if paused == "run" else engine.queues.resume(queue="default"))
+        await run.send("end")
+        assert await run.result("20s") == ("approved", True)
+
+
+@pytest.mark.every_database
 @pytest.mark.parametrize("under_asyncio", [False, True])
 async def test_a_timeout_that_a_worker_has_recorded_is_not_undone_by_a_message(
     stage: Stage, under_asyncio: bool
