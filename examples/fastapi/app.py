@@ -2,7 +2,7 @@
 
     python examples/fastapi/app.py
 
-serves http://127.0.0.1:8000 on SQLite, with a worker in the same process. With another database in DATABASE_URL, run
+serves http://127.0.0.1:8000 on SQLite, with a worker in the same process. With PostgreSQL in DATABASE_URL, run
 workers by `perdure worker orders:engine`. The dashboard is at /perdure/, for the user `ann` with the password `secret`.
 """
 
@@ -13,12 +13,13 @@ from typing import Annotated
 
 import uvicorn
 from fastapi import Depends, FastAPI, HTTPException, Request
-from fastapi.responses import RedirectResponse, StreamingResponse
+from fastapi.responses import JSONResponse, RedirectResponse, StreamingResponse
 from fastapi.security import HTTPBasic, HTTPBasicCredentials
 from orders import DATABASE, database, engine, order, sessions
 from sqlalchemy import text
 from starlette.requests import HTTPConnection
 
+from perdure import RunExists, RunNotFound
 from perdure.admin import Role
 from perdure.dashboard import Dashboard
 from perdure.fastapi import CurrentEngine, engine_lifespan, stream_response
@@ -37,11 +38,15 @@ async def tables(app: FastAPI) -> AsyncGenerator[None]:
 app = FastAPI(lifespan=engine_lifespan(engine, worker=DATABASE.startswith("sqlite"), lifespan=tables))
 
 
+INSERT = text("INSERT INTO orders VALUES (:number, :article) ON CONFLICT DO NOTHING")
+
+
 @app.put("/orders/{number}")
 async def put_order(number: int, article: str, engine: CurrentEngine) -> dict[str, str]:
     async with sessions.begin() as session:
-        await session.execute(text("INSERT INTO orders VALUES (:n, :article)"), {"n": number, "article": article})
+        # A repeated request finds the run and the row. One with another article raises RunExists.
         run = await engine.start(order(number, article), id=f"order-{number}", connection=session)
+        await session.execute(INSERT, {"number": number, "article": article})
         if not article:
             raise HTTPException(422, "an order needs an article")  # neither the order nor the run remains
     return {"run": run.id}
@@ -57,6 +62,16 @@ async def pay(number: int, cents: int, engine: CurrentEngine) -> str:
 @app.get("/orders/{number}/progress")
 async def progress(number: int, request: Request, engine: CurrentEngine) -> StreamingResponse:
     return stream_response(request, await engine.get(f"order-{number}"), "progress")
+
+
+@app.exception_handler(RunExists)
+async def conflict(request: Request, error: RunExists) -> JSONResponse:
+    return JSONResponse({"detail": "the order exists with another article"}, status_code=409)
+
+
+@app.exception_handler(RunNotFound)
+async def not_found(request: Request, error: RunNotFound) -> JSONResponse:
+    return JSONResponse({"detail": "there is no such order"}, status_code=404)
 
 
 # The dashboard, for users of this application.

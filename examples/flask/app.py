@@ -2,7 +2,7 @@
 
     python examples/flask/app.py
 
-serves http://127.0.0.1:5000 on SQLite, with a worker in the same process. With another database in DATABASE_URL, run
+serves http://127.0.0.1:5000 on SQLite, with a worker in the same process. With PostgreSQL in DATABASE_URL, run
 `gunicorn app:app`, workers by `flask perdure worker`, and the dashboard by `flask perdure serve`.
 """
 
@@ -13,7 +13,7 @@ from flask import Flask, current_app, request
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session, sessionmaker
 
-from perdure import Context, workflow
+from perdure import Context, RunExists, workflow
 from perdure.flask import Perdure
 
 DATABASE = os.environ.get("DATABASE_URL", "sqlite:///shop.db")
@@ -40,6 +40,7 @@ async def order(ctx: Context, number: int, article: str) -> str:
 
 
 durable = Perdure([order])
+INSERT = text("INSERT INTO orders VALUES (:number, :article, 0) ON CONFLICT DO NOTHING")
 
 
 def create_app() -> Flask:
@@ -51,8 +52,9 @@ def create_app() -> Flask:
     def put_order(number: int) -> dict[str, str]:
         article = request.args["article"]
         with sessions.begin() as session:
-            session.execute(text("INSERT INTO orders VALUES (:n, :article, 0)"), {"n": number, "article": article})
+            # A repeated request finds the run and the row. One with another article raises RunExists.
             run = durable.engine.start(order(number, article), id=f"order-{number}", connection=session)
+            session.execute(INSERT, {"number": number, "article": article})
             if not article:
                 raise ValueError("an order needs an article")  # neither the order nor the run remains
         return {"run": run.id}
@@ -70,6 +72,10 @@ def create_app() -> Flask:
     @app.errorhandler(ValueError)
     def refuse(error: ValueError) -> tuple[str, int]:
         return str(error), 422
+
+    @app.errorhandler(RunExists)
+    def conflict(error: RunExists) -> tuple[str, int]:
+        return "the order exists with another article", 409
 
     return app
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
+from datetime import timedelta
 
 import pytest
 
-from perdure import Context, RunFinished, RunNotFound, Status, workflow
+from perdure import Context, Engine, Handle, RunFinished, RunNotFound, Status, workflow
+from tests.helpers import eventually
 from tests.stage import Stage, until, until_recorded
 
 
@@ -163,6 +166,92 @@ async def test_a_receive_with_a_long_timeout_parks_and_then_raises(stage: Stage)
     engine = stage.engine(impatient)
     async with engine.worker():
         assert await (await engine.start(impatient())).result("20s") is False
+
+
+@workflow("mail.decide.v1")
+async def decide(ctx: Context, under_asyncio: bool) -> tuple[str, bool]:
+    deadline = ctx.now() + timedelta(milliseconds=250)
+    try:
+        if under_asyncio:
+            async with asyncio.timeout(0.25):
+                verdict = await ctx.receive("verdict", bool)
+        else:
+            verdict = await ctx.receive("verdict", bool, timeout="250ms")
+        decision = "approved" if verdict else "refused"
+    except TimeoutError:
+        decision = "no decision"
+    is_late = ctx.now() > deadline
+    await ctx.receive("end")
+    return decision, is_late
+
+
+async def _outlast_the_timeout(engine: Engine, under_asyncio: bool) -> Handle[tuple[str, bool]]:
+    """Let a run wait, end its worker, and let the time of its receive run out."""
+    async with engine.worker():
+        run = await engine.start(decide(under_asyncio))
+        await until(run, Status.WAITING)
+    wake_at = (await run.info()).wake_at
+
+    async def due() -> bool:
+        return time.time_ns() // 1000 > wake_at
+
+    await eventually(due, saying="the timeout being over")
+    return run
+
+
+@pytest.mark.every_database
+@pytest.mark.parametrize("under_asyncio", [False, True])
+async def test_a_message_that_is_there_when_a_worker_takes_up_the_run_is_received_after_the_timeout_too(
+    stage: Stage, under_asyncio: bool
+) -> None:
+    engine = stage.engine(decide)
+    run = await _outlast_the_timeout(engine, under_asyncio)
+    await run.send("verdict", True)
+    async with engine.worker():
+        await until_recorded(run)
+        await until(run, Status.WAITING)
+    await run.send("end")
+    async with engine.worker():
+        assert await run.result("20s") == ("approved", True)
+    assert [record.location for record in await run.history()] == ["verdict", "end"]
+
+
+@pytest.mark.every_database
+@pytest.mark.parametrize("paused", ["run", "queue"])
+async def test_a_message_also_wins_over_a_due_timeout_in_a_run_that_stayed_in_memory(stage: Stage, paused: str) -> None:
+    engine = stage.engine(decide)
+    async with engine.worker():
+        run = await engine.start(decide(False))
+        await until(run, Status.WAITING)
+        wake_at = (await run.info()).wake_at
+        await (run.pause() if paused == "run" else engine.queues.pause(queue="default"))
+        await run.send("verdict", True)
+
+        async def due() -> bool:
+            return time.time_ns() // 1000 > wake_at
+
+        await eventually(due, saying="the timeout being over")
+        await (run.resume() if paused == "run" else engine.queues.resume(queue="default"))
+        await run.send("end")
+        assert await run.result("20s") == ("approved", True)
+
+
+@pytest.mark.every_database
+@pytest.mark.parametrize("under_asyncio", [False, True])
+async def test_a_timeout_that_a_worker_has_recorded_is_not_undone_by_a_message(
+    stage: Stage, under_asyncio: bool
+) -> None:
+    engine = stage.engine(decide)
+    run = await _outlast_the_timeout(engine, under_asyncio)
+    async with engine.worker():
+        await until_recorded(run)
+        await run.send("verdict", True)
+        await until_recorded(run, 2)
+        await until(run, Status.WAITING)
+    await run.send("end")
+    async with engine.worker():
+        assert await run.result("20s") == ("no decision", True)
+    assert [record.location for record in await run.history()][1:] == ["verdict", "end"]
 
 
 async def test_messages_reach_a_run_while_it_is_running(stage: Stage) -> None:

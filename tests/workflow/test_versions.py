@@ -81,6 +81,53 @@ async def test_a_deploy_leaves_runs_that_passed_the_change_as_they_are_and_takes
     assert await worked(stage, version(3), "new", Status.COMPLETED, "on") == "paid 8"
 
 
+def with_a_step_before_the_wait(guard: str, timeout: str) -> Workflow[Any, Any]:
+    """The code of an order without a new step, or with the step and with this guard."""
+
+    @workflow("versions.wait.v1")
+    async def order(ctx: Context, item: str) -> int:
+        new = guard == "first line" and ctx.patched("tax")
+        cents = await ctx.step(quote, item)
+        if new or guard == "none" or (guard == "place" and ctx.patched("tax")):
+            cents = await ctx.step(tax, cents)
+        try:
+            await ctx.receive("approved", timeout=timeout)
+        except TimeoutError:
+            return -cents
+        return cents
+
+    return order
+
+
+#: By guard, what an order does that waited before the deploy: when the message comes, and when the time is up.
+DEPLOYED = {
+    "none": (8, ["quote", "approved", "tax"], -8, ["quote", "tax", "receive.timeout"]),
+    "first line": (4, ["quote", "approved"], -4, ["quote", "receive.timeout"]),
+    "place": (4, ["quote", "approved"], -4, ["quote", "receive.timeout"]),
+}
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("guard", DEPLOYED)
+@pytest.mark.parametrize("approved", [True, False])
+async def test_a_step_before_a_wait_is_executed_when_the_wait_ends_unless_it_is_guarded(
+    stage: Stage, guard: str, approved: bool
+) -> None:
+    timeout = "1h" if approved else "1s"
+    await started(stage, with_a_step_before_the_wait("old", timeout), "waiting")
+    code = with_a_step_before_the_wait(guard, timeout)
+    engine = stage.engine(code)
+    run = await engine.get("waiting", code)
+    if approved:
+        await run.send("approved")
+    async with engine.worker():
+        outcome = (await run.result("20s"), [record.location for record in await run.history()])
+    assert outcome == (DEPLOYED[guard][:2] if approved else DEPLOYED[guard][2:])
+    if outcome[1][1] == "tax":
+        _, executed, timed_out = await run.history()
+        assert timed_out.at >= executed.at + 1_000_000  # the timeout begins again
+
+
 @pytest.mark.shared
 async def test_versions_run_side_by_side_and_one_without_code_waits_and_says_so(stage: Stage) -> None:
     @workflow("side.order.v1")

@@ -14,7 +14,10 @@ def put_order(request: HttpRequest, number: int) -> HttpResponse:
     article = request.GET.get("article", "")
     try:
         with transaction.atomic():
-            Order.objects.create(number=number, article=article)
+            # A repeated request finds the row and the runs.
+            known, _ = Order.objects.get_or_create(number=number, defaults={"article": article})
+            if known.article != article:
+                return HttpResponse("the order exists with another article", status=409)
             run = start(order(number), id=f"order-{number}")
             start_on_commit(greet(f"buyer of {article}"), id=f"greet-{number}")
             if not article:

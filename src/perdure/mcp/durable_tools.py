@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Annotated, Any, Literal, TypeVar
+from uuid import UUID
 
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
@@ -61,7 +62,7 @@ def add_workflow(
     *,
     name: str | None = None,
     description: str | None = None,
-    key: Callable[..., str | int] | None = None,
+    key: Callable[..., str | int | UUID] | None = None,
     wait: Duration = "30s",
     stream: str | None = None,
     annotations: ToolAnnotations | None = None,

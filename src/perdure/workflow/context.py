@@ -246,7 +246,8 @@ class Context:
         """Take the next message of a channel from the run's inbox; wait if there is none.
 
         A message stays in the inbox until it is received. Raises `TimeoutError` after `timeout`; a message that arrives
-        later is left for the next receive. With `correlation`, receives what `engine.runs.broadcast` sends under that
+        later is left for the next receive. A message that is in the inbox when a worker takes up the run is received
+        even if the time is over. With `correlation`, receives what `engine.runs.broadcast` sends under that
         name and value; the run is subscribed from its first such receive on.
         """
         wanted = expected_message(channel, type)

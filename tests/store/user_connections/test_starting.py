@@ -7,9 +7,16 @@ import pytest
 from perdure import Context, Debounce, RunExists, RunFinished, RunNotFound, Singleton, SingletonBusy, Status, workflow
 from tests.invariants import scan_store
 from tests.stage import Stage, until
-from tests.store.user_connections.libraries import Customer
+from tests.store.user_connections.libraries import ALL, LIBRARIES, AsyncCustomer, Customer
 
 Place = tuple[Stage, Customer]
+
+#: Libraries whose connections block and belong to no thread.
+BLOCKING = [
+    (database, library)
+    for database, library in ALL
+    if not issubclass(LIBRARIES[database][library], AsyncCustomer) and "django" not in library
+]
 
 
 @workflow("transactions.echo.v1")
@@ -41,6 +48,23 @@ async def test_a_run_exists_once_its_starter_has_committed(place: Place) -> None
         assert await (await engine.get("a", echo)).result(timeout=20) == "hello"
     assert stage.store is not None
     assert await scan_store(stage.store.query) == []
+
+
+@pytest.mark.parametrize("place", BLOCKING, ids=lambda pair: f"{pair[0]}-{pair[1]}".replace(" ", "-"), indirect=True)
+async def test_an_engine_on_an_event_loop_takes_a_connection_that_blocks(place: Place) -> None:
+    stage, someone = place
+    engine = stage.engine(echo)
+    await engine.open()
+    # On this thread, which is that of the event loop.
+    connection = someone.connect()
+    run = await engine.start(echo("hello"), id="a", connection=connection)
+    with pytest.raises(RunNotFound):
+        await run.status()
+    connection.commit()
+    await engine.send("a", "word", "kept", connection=connection)
+    connection.rollback()
+    connection.close()
+    assert [(await run.status()), await run.inbox()] == [Status.PENDING, []]
 
 
 async def test_a_run_whose_starter_rolls_back_never_was(place: Place) -> None:

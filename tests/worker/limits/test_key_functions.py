@@ -7,6 +7,7 @@ import enum
 import functools
 from collections.abc import Awaitable, Callable
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -347,14 +348,16 @@ class Plan(enum.StrEnum):
     PRO = "pro"
 
 
-@pytest.mark.parametrize(("key", "text"), [("a", "a"), (7, "7"), (Plan.PRO, "pro"), (-1, "-1"), ("", "")])
-def test_a_key_is_text_or_a_whole_number(key: Any, text: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "text"), [("a", "a"), (7, "7"), (Plan.PRO, "pro"), (-1, "-1"), ("", ""), (UUID(int=7), str(UUID(int=7)))]
+)
+def test_a_key_is_text_a_whole_number_or_a_uuid(key: Any, text: str) -> None:
     assert KeyFunction(lambda: key, "key").compute({}) == text
 
 
 @pytest.mark.parametrize("key", [None, True, 1.5, ("a", "b"), b"a", object()])
 def test_any_other_key_is_refused(key: Any) -> None:
-    with pytest.raises(UsageError, match="return text or a whole number"):
+    with pytest.raises(UsageError, match="return text, a whole number or a UUID"):
         KeyFunction(lambda: key, "key").compute({})
 
 
@@ -404,7 +407,7 @@ async def test_a_run_whose_key_is_none_is_blocked_and_shares_no_limit(stage: Sta
         await until(without, Status.BLOCKED)
         run = await without.info()
         assert (run.reason, "UsageError" in (run.error or "")) == (Reason.BROKEN, True)
-        assert "returned None; return text or a whole number" in (run.error or "")
+        assert "returned None; return text, a whole number or a UUID" in (run.error or "")
         assert not any("None" in name for name in await limits_of(engine))
 
 

@@ -14,7 +14,7 @@ import click
 Places = Mapping[str, str]
 
 
-#: Key of the words of a line that a shell completes, in the context of a command.
+#: Key of the words of the line, in the context of a command.
 WORDS = "perdure.words"
 
 
@@ -26,9 +26,8 @@ class Command(click.Command):
         self.example = example
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the line. An unfinished one loses words on the way, so its completion gets them as they are."""
-        if ctx.resilient_parsing:
-            ctx.meta[WORDS] = tuple(args)
+        """Parse the line. Words get lost on the way, so completion and error messages get them as they are."""
+        ctx.meta[WORDS] = tuple(args)
         return super().parse_args(ctx, args)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -55,9 +54,12 @@ class CommandGroup(click.Group):
         moved: Mapping[str, str] = MappingProxyType({}),
         **options: Any,
     ) -> None:
-        super().__init__(name, help=help, **options)
         self._sections = sections
         self._places = {command: place for places in sections.values() for command, place in places.items()}
+        self._lists = "list" in self._places
+        if self._lists:
+            options.setdefault("subcommand_metavar", "[COMMAND] [ARGS]...")
+        super().__init__(name, help=help, **options)
         self._moved = moved
         self.example = example
 
@@ -83,7 +85,7 @@ class CommandGroup(click.Group):
         if ctx.resilient_parsing and not args:
             # A shell completes the names of the commands.
             return args
-        lists = "list" in self._places and (not args or _starts_listing(args[0], ctx))
+        lists = self._lists and (not args or _starts_listing(args[0], ctx))
         return ["list", *args] if lists else args
 
     def resolve_command(
@@ -98,8 +100,22 @@ class CommandGroup(click.Group):
     def _hint(self, ctx: click.Context, name: str) -> str:
         if name in self._moved:
             return f"see `perdure {self._moved[name]}`"
+        if ":" in name:
+            return f"the TARGET follows a command; see `{ctx.command_path} --help`"
         close = difflib.get_close_matches(name, self._places, n=1)
-        return f"did you mean `{ctx.command_path} {close[0]}`?" if close else f"see `{ctx.command_path} --help`"
+        if close:
+            return f"did you mean `{ctx.command_path} {close[0]}`?"
+        if "." in name or "/" in name:
+            return "a TARGET is an engine such as shop:engine or a database such as sqlite:///shop.db"
+        return f"see `{ctx.command_path} --help`"
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help, and the command that is meant when none is named."""
+        super().format_help_text(ctx, formatter)
+        if self._lists:
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write_text(f"Without a COMMAND, it is `{ctx.command_path} list`.")
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write each section with the first sentence of its commands' help."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 import msgspec
 
+from perdure.cli.console.command_groups import WORDS
 from perdure.cli.console.completion import (
     complete_argument,
     complete_queues,
@@ -56,6 +57,7 @@ def one_target(ctx: click.Context, param: click.Parameter | None, value: tuple[s
         raise click.UsageError(f"unexpected argument {value[1]!r}", ctx)
     target = value[0] if value else default_target(ctx)
     if not target:
+        _refuse_target_in_place_of_another(ctx)
         raise click.UsageError(
             "name a TARGET: an engine such as shop:engine, a database such as sqlite:///shop.db, or a server such as "
             f"https://ops.example.com; or set {ENVIRONMENT}",
@@ -66,6 +68,14 @@ def one_target(ctx: click.Context, param: click.Parameter | None, value: tuple[s
             f"{target!r} is neither an engine such as shop:engine nor a database such as sqlite:///shop.db", ctx, param
         )
     return target
+
+
+def _refuse_target_in_place_of_another(ctx: click.Context) -> None:
+    """Raise `click.UsageError` if the line has a TARGET, and lacks what follows it."""
+    given = [word for word in ctx.meta.get(WORDS, ()) if "://" in word]
+    others = [one for one in ctx.command.params if isinstance(one, click.Argument) and one.name != "target"]
+    if given and others:
+        raise click.UsageError(f"name a {others[0].human_readable_name} after the TARGET {given[0]}", ctx)
 
 
 def with_target(function: F) -> F:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
+from uuid import UUID
 
 from perdure.core.printed_text import brief
 from perdure.errors import UsageError
@@ -69,10 +70,10 @@ class KeyFunction:
         if len(given) < len(self._names) or self._takes_all:
             self.check(arguments, "this call")
         key = self._function(**given)
-        if isinstance(key, str) or (isinstance(key, int) and not isinstance(key, bool)):
+        if isinstance(key, str | int | UUID) and not isinstance(key, bool):
             return str(key)
         raise UsageError(
-            f"{self._what} returned {brief(key)}; return text or a whole number"
+            f"{self._what} returned {brief(key)}; return text, a whole number or a UUID"
             + (", also for a call that has none, such as 'none'" if key is None else "")
         )
 

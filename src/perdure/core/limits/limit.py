@@ -13,6 +13,7 @@ from enum import StrEnum
 from fractions import Fraction
 from hashlib import blake2b
 from typing import Any
+from uuid import UUID
 
 from msgspec import Struct
 
@@ -50,9 +51,9 @@ class Limit:
     """A bound on concurrency (`concurrency=5`) or rate (`rate="100/m"`), over all processes.
 
     Limits with the same `name` are one; without a name, the limit is the type's own. With `key`, a function of the
-    arguments that returns text or a whole number, each key has its own limit. `key` gets the arguments that it names as
-    parameters. A `rate` admits `burst` at once after a pause; by default as many as fit a
-    tenth of a second, at least one. A workflow holds its permit from start to end, an activity while it is executed;
+    arguments that returns text, a whole number or a UUID, each key has its own limit. `key` gets the arguments that it
+    names as parameters. A `rate` admits `burst` at once after a pause; by default as many as fit a tenth of a second,
+    at least one. A workflow holds its permit from start to end, an activity while it is executed;
     `hold` ("run" or "lease") changes that.
     """
 
@@ -60,7 +61,7 @@ class Limit:
         self,
         name: str | None = None,
         *,
-        key: Callable[..., str | int] | None = None,
+        key: Callable[..., str | int | UUID] | None = None,
         concurrency: int | None = None,
         rate: str | None = None,
         burst: int | None = None,
@@ -85,7 +86,7 @@ class Fair:
     runs does not delay a key with few.
     """
 
-    def __init__(self, key: Callable[..., str | int], weight: float | Callable[[str], float] = 1.0) -> None:
+    def __init__(self, key: Callable[..., str | int | UUID], weight: float | Callable[[str], float] = 1.0) -> None:
         self.key = key
         self.key_function = KeyFunction(key, "key of Fair")
         self.weight = weight

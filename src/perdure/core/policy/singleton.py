@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
+from uuid import UUID
 
 import msgspec
 from msgspec import Struct
@@ -58,7 +59,7 @@ class Singleton(Struct, frozen=True, dict=True):
 
     key: str = ""
     policy: str = "reject"
-    by: Callable[..., str | int] | None = None
+    by: Callable[..., str | int | UUID] | None = None
     shared: bool = False
 
     def __post_init__(self) -> None:

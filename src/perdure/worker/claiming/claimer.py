@@ -21,6 +21,7 @@ from perdure.core.background_loops import Alarm, LoopGuard
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import Failure
 from perdure.core.model.claim import SUSPECT_AFTER, ClaimedRun, ClaimRequest, ClaimResult, LoadedRun
+from perdure.core.model.record import Message
 from perdure.core.model.run import Reason, Status
 from perdure.core.model.turn import Block, Finish, Lease, Release, Turn, TurnOutcome
 from perdure.core.pinning import pinned_build, pinned_queue
@@ -503,7 +504,7 @@ class Claimer:
         if self._worker.pinned:
             runs = await self._pin(runs)
         to_load: dict[str, ClaimedRun] = {}
-        unread: list[str] = []
+        unread: list[tuple[WorkflowRun, ClaimedRun]] = []
         for claimed in runs:
             run = claimed.run
             if (key_error := self._worker.gatekeeper.key_error(run.id)) is not None:
@@ -513,18 +514,16 @@ class Claimer:
             try:
                 check_counters(run)
                 resident = self.residents.take(claimed)
-                if resident is not None:
+                if resident is not None and run.inbox_seq > run.inbox_read:
+                    unread.append((resident, claimed))
+                elif resident is not None:
                     self._worker.continue_parked(resident, claimed)
                 elif claimed.last < 0 and run.inbox_seq == run.inbox_read:
                     self._worker.begin(claimed, (), ())
                 else:
                     to_load[run.id] = claimed
-                    continue
             except Exception as error:
                 await self._block(claimed.lease, error)
-                continue
-            if run.inbox_seq > run.inbox_read:
-                unread.append(run.id)
         if to_load:
             for loaded in await self._load(list(to_load.values())):
                 claimed = to_load[loaded.run.id]
@@ -534,7 +533,7 @@ class Claimer:
                 except Exception as error:
                     await self._block(claimed.lease, error)
         if unread:
-            await self._deliver_to(unread)
+            await self._continue_with_messages(unread)
 
     async def _pin(self, runs: tuple[ClaimedRun, ...]) -> tuple[ClaimedRun, ...]:
         """Pin runs that begin here to this build, before anything of them is executed; return those still held."""
@@ -559,15 +558,37 @@ class Claimer:
                 break
         return tuple(_pinned(one, build) if kept.get(one.run.id) else one for one in runs if kept.get(one.run.id, True))
 
-    async def _deliver_to(self, run_ids: list[str]) -> None:
-        """Deliver messages to runs that were just claimed."""
+    async def _continue_with_messages(self, parked: list[tuple[WorkflowRun, ClaimedRun]]) -> None:
+        """Continue runs that stayed in memory, together with their messages.
+
+        A message wins over a timer that is due, as in a run that is loaded.
+        """
+        messages: Sequence[Message] | None = ()
+        broken: list[tuple[Lease, Exception]] = []
         try:
-            self._worker.deliver(await self._store.unread_messages(run_ids))
-        except StoreCorrupt:
+            messages = await self._unread([claimed.run.id for _, claimed in parked])
+        finally:
+            for held, claimed in parked:
+                try:
+                    self._worker.continue_parked(held, claimed)
+                except Exception as error:
+                    broken.append((claimed.lease, error))
+        for lease, error in broken:
+            await self._block(lease, error)
+        if messages is None:
             await self._deliver_one_by_one()
-        except StoreError:
-            # The runs are marked; the next round delivers.
-            self._hint |= Change.MARKED
+        else:
+            self._worker.deliver(messages)
+
+    async def _unread(self, run_ids: list[str]) -> Sequence[Message] | None:
+        """Messages of runs that were just claimed; None if one of them cannot be read."""
+        while True:
+            try:
+                return await self._store.unread_messages(run_ids)
+            except StoreCorrupt:
+                return None
+            except (StoreUnavailable, StoreFull, StoreReadOnly) as error:
+                await self._system.sleep(self._guard.failed(error))
 
     async def _load(self, claimed: list[ClaimedRun]) -> list[LoadedRun]:
         while True:
