@@ -56,7 +56,7 @@ def test_doctor_and_why_tell_of_a_parent_that_waits_for_its_own_permit(perdure: 
 
 
 def test_unserved_runs_are_a_status_of_the_listing(perdure: Perdure) -> None:
-    perdure("start", URL, "stuck.nobody.v1", "--id", "new")
+    perdure("start", URL, "stuck.unserved.v1", "--id", "new")
     answer = perdure("runs", "list", URL, "--status", "unserved", "--json")
     assert [run["id"] for run in answer.json["runs"]] == ["new"]
     assert perdure("runs", "count", URL, "--status", "unserved").out == "1\n"

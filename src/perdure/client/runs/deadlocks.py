@@ -64,7 +64,7 @@ class DeadlockSearch:
         self._store = store
         self._runs: dict[str, Run] = {}
         self._permits: dict[str, tuple[PermitInfo, ...]] = {}
-        #: By run, whom it waits for; empty: it may go on.
+        #: By run, the runs that it waits for; empty: it may go on.
         self._links: dict[str, tuple[Link, ...]] = {}
 
     async def permits(self, limit: LimitInfo) -> tuple[PermitInfo, ...]:
@@ -76,7 +76,7 @@ class DeadlockSearch:
         return self._permits[limit.name]
 
     async def runs(self, run_ids: Sequence[str]) -> dict[str, Run]:
-        """Those of the runs that exist and can be read, by id."""
+        """Read runs, by id. Runs that do not exist or cannot be read are left out."""
         unknown = [run_id for run_id in dict.fromkeys(run_ids) if run_id not in self._runs]
         if unknown:
             self._runs |= {run.id: run for run in await _readable(self._store, unknown)}
@@ -117,7 +117,7 @@ class DeadlockSearch:
         return self._links[run.id]
 
     async def _read_links(self, run: Run) -> tuple[Link, ...]:
-        """Whom a parked run waits for: the holders, if it is on a waitlist, and what its code awaits."""
+        """Read the runs that a parked run waits for: the holders, if it is on a waitlist, and what its code awaits."""
         if run.reason not in (Reason.LIMIT, Reason.CHILD):
             return ()
         found: list[Link] = []

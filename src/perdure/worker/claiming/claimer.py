@@ -573,8 +573,8 @@ class Claimer:
                     self._worker.continue_parked(held, claimed)
                 except Exception as error:
                     broken.append((claimed.lease, error))
-        for lease, error in broken:
-            await self._block(lease, error)
+        for lease, failure in broken:
+            await self._block(lease, failure)
         if messages is None:
             await self._deliver_one_by_one()
         else:
