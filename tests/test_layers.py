@@ -89,6 +89,7 @@ EXCEPTIONS = {
     ("core/codec/json_problems.py", "uuid.UUID"): "a type, not a source of ids",
     ("core/codec/snapshot.py", "uuid.UUID"): "a type, not a source of ids",
     ("core/codec/roundtrip.py", "uuid.UUID"): "a type, not a source of ids",
+    ("core/limits/key_function.py", "uuid.UUID"): "a type, not a source of ids",
     ("core/codec/decoders.py", "threading.RLock"): "users' threads meet at their types; it starts none",
     (
         "store/server/identity.py",

@@ -8,7 +8,6 @@ import inspect
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Annotated, Any, Literal, TypeVar
-from uuid import UUID
 
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
@@ -20,7 +19,7 @@ from perdure.client.engine import Engine
 from perdure.client.handle import Handle
 from perdure.client.session import session_of
 from perdure.core.codec.plain_json import plain_json
-from perdure.core.limits.key_function import KeyFunction, check_key_functions
+from perdure.core.limits.key_function import Key, KeyFunction, check_key_functions
 from perdure.core.model.outputs import check_stream
 from perdure.core.printed_text import brief, harmless
 from perdure.core.time.duration import Duration, seconds
@@ -62,7 +61,7 @@ def add_workflow(
     *,
     name: str | None = None,
     description: str | None = None,
-    key: Callable[..., str | int | UUID] | None = None,
+    key: Callable[..., Key] | None = None,
     wait: Duration = "30s",
     stream: str | None = None,
     annotations: ToolAnnotations | None = None,

@@ -14,6 +14,9 @@ from uuid import UUID
 from perdure.core.printed_text import brief
 from perdure.errors import UsageError
 
+#: Result of a key function; all are stored as text.
+Key = str | int | UUID
+
 
 class KeyFunction:
     """A user's key function, prepared to be called with arguments by name."""
@@ -70,7 +73,7 @@ class KeyFunction:
         if len(given) < len(self._names) or self._takes_all:
             self.check(arguments, "this call")
         key = self._function(**given)
-        if isinstance(key, str | int | UUID) and not isinstance(key, bool):
+        if isinstance(key, Key) and not isinstance(key, bool):
             return str(key)
         raise UsageError(
             f"{self._what} returned {brief(key)}; return text, a whole number or a UUID"

@@ -13,7 +13,6 @@ from enum import StrEnum
 from fractions import Fraction
 from hashlib import blake2b
 from typing import Any
-from uuid import UUID
 
 from msgspec import Struct
 
@@ -21,7 +20,7 @@ from perdure.core.codec.decoders import decoder_for
 from perdure.core.codec.plain_json import plain_json
 from perdure.core.ids import ID_BYTES, check_id, check_name
 from perdure.core.limits.breaker import Breaker, BreakerInfo, BreakerRule
-from perdure.core.limits.key_function import KeyFunction, check_weight_function
+from perdure.core.limits.key_function import Key, KeyFunction, check_weight_function
 from perdure.core.printed_text import brief
 from perdure.errors import InvalidId, UsageError
 
@@ -61,7 +60,7 @@ class Limit:
         self,
         name: str | None = None,
         *,
-        key: Callable[..., str | int | UUID] | None = None,
+        key: Callable[..., Key] | None = None,
         concurrency: int | None = None,
         rate: str | None = None,
         burst: int | None = None,
@@ -86,7 +85,7 @@ class Fair:
     runs does not delay a key with few.
     """
 
-    def __init__(self, key: Callable[..., str | int | UUID], weight: float | Callable[[str], float] = 1.0) -> None:
+    def __init__(self, key: Callable[..., Key], weight: float | Callable[[str], float] = 1.0) -> None:
         self.key = key
         self.key_function = KeyFunction(key, "key of Fair")
         self.weight = weight

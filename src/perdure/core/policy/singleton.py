@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
-from uuid import UUID
 
 import msgspec
 from msgspec import Struct
@@ -18,7 +17,7 @@ from msgspec import Struct
 from perdure.core.codec.decoders import decoder_for
 from perdure.core.codec.plain_json import plain_json
 from perdure.core.ids import check_key
-from perdure.core.limits.key_function import KeyFunction
+from perdure.core.limits.key_function import Key, KeyFunction
 from perdure.core.printed_text import brief
 from perdure.core.time.duration import Duration, microseconds
 from perdure.errors import UsageError
@@ -59,7 +58,7 @@ class Singleton(Struct, frozen=True, dict=True):
 
     key: str = ""
     policy: str = "reject"
-    by: Callable[..., str | int | UUID] | None = None
+    by: Callable[..., Key] | None = None
     shared: bool = False
 
     def __post_init__(self) -> None:
