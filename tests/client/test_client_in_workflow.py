@@ -96,6 +96,7 @@ INTERNAL = {
     "OutputWatch",
     "Backpressure",
     "ConnectionReader",
+    "DeadlockSearch",
     "WatermarkReader",
     "Session",
     "StartBatches",
