@@ -18,7 +18,7 @@ from langgraph.types import Command, RetryPolicy, Send, interrupt
 from perdure import Context, Workflow, step_info, workflow
 from perdure.langgraph import DurableGraph, task
 
-#: Calls of nodes, in order; a node whose record was written is never in it twice.
+#: Calls of nodes with the location of their step, in order; a node whose record was written is never in it twice.
 CALLS: list[str] = []
 #: Effects of nodes, with the key of their step.
 BOOKED: set[tuple[str, str]] = set()
@@ -27,8 +27,9 @@ WORLD = (CALLS, BOOKED)
 
 def book(what: str) -> None:
     """An effect as it should be: with a key, so that a repetition changes nothing."""
-    CALLS.append(what)
-    BOOKED.add((step_info().location, what))
+    location = step_info().location
+    CALLS.append(f"{what} at {location}")
+    BOOKED.add((location, what))
 
 
 class Trip(TypedDict, total=False):
