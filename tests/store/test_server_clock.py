@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from perdure import Context, Engine, Status, workflow
 from perdure.core.model.worker_info import WorkerStatus
 from perdure.host import Host
+from perdure.push import Pusher
 from perdure.store import SqlStore, open_store
 from perdure.store.server.clock import OLD, SET_BACK, ServerClock
 from perdure.testing.conformance.harness import ACTOR, SECOND, ManualSystem, a_run, a_worker, claim, claim_ids
+from tests.helpers import eventually
 from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
 
@@ -20,12 +23,17 @@ MINUTE = 60 * SECOND
 
 
 @pytest.fixture(params=["postgres", "mysql"])
-async def store(request: pytest.FixtureRequest, schemas: Schemas, databases: Databases) -> AsyncIterator[SqlStore]:
+async def server_url(request: pytest.FixtureRequest, schemas: Schemas, databases: Databases) -> AsyncIterator[str]:
     async with (schemas if request.param == "postgres" else databases).one() as url:
-        store = open_store(url, Host())
-        await store.open()
-        yield store
-        await store.close()
+        yield url
+
+
+@pytest.fixture
+async def store(server_url: str) -> AsyncIterator[SqlStore]:
+    store = open_store(server_url, Host())
+    await store.open()
+    yield store
+    await store.close()
 
 
 def clock_of(store: SqlStore) -> Any:
@@ -41,6 +49,14 @@ def shift(store: SqlStore, by: int) -> None:
     clock._earliest += by
     clock._latest += by
     clock.now()
+
+
+def lag(store: SqlStore, by: int) -> None:
+    """Delay each answer of the server for this process, whose clock is behind by as much from now on."""
+    clock = clock_of(store)
+    finish = clock.finish_measurement
+    clock.finish_measurement = lambda asked, server: finish(asked, server - by)
+    clock._measured, clock._last = False, 0
 
 
 def measured(server: int) -> tuple[ManualSystem, ServerClock]:
@@ -89,6 +105,46 @@ async def test_a_claim_after_the_servers_clock_was_set_back_wakes_nothing_before
     shift(store, 10 * MINUTE)
     assert await claim_ids(store) == ["now"]
     assert await claim_ids(store, nonce="again") == []
+
+
+@pytest.fixture
+async def behind(store: SqlStore, server_url: str) -> AsyncIterator[SqlStore]:
+    """The store of a process whose clock is half a second behind."""
+    behind = open_store(server_url, Host())
+    await behind.open()
+    lag(behind, SECOND // 2)
+    assert await behind.now() < await store.now() - SECOND // 4
+    yield behind
+    await behind.close()
+
+
+@pytest.mark.parametrize("older", [0, 1])
+async def test_a_run_of_a_process_that_is_ahead_is_claimed_at_its_time(
+    store: SqlStore, behind: SqlStore, older: int
+) -> None:
+    await behind.create([a_run(f"older-{n}") for n in range(older)], ACTOR)
+    await store.create([a_run("r1")], ACTOR)
+    first = await claim(behind)
+    assert [one.run.id for one in first.runs] == [f"older-{n}" for n in range(older)]
+    assert first.next_wake <= await store.now(), "it claims again as soon as the run is due for it"
+    await eventually(lambda: behind.clock() >= first.next_wake)
+    assert await claim_ids(behind, nonce="again") == ["r1"]
+
+
+@workflow("clock.greeting.v1")
+async def greeting(ctx: Context) -> str:
+    return "hello"
+
+
+async def test_a_pushed_run_of_a_process_that_is_ahead_is_executed_at_once(store: SqlStore, server_url: str) -> None:
+    behind = open_store(server_url, Host())
+    engine = Engine(server_url, [greeting], store=behind)
+    async with engine, Pusher(engine) as pusher:
+        await store.create([a_run("r1", type="clock.greeting.v1")], ACTOR)
+        shift(behind, -SECOND // 2)
+        clock_of(behind)._last = 0
+        done = await pusher.execute("r1")
+    assert (done.status, done.worked) == (Status.COMPLETED, True)
 
 
 async def test_a_process_that_was_suspended_asks_for_the_time_before_it_writes(store: SqlStore) -> None:

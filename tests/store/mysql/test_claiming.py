@@ -71,6 +71,7 @@ async def traced(store: MysqlStore) -> list[str]:
 #: Statements, each with its values and the index that it has to use.
 VALUES = {
     "now": NEVER,
+    "known": NEVER,
     "worker": "w1",
     "nonce": "n",
     "alive": sql_list(["w1", "w2"]),

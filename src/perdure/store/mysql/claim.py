@@ -39,7 +39,11 @@ SELECT :now,
     SELECT COUNT(*)
     FROM (SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_to_claim) WHERE {MINE} LIMIT :limit) AS found
   ),
-  EXISTS (SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_to_claim_by_age) WHERE {MINE} AND wake_at > :now),
+  (
+    SELECT wake_at FROM perdure_runs FORCE INDEX (perdure_runs_to_claim_by_age)
+    WHERE {MINE} AND wake_at > LEAST(:now, :known)
+    LIMIT 1
+  ),
   (SELECT JSON_ARRAYAGG(JSON_ARRAY(kind, name)) FROM perdure_pauses),
   (SELECT MIN(due_at) FROM perdure_schedules)
 """
@@ -55,12 +59,13 @@ class MysqlPreview(ClaimPreview, frozen=True, kw_only=True):
     paused: frozenset[tuple[str, str]]
 
 
-async def preview_claim(tx: MysqlTransaction, request: ClaimRequest, now: Sql | int) -> MysqlPreview:
-    """Read whether there is anything to claim."""
+async def preview_claim(tx: MysqlTransaction, request: ClaimRequest, now: Sql | int, known: int) -> MysqlPreview:
+    """Read whether there is anything to claim. `known` is the time that this process knows."""
     [answer] = await tx.send(
         tx.fill(
             PREVIEW,
             now=now,
+            known=known,
             worker=request.worker,
             nonce=request.nonce,
             queues=sql_list(request.queues),
@@ -68,7 +73,7 @@ async def preview_claim(tx: MysqlTransaction, request: ClaimRequest, now: Sql | 
             limit=MANY,
         )
     )
-    [(at, names, held, next_wake, ready, early, paused, next_fire)] = answer.rows
+    [(at, names, held, next_wake, ready, early_at, paused, next_fire)] = answer.rows
     alive = msgspec.json.decode(names or "[]", type=list[str])
     return MysqlPreview(
         now=at,
@@ -77,7 +82,8 @@ async def preview_claim(tx: MysqlTransaction, request: ClaimRequest, now: Sql | 
         held=bool(held),
         next_wake=NEVER if next_wake is None else next_wake,
         ready=ready,
-        early=bool(early),
+        early_at=early_at,
+        server=at,
         next_fire=NEVER if next_fire is None else next_fire,
         paused=frozenset(msgspec.json.decode(paused or "[]", type=list[tuple[str, str]])),
     )
@@ -265,7 +271,7 @@ class _Claim:
             next_wake = await self._next_wake()
         return ClaimResult(
             runs=tuple(runs),
-            next_wake=next_wake,
+            next_wake=min(next_wake, self._preview.look_again),
             suspects=bool(suspects) and not alone,
             now=self._preview.now,
             next_fire=self._preview.next_fire,

@@ -385,7 +385,7 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
 
     async def _preview_once(self, tx: MysqlTransaction, request: ClaimRequest) -> MysqlPreview:
         asked = self._clock.start_measurement()
-        preview = await preview_claim(tx, request, self._time())
+        preview = await preview_claim(tx, request, self._time(), self._clock.now())
         return preview.at(self._clock.finish_measurement(asked, preview.now))
 
     async def _lock_in_order(self, tx: MysqlTransaction, run_ids: Sequence[str], ends: Sequence[str]) -> None:

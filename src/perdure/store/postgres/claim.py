@@ -206,6 +206,7 @@ async def claim(
     rows = await _take(tx, request, preview, chosen, entropy) if chosen else []
     suspects = bool(candidates.suspects) and not request.alone
     next_wake = await _next_wake(tx, request, preview) if len(rows) < request.limit else preview.next_wake
+    next_wake = min(next_wake, preview.look_again)
     runs = to_runs(row[1:] for row in rows)
     await note_inserted(tx, [row[2] for row in rows if row[0]])
     note_claims(tx, (claimed.run for claimed in runs), preview.now)
@@ -355,7 +356,14 @@ clock AS MATERIALIZED (
       ) one
       WHERE one.claims >= $9
     ) AS doubtful,
-    {_ANY.format(f"{OF_AGE} AND r.wake_at > server {_OLDEST}")} AS early,
+    (
+      SELECT one.wake_at
+      FROM pair
+      CROSS JOIN LATERAL (
+        SELECT r.wake_at FROM perdure_runs r WHERE {_IN_PAIR} AND {OF_AGE} AND r.wake_at > now {_OLDEST} LIMIT 1
+      ) one
+      LIMIT 1
+    ) AS early_at,
     (
       SELECT MIN(one.wake_at)
       FROM pair
@@ -385,7 +393,7 @@ _FACTS = ", ".join(
         "held",
         "ready",
         "doubtful",
-        "early",
+        "early_at",
         "left_to_others",
         "EXISTS (SELECT 1 FROM usual)",
         "array_to_string(alive, E'\\n')",
@@ -554,7 +562,8 @@ WITH pair (queue, type) AS MATERIALIZED (
   SELECT $6::bigint AS by_priority, $7::bigint AS by_age
 ), {_SEEN}, usual AS MATERIALIZED (
   SELECT now, alive FROM seen
-  WHERE $3 = ANY (alive) AND ready AND NOT (held OR doubtful OR early OR next_wake <= server)
+  WHERE $3 = ANY (alive) AND ready AND NOT (held OR doubtful OR next_wake <= server)
+    AND COALESCE(early_at <= server, TRUE)
 ), {_TAKEN_OF_MANY if pairs > _MANY else _TAKEN_RUNS}{_TAKEN}{_TRAIL[audit]})
 SELECT {_FACTS}, taken.*
 FROM seen
@@ -589,10 +598,10 @@ async def claim_ready(
     if not preview.usual or request.limit == 0:
         return preview, preview.empty_handed() if preview.nothing else None
     taken = rows if rows[0][_FACT_COUNT] is not None else []
-    next_wake = preview.next_wake
+    next_wake = min(preview.next_wake, preview.look_again)
     if len(taken) < request.limit and preview.left is not None:
         next_wake = min(next_wake, preview.left + request.affinity)
-    elif not taken:
+    elif not taken and preview.early_at is None:
         next_wake = min(next_wake, preview.now + MOMENT)
     runs = to_runs(row[_FACT_COUNT + 2 :] for row in taken)
     if tx.observed is not None:
@@ -603,7 +612,7 @@ async def claim_ready(
 
 
 def _to_preview(facts: Row, worker: str) -> PostgresPreview:
-    server, next_wake, held, ready, doubtful, early, left, usual, living, paused, next_fire = facts
+    server, next_wake, held, ready, doubtful, early_at, left, usual, living, paused, next_fire = facts
     alive = living.split("\n")
     return PostgresPreview(
         now=server,
@@ -613,7 +622,8 @@ def _to_preview(facts: Row, worker: str) -> PostgresPreview:
         next_wake=next_wake,
         ready=ready,
         doubtful=doubtful,
-        early=early,
+        early_at=early_at,
+        server=server,
         left=left,
         usual=usual,
         next_fire=next_fire,

@@ -35,6 +35,8 @@ RETRY_AFTER = 2_000_000
 _LONGEST_RETRY = 8
 #: Seconds between two checks whether this worker lives, or holds nothing.
 _CHECK_INTERVAL = 0.05
+#: Seconds by which the clock of this process may be behind the server's, at most, before it is measured.
+_BEHIND = 1.0
 
 _STANDINGS = {
     ClaimRefusal.FINISHED: ExecutionState.FINISHED,
@@ -192,12 +194,24 @@ class PushExecutor:
                     await self._system.sleep(_CHECK_INTERVAL)
                 case ClaimRefusal.SUSPECT:
                     suspect = True
+                case ClaimRefusal.WAITING if await self._is_due_soon(taken):
+                    pass
                 case ClaimRefusal.UNKNOWN:
                     raise UnknownRun(run_id)
                 case ClaimRefusal.FOREIGN:
                     raise UnservedType("" if taken.run is None else taken.run.type)
                 case _:
                     return taken
+
+    async def _is_due_soon(self, taken: ClaimByIdResult) -> bool:
+        """Wait until a ready run is due by this process's clock, which may be behind that of the process it is from."""
+        run = taken.run
+        if run is None or run.status is not Status.PENDING or run.wake_at <= taken.now:
+            return False
+        seconds = (run.wake_at - await self._store.now()) / 1e6
+        if 0 < seconds <= _BEHIND:
+            await self._system.sleep(seconds)
+        return seconds <= _BEHIND
 
     async def _claim_alone(self, run_id: str) -> ClaimByIdResult:
         """Claim a suspect: keep other requests from claiming until the worker holds nothing."""

@@ -29,6 +29,7 @@ from perdure.core.model.claim import (
 )
 from perdure.core.model.run import FINISHED, Reason, Run, Status
 from perdure.core.pinning import base_queue, pinned_build
+from perdure.core.time.duration import NEVER
 from perdure.errors import WorkflowError
 from perdure.store.sql.audit import claim_event, note_inserted
 from perdure.store.sql.dialect import Transaction, placeholders
@@ -51,7 +52,10 @@ class ClaimPreview(Struct, frozen=True, kw_only=True):
     next_wake: int
     #: How many are ready, as far as that matters; or whether any is.
     ready: int
-    early: bool
+    #: When one of the ready runs becomes due that were not due yet for this process; None: all were.
+    early_at: int | None
+    #: The server's time, which is not earlier than that of this process.
+    server: int
     #: When a schedule is due next.
     next_fire: int
     #: Kind and name of what is paused.
@@ -61,6 +65,16 @@ class ClaimPreview(Struct, frozen=True, kw_only=True):
     def due(self) -> bool:
         """True if a waiting run is due."""
         return self.next_wake <= self.now
+
+    @property
+    def early(self) -> bool:
+        """True if a run was made ready before its time."""
+        return self.early_at is not None and self.early_at > self.server
+
+    @property
+    def look_again(self) -> int:
+        """When a run is due for this process that is due for the server already; `NEVER` if there is none."""
+        return self.server if self.early_at is not None and self.early_at <= self.server else NEVER
 
     @property
     def nothing(self) -> bool:
@@ -75,7 +89,7 @@ class ClaimPreview(Struct, frozen=True, kw_only=True):
         """Result of a claim that took nothing."""
         return ClaimResult(
             runs=(),
-            next_wake=self.next_wake,
+            next_wake=min(self.next_wake, self.look_again),
             suspects=False,
             now=self.now,
             next_fire=self.next_fire,
