@@ -10,7 +10,9 @@ import inspect
 import re
 import resource
 import sys
+import threading
 import time
+import traceback
 import typing
 import warnings
 from collections import Counter
@@ -113,6 +115,8 @@ class Found:
         self.calls = 0
         self.problems: dict[str, str] = {}
         self.outcomes: Counter[str] = Counter()
+        #: Memory of the process after the last collection of garbage.
+        self.resident = resident()
 
     def note(self, name: str, kind: str, told: str) -> None:
         """Note a problem, once for each kind of each call."""
@@ -370,18 +374,57 @@ def _given(call: Callable[[], Any]) -> object:
     return call.args if isinstance(call, functools.partial) else inspect.getclosurevars(call).nonlocals
 
 
-#: Memory that the calls of a test may take, in bytes.
+#: Memory that the calls of a test may take, in bytes; the growth after which garbage is collected, and the one that is
+#: reported.
 MEMORY = 3 << 30
+GARBAGE = 256 << 20
+REPORTED = 2 << 30
+
+
+class MemoryWatch(threading.Thread):
+    """Tells what every thread does, and which objects there are most, once the process has grown by `REPORTED`."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._start = resident()
+        self._over = threading.Event()
+        self.report = ""
+
+    def run(self) -> None:
+        while not self.report and not self._over.wait(0.1):
+            if resident() > self._start + REPORTED:
+                stacks = [
+                    "".join(traceback.format_stack(frame)[-30:])
+                    for thread, frame in sys._current_frames().items()
+                    if thread != self.ident
+                ]
+                kinds = Counter(type(one).__name__ for one in gc.get_objects()).most_common(12)
+                self.report = "\n\n".join([f"The process grew by {REPORTED >> 20} MiB: {kinds}", *stacks])
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+def resident() -> int:
+    """Memory of this process, in bytes."""
+    if sys.platform != "linux":
+        return 0
+    fields = Path("/proc/self/statm").read_text().split()
+    return int(fields[1]) * resource.getpagesize()
 
 
 class quiet:
-    """No garbage collection, which is not the fault of a call, and no warnings.
+    """No garbage collection during a call, whose fault it is not, and no warnings.
 
     A call that takes memory without end gets a `MemoryError`, which names its place. Without this bound, the kernel
-    would kill the process or another one.
+    would kill the process or another one. A task in the background may get it in place of the call: the watch tells
+    what it does.
     """
 
     def __enter__(self) -> None:
+        self._watch = MemoryWatch()
+        self._watch.start()
         self._before = resource.getrlimit(resource.RLIMIT_DATA)
         if sys.platform == "linux":
             used = int(re.findall(r"VmData:\s+(\d+)", Path("/proc/self/status").read_text())[0]) << 10
@@ -391,10 +434,18 @@ class quiet:
         warnings.simplefilter("ignore")
         gc.disable()
 
-    def __exit__(self, *_: object) -> None:
+    @property
+    def report(self) -> str:
+        """Tells of memory that grew; empty while it did not."""
+        return self._watch.report
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         gc.enable()
         self._caught.__exit__(None, None, None)
         resource.setrlimit(resource.RLIMIT_DATA, self._before)
+        self._watch.stop()
+        if self.report:
+            raise AssertionError(self.report) from error
 
 
 def methods(target: object) -> list[tuple[str, Callable[..., Any]]]:
@@ -465,6 +516,9 @@ async def fuzz_engine(open_engine: Callable[..., Engine], seed: int, count: int)
 
 async def timed_async(found: Found, name: str, method: Callable[..., Any], given: dict[str, Any]) -> None:
     found.calls += 1
+    if found.calls % 10 == 0 and resident() > found.resident + GARBAGE:
+        gc.collect()
+        found.resident = resident()
     spent: list[float] = []
     error: BaseException | None = None
     for _ in range(3):
