@@ -167,7 +167,7 @@ async def arrange(tx: Transaction, new: NewRun, single: StoredSingleton) -> NewR
     if single.policy is SingletonPolicy.ATTACH:
         [row] = await tx.fetch(_RUN, {"run_id": holder})
         return CreatedRun(to_run(row), False, attached=True)
-    await _line_up(tx, new, single, max(tx.now, await _last_place(tx, single.name) + 1), SingletonPolicy.QUEUE)
+    await _enqueue(tx, new, single, max(tx.now, await _last_place(tx, single.name) + 1), SingletonPolicy.QUEUE)
     return replace(new, held_back=True)
 
 
@@ -182,7 +182,7 @@ async def line_up(tx: Transaction, children: Sequence[NewRun]) -> None:
             last[single.name] = await _last_place(tx, single.name)
         # Not the time alone: the starts of one turn share it, and the clock may step back between two turns.
         last[single.name] = max(tx.now, last[single.name] + 1)
-        await _line_up(tx, child, single, last[single.name], single.policy)
+        await _enqueue(tx, child, single, last[single.name], single.policy)
 
 
 async def _last_place(tx: Transaction, name: str) -> int:
@@ -316,7 +316,7 @@ async def _stop(tx: Transaction, run_id: str, successor: str) -> None:
     await cancel(tx, run_id, f"replaced by run {successor!r}", f"replaced:{successor}")
 
 
-async def _line_up(tx: Transaction, new: NewRun, single: StoredSingleton, place: int, policy: SingletonPolicy) -> None:
+async def _enqueue(tx: Transaction, new: NewRun, single: StoredSingleton, place: int, policy: SingletonPolicy) -> None:
     row = {
         "run_id": new.id,
         "name": single.name,

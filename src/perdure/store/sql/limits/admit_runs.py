@@ -153,7 +153,7 @@ class LockedGates:
 
 #: Gates that one transaction looks at because they are due.
 GATES = 20
-_STANDING = (Reason.LIMIT, Reason.BREAKER)
+_IN_WAITLIST = (Reason.LIMIT, Reason.BREAKER)
 
 _HELD_BEFORE = f"""
 SELECT progress, {RUN}
@@ -186,7 +186,7 @@ _LATER = "UPDATE perdure_runs SET status = 'waiting', reason = 'timer' WHERE id 
 async def admit(
     tx: Transaction, request: AdmissionRequest, entropy: Callable[[int], bytes]
 ) -> tuple[AdmissionResult, dict[str, LimitBounds]]:
-    """Let runs pass, and claim them. What comes with the answer are gates that have to be made first."""
+    """Admit runs, and claim them. Also returns the gates that have to be created first."""
     locked = LockedGates(tx, request)
     # A step passes without a slot.
     slotless = tuple(type for type in request.types if type == STEPS)
@@ -226,9 +226,9 @@ class _RunAdmitter:
         #: Those that a bare INSERT made.
         self._inserted: set[str] = set()
         self._last: dict[str, int] = {}
-        #: Who stood in which line before.
+        #: Waitlist and turn that each run had before.
         self._placed: dict[str, tuple[str, int]] = {}
-        #: Who is to stand in a line that it does not stand in yet, or not as a waiting run.
+        #: Entries to write: of runs that are not in that waitlist yet, or not as waiting runs.
         self._joining: dict[str, WaitlistEntry] = {}
         self._passing: list[tuple[WaitlistEntry, tuple[RequiredGate, ...]]] = []
         #: Runs to set aside as poison.
@@ -248,7 +248,7 @@ class _RunAdmitter:
         self._group: frozenset[str] = frozenset()
 
     async def run(self) -> AdmissionResult:
-        """Look, let pass, write."""
+        """Read, admit, write."""
         tx, request, locked = self._tx, self._request, self._locked
         lines = await self._heads()
         arrived = [WaitlistEntry(one.run_id, one.gating) for one in locked.arrivals]
@@ -261,8 +261,8 @@ class _RunAdmitter:
         await count_held(tx, self._gates.values())
         self._queue = FairQueue(tx, self._gates)
         await steps.run(request.steps, self._queue, lines)
-        direct = await self._line_up(arrived, lines)
-        await self._let_pass(lines, direct)
+        direct = await self._sort_arrivals(arrived, lines)
+        await self._admit_in_turns(lines, direct)
         await steps.rest(self._queue)
         self._passed_by_steps = steps.touched
         runs = await self._write(lines)
@@ -315,7 +315,7 @@ class _RunAdmitter:
         self._kept = {(row[0], row[1]) for row in await in_chunks(self._tx, _KEPT, begun)}
         self._placed = await places(self._tx, [one.run_id for one in self._locked.arrivals])
 
-    async def _line_up(
+    async def _sort_arrivals(
         self, arrived: list[WaitlistEntry], lines: dict[str, list[WaitlistEntry]]
     ) -> list[tuple[WaitlistEntry, tuple[RequiredGate, ...]]]:
         """Arrivals that no waitlist keeps from passing; the others join one."""
@@ -340,7 +340,7 @@ class _RunAdmitter:
             passes = self._passes(one)
             place = self._placed.get(one.run_id)
             line = next((wanted.gate for wanted in passes if self._gates[wanted.gate].waited_at), None)
-            if self._bars(one, passes):
+            if self._fails_at_breaker(one, passes):
                 direct.append((one, ()))
             elif line is None or self._request.only:
                 direct.append((one, passes))
@@ -350,7 +350,7 @@ class _RunAdmitter:
             else:
                 behind.setdefault(line, []).append(one)
         for gate, those in behind.items():
-            await self._stand(gate, those)
+            await self._enqueue(gate, those)
             if gate in lines:
                 lines[gate] += those
         return direct
@@ -360,11 +360,11 @@ class _RunAdmitter:
         passes = () if one.run_id in self._cancelled else one.gating.passes
         return tuple(wanted for wanted in passes if (one.run_id, wanted.gate) not in self._kept)
 
-    async def _stand(self, gate: str, those: list[WaitlistEntry]) -> None:
+    async def _enqueue(self, gate: str, those: list[WaitlistEntry]) -> None:
         await self._queue.assign(gate, those)
         self._joining |= {one.run_id: one for one in those}
 
-    async def _let_pass(
+    async def _admit_in_turns(
         self, lines: dict[str, list[WaitlistEntry]], direct: list[tuple[WaitlistEntry, tuple[RequiredGate, ...]]]
     ) -> None:
         """Admit runs by turns: one of each waitlist, and one of the new arrivals."""
@@ -374,13 +374,13 @@ class _RunAdmitter:
             if coming:
                 one, passes = coming.popleft()
                 refused = self._refused_by(passes)
-                if refused is not None and not self._bars(one, passes):
-                    await self._stand(refused, [one])
-                elif not self._judge(one, () if refused else passes):
+                if refused is not None and not self._fails_at_breaker(one, passes):
+                    await self._enqueue(refused, [one])
+                elif not self._admit(one, () if refused else passes):
                     await self._keep_waiting(one)
             if taking and self._has_room:
                 line = taking.popleft()
-                if await self._let_one_pass(line):
+                if await self._admit_first(line):
                     taking.append(line)
         for one, _ in coming:
             await self._keep_waiting(one)
@@ -388,13 +388,13 @@ class _RunAdmitter:
     async def _keep_waiting(self, one: WaitlistEntry) -> None:
         """Let a run wait that this worker cannot claim, or not now. A run without gates stays ready."""
         if passes := self._passes(one):
-            await self._stand(passes[0].gate, [one])
+            await self._enqueue(passes[0].gate, [one])
 
     @property
     def _has_room(self) -> bool:
         return len(self._passing) < (len(self._group) or self._request.limit)
 
-    async def _let_one_pass(self, line: Waitlist) -> bool:
+    async def _admit_first(self, line: Waitlist) -> bool:
         """Admit the first of a waitlist; True if it is worth trying the next."""
         one = line.first()
         if one is None:
@@ -402,7 +402,7 @@ class _RunAdmitter:
         run = self._runs.get(one.run_id)
         passes = self._passes(one)
         refused = self._refused_by(passes)
-        if refused is not None and self._bars(one, passes):
+        if refused is not None and self._fails_at_breaker(one, passes):
             passes, refused = (), None
         if refused == line.gate:
             return False
@@ -410,20 +410,20 @@ class _RunAdmitter:
         if run is None:
             # Another transaction has it locked; it keeps its place.
             return True
-        if not self._stands(run[1], one):
+        if not self._is_in_waitlist(run[1], one):
             self._gone.append(one.run_id)
         elif refused is None:
-            if self._judge(one, passes):
+            if self._admit(one, passes):
                 gate = self._gates[line.gate]
                 gate.turn, gate.changed = max(gate.turn, one.turn), True
         elif refused in self._gates:
             if one.run_id not in self._joining:
                 self._placed[one.run_id] = line.gate, one.turn
-            await self._stand(refused, [one])
+            await self._enqueue(refused, [one])
         return True
 
-    def _stands(self, run: Run, one: WaitlistEntry) -> bool:
-        return one.run_id in self._joining or (run.status is Status.WAITING and run.reason in _STANDING)
+    def _is_in_waitlist(self, run: Run, one: WaitlistEntry) -> bool:
+        return one.run_id in self._joining or (run.status is Status.WAITING and run.reason in _IN_WAITLIST)
 
     def _refused_by(self, passes: Sequence[RequiredGate]) -> str | None:
         """The first gate that does not let it pass."""
@@ -433,7 +433,7 @@ class _RunAdmitter:
                 return wanted.gate
         return None
 
-    def _bars(self, one: WaitlistEntry, passes: Sequence[RequiredGate]) -> bool:
+    def _fails_at_breaker(self, one: WaitlistEntry, passes: Sequence[RequiredGate]) -> bool:
         """True if an open breaker makes the run fail."""
         for wanted in passes:
             breaker = self._gates[wanted.gate].breaker if wanted.gate in self._gates else None
@@ -444,8 +444,8 @@ class _RunAdmitter:
                     return True
         return False
 
-    def _judge(self, one: WaitlistEntry, passes: tuple[RequiredGate, ...]) -> bool:
-        """Let a run pass. A suspect passes only with its group, or is blocked as poison."""
+    def _admit(self, one: WaitlistEntry, passes: tuple[RequiredGate, ...]) -> bool:
+        """Admit a run. A suspect is admitted only with its group, or is blocked as poison."""
         if self._is_suspect(one.run_id):
             if is_poison(self._runs[one.run_id][1].claims, self._request.poison_after):
                 self._poison.append(one)

@@ -151,7 +151,7 @@ class StepAdmitter:
         if Status(status) in FINISHED:
             await tx.execute(_LEAVE, {**place, "stood_at": tx.now})
             return True
-        barred = self._bars(one.gating.passes)
+        barred = self._barred_until(one.gating.passes)
         refused = None if barred else self._refused_by(one.gating.passes)
         if refused == one.gate:
             return False
@@ -204,7 +204,7 @@ class StepAdmitter:
             await tx.execute(_CONVERT, {**place, "token": one.token, "now": tx.now})
             self._let_begin(one)
             return
-        refused_until = self._bars(passes)
+        refused_until = self._barred_until(passes)
         if refused_until:
             self.verdicts.append(StepAdmission(one.run_id, one.place, refused_until=refused_until))
             return
@@ -242,7 +242,7 @@ class StepAdmitter:
                 return wanted.gate
         return None
 
-    def _bars(self, passes: Sequence[RequiredGate]) -> int:
+    def _barred_until(self, passes: Sequence[RequiredGate]) -> int:
         """Until when a breaker does not let pass what is to fail then; 0 if it may pass."""
         for wanted in passes:
             gate = self._gates.get(wanted.gate)
