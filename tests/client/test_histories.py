@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import random
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -301,6 +302,21 @@ def test_lines_are_read_one_at_a_time() -> None:
     assert [next(found) for _ in range(3)] == [
         DamagedLine(line, "JSON is malformed: invalid character (byte 0)") for line in (2, 3, 4)
     ]
+
+
+async def test_a_first_line_without_an_end_is_refused_before_it_is_in_memory(on_disk: Stage, tmp_path: Path) -> None:
+    """As that of a device, or of a large file of another kind."""
+    with (tmp_path / "zeros").open("wb") as file:
+        file.truncate(64 << 20)
+    engine = on_disk.engine(order)
+    tracemalloc.start()
+    try:
+        with pytest.raises(UsageError, match="is no file of histories"):
+            await engine.runs.replay(tmp_path / "zeros")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 << 20
 
 
 async def test_a_run_that_cannot_be_read_is_reported_and_the_others_are_exported(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -17,6 +18,7 @@ from perdure.client.session import Session, refuse_in_workflow
 from perdure.core.ids import check_id, check_name
 from perdure.core.model.histories import (
     FORMAT,
+    LONGEST_HEADER,
     VERSION,
     DamagedLine,
     ExportReport,
@@ -200,6 +202,7 @@ def _histories_in(file: Target) -> Iterator[RunHistory | DamagedLine]:
     path = _path_of(file)
     try:
         with path.open("rb") as stream:
-            yield from read_histories(stream, str(file))
+            # A device or another large file may have no end of its first line.
+            yield from read_histories(chain([stream.readline(LONGEST_HEADER)], stream), str(file))
     except (OSError, ValueError) as error:
         raise UsageError(f"the file {brief(str(file))} cannot be read: {error}") from error

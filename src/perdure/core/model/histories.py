@@ -25,6 +25,8 @@ from perdure.errors import UsageError
 
 FORMAT = "histories"
 VERSION = 1
+#: Bytes of the first line, at most.
+LONGEST_HEADER = 65_536
 _SUM_CHARACTERS = 16
 
 
