@@ -13,6 +13,7 @@ import pg from "pg";
 const LEASE = Number(process.env.LEASE_SECONDS ?? 15) * 1e6; // in microseconds, as all times are
 const BATCH = Number(process.env.BATCH ?? 8);
 const RETRY_AFTER = 1e6;
+const RUNTIME = "node"; // types that another runtime has registered are not claimed
 const worker = `node:${hostname()}:${process.pid}:${randomUUID().slice(0, 8)}`;
 
 // What is served, by type. Input is what the caller gave, by name; what is returned is the result.
@@ -75,10 +76,10 @@ let stopping = false;
 for (const signal of ["SIGTERM", "SIGINT"]) process.on(signal, () => (stopping = true));
 
 async function main() {
-  for (const type of Object.keys(activities)) await ask("register", type, "node", "An example of a worker in JavaScript.");
+  for (const type of Object.keys(activities)) await ask("register", type, RUNTIME, "An example of a worker in JavaScript.");
   console.log(`${worker} is ready`);
   while (!stopping) {
-    const runs = await ask("claim", worker, randomUUID(), "image.%", null, BATCH, LEASE);
+    const runs = await ask("claim", worker, randomUUID(), "image.%", null, BATCH, LEASE, RUNTIME);
     const known = runs.filter((run) => run.type in activities);
     // Somebody else serves the others.
     for (const run of runs.filter((run) => !(run.type in activities))) await ask("release", run.id, run.token, run.nonce);

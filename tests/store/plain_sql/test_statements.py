@@ -362,6 +362,17 @@ async def test_a_type_belongs_to_the_runtime_that_registered_it_first_unless_it_
     assert [row["id"] for row in await plain.do("claim", types="%", nonce="again")] == [mine]
 
 
+async def test_a_claim_leaves_out_the_types_of_other_runtimes(plain: Plain) -> None:
+    of_node, of_nobody, of_all = [await plain.insert(type) for type in (TYPE, "mail.read.v1", "mail.sort.v1")]
+    await plain.one("register", type=TYPE, runtime="node")
+    await plain.one("register", type="mail.sort.v1", runtime="node")
+    await plain.one("register", type="mail.sort.v1", runtime="shared")
+    assert await plain.do("claim", types=TYPE, runtime="go") == []
+    claimed = await plain.do("claim", types="mail.%", runtime="go")
+    assert {row["id"] for row in claimed} == {of_nobody, of_all}
+    assert [row["id"] for row in await plain.do("claim", types="mail.%", runtime="node")] == [of_node]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_statement_is_described_alike_for_every_database(name: str) -> None:
     from perdure.store.sql.dialect import MYSQL, POSTGRES, SQLITE

@@ -1,4 +1,4 @@
--- claim, version 1: claim ready activities of some types in the order of priority, an eighth of them by age
+-- claim, version 2: claim ready activities of some types in the order of priority, an eighth of them by age
 -- alone.
 -- @worker: the name of the worker
 -- @nonce: random and new for every claim; a repetition with the same nonce returns the same runs
@@ -6,6 +6,7 @@
 -- @queue: NULL: 'default'
 -- @number: maximum number of runs
 -- @lease: microseconds from now after which other workers get the run, unless `heartbeat` renews it
+-- @runtime: as given to `register`: types of other runtimes are left out; NULL: only types of Python are
 -- Returns one row for each run: id, token, nonce, type, input (JSON), attempt, max_attempts (0: no limit), options
 -- (JSON), deadline, lease_until, cancelled (1: it was asked to stop; `fail` it), details (JSON of the last heartbeat;
 -- NULL: none).
@@ -60,7 +61,9 @@ SELECT (
     AND NOT EXISTS (SELECT 1 FROM perdure_runs b WHERE b.status = 'running' AND b.worker = @worker AND b.nonce = @nonce)
     AND NOT EXISTS (SELECT 1 FROM perdure_pauses p WHERE p.kind = 'type' AND p.name = found.type)
     AND NOT EXISTS (SELECT 1 FROM perdure_pauses p WHERE p.kind = 'queue' AND p.name = @in_queue)
-    AND NOT EXISTS (SELECT 1 FROM perdure_registry t WHERE t.type = found.type AND (t.kind = 'workflow' OR t.runtime = 'python'))
+    AND NOT EXISTS (SELECT 1 FROM perdure_registry t WHERE t.type = found.type AND (
+      t.kind = 'workflow' OR t.runtime = 'python' OR t.runtime NOT IN (@runtime, 'shared')
+    ))
 ) INTO @served;
 SELECT (
   WITH RECURSIVE found (type) AS (

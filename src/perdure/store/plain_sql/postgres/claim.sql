@@ -1,4 +1,4 @@
--- claim, version 1: claim ready activities of some types in the order of priority, an eighth of them by age
+-- claim, version 2: claim ready activities of some types in the order of priority, an eighth of them by age
 -- alone.
 -- $1 worker: text, the name of the worker
 -- $2 nonce: text, random and new for every claim; a repetition with the same nonce returns the same runs
@@ -6,6 +6,7 @@
 -- $4 queue: text; NULL: 'default'
 -- $5 number: bigint, maximum number of runs
 -- $6 lease: bigint, microseconds from now after which other workers get the run, unless `heartbeat` renews it
+-- $7 runtime: text, as given to `register`: types of other runtimes are left out; NULL: only types of Python are
 -- Returns one row for each run: id, token, nonce, type, input (JSON), attempt, max_attempts (0: no limit), options
 -- (JSON), deadline, lease_until, cancelled (true: it was asked to stop; `fail` it), details (JSON of the last
 -- heartbeat; NULL: none).
@@ -44,7 +45,9 @@ WITH RECURSIVE asked AS MATERIALIZED (
       SELECT 1 FROM perdure_pauses p
       WHERE (p.kind = 'type' AND p.name = found.type) OR (p.kind = 'queue' AND p.name = asked.queue)
     )
-    AND NOT EXISTS (SELECT 1 FROM perdure_registry t WHERE t.type = found.type AND (t.kind = 'workflow' OR t.runtime = 'python'))
+    AND NOT EXISTS (SELECT 1 FROM perdure_registry t WHERE t.type = found.type AND (
+      t.kind = 'workflow' OR t.runtime = 'python' OR t.runtime NOT IN ($7::text, 'shared')
+    ))
 ), ready AS MATERIALIZED (
   SELECT one.id, one.priority, one.wake_at, one.claims,
     first_value(one.claims) OVER (ORDER BY one.priority, one.wake_at, one.id) AS claims_of_first,

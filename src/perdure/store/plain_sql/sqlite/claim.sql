@@ -1,4 +1,4 @@
--- claim, version 1: claim ready activities of some types in the order of priority, an eighth of them by age
+-- claim, version 2: claim ready activities of some types in the order of priority, an eighth of them by age
 -- alone.
 -- :worker: the name of the worker
 -- :nonce: random and new for every claim; a repetition with the same nonce returns the same runs
@@ -6,6 +6,7 @@
 -- :queue: NULL: 'default'
 -- :number: maximum number of runs
 -- :lease: microseconds from now after which other workers get the run, unless `heartbeat` renews it
+-- :runtime: as given to `register`: types of other runtimes are left out; NULL: only types of Python are
 -- Returns one row for each run: id, token, nonce, type, input (JSON), attempt, max_attempts (0: no limit), options
 -- (JSON), deadline, lease_until, cancelled (1: it was asked to stop; `fail` it), details (JSON of the last heartbeat;
 -- NULL: none).
@@ -42,7 +43,9 @@ WHERE CASE WHEN many THEN substr(found.type, 1, length(beginning)) = beginning E
     SELECT 1 FROM perdure_pauses p
     WHERE (p.kind = 'type' AND p.name = found.type) OR (p.kind = 'queue' AND p.name = a.queue)
   )
-  AND NOT EXISTS (SELECT 1 FROM perdure_registry t WHERE t.type = found.type AND (t.kind = 'workflow' OR t.runtime = 'python'));
+  AND NOT EXISTS (SELECT 1 FROM perdure_registry t WHERE t.type = found.type AND (
+      t.kind = 'workflow' OR t.runtime = 'python' OR t.runtime NOT IN (:runtime, 'shared')
+    ));
 DROP TABLE IF EXISTS temp.perdure_ready;
 CREATE TEMP TABLE perdure_ready AS
 SELECT r.id, r.claims, row_number() OVER (ORDER BY r.priority, r.wake_at, r.id) AS place,
