@@ -10,10 +10,14 @@ from contextlib import suppress
 
 from perdure.client.runs.start import StartOptions
 from perdure.errors import RunNotFound, UsageError
+from perdure.store.sql.invariants import INVARIANTS
 from perdure.workflow.activity import Activity
 from tests.simulation.client import Action, Client
 from tests.simulation.interpreter import call_of, is_act
 from tests.simulation.steps import ACT
+
+#: A deletion that was acknowledged holds back a run that was not over.
+_DELETED = next(rule for rule in INVARIANTS if rule.promise.startswith("a deleted run is"))
 
 
 class Keeper(Client):
@@ -78,6 +82,8 @@ class Keeper(Client):
             done = False
             self._ledger.note(name, "cannot delete", run.id, type(error).__name__)
         self._ledger.sometimes["a run was brought back" if undo else "a run was deleted"] += done
+        if broken := await self._store.query(_DELETED.broken_by):
+            self._ledger.violated(f"not true that {_DELETED.promise}: {broken}")
 
     async def _prune(self, name: str) -> None:
         gone = await self._persist(lambda: self._engine.runs.prune(self._rng.choice((0.1, 1.0)), deleted=True))

@@ -20,7 +20,7 @@ from perdure.store.retrying import Retrying
 from perdure.store.sql import reads, store, workers
 from perdure.store.sql import turn as extras
 from perdure.store.sql.dialect import Row
-from perdure.store.sql.runs import attempt_reports, inbox
+from perdure.store.sql.runs import attempt_reports, dead_letters, inbox, pause_and_evict
 from perdure.store.sql.runs import inbox as topics
 from perdure.store.sql.turn import TurnState
 from perdure.store.sqlite import claim, commit
@@ -28,6 +28,7 @@ from perdure.store.sqlite.connection import SqliteTransaction
 from perdure.store.sqlite.store import SqliteStore
 from perdure.worker import worker
 from perdure.worker.claiming.claimer import Claimer, Residents
+from perdure.worker.run import turn_draft
 from perdure.worker.run.activity_run import ActivityRun
 from perdure.worker.run.commit_lock import CommitLock
 from perdure.worker.run.workflow_run import WorkflowRun
@@ -347,6 +348,11 @@ def broadcast_passes_over(patch: Patch) -> None:
     reword(patch, topics, "_LISTENERS", "ORDER BY topic, run_id", "ORDER BY topic, run_id DESC")
 
 
+def headers_left_behind(patch: Patch) -> None:
+    """What a run starts has the headers that it was given, and not those of the run."""
+    patch.setattr(turn_draft, "inherit_headers", lambda options, of_parent, given: options)
+
+
 def end_overtakes_items(patch: Patch) -> None:
     """A turn carries only those items of steps that were announced before it was made."""
     take = WorkflowRun._take_emitted
@@ -371,6 +377,15 @@ def end_overtakes_details(patch: Patch) -> None:
     patch.setattr(ActivityRun, "heartbeat_received", announced)
 
 
+def deleted_runs_go_on(patch: Patch) -> None:
+    """A run that is deleted before its end is hidden, and not paused."""
+
+    async def hide(tx: Any, run_id: str, reason: str) -> None:
+        await tx.execute(pause_and_evict._SET_DELETED, {"run_id": run_id, "at": tx.now})
+
+    patch.setattr(dead_letters, "hide", hide)
+
+
 def reports_about_any_attempt(patch: Patch) -> None:
     """A report about an attempt that is over counts for the one that is under way."""
 
@@ -389,7 +404,7 @@ def reports_about_any_attempt(patch: Patch) -> None:
 
 #: Found in worlds with activities.
 PLANTED_IN_ACTIVITIES: dict[str, Callable[[Patch], None]] = {
-    plant.__name__: plant for plant in (reports_about_any_attempt,)
+    plant.__name__: plant for plant in (reports_about_any_attempt, deleted_runs_go_on)
 }
 
 #: Found in worlds with streams.
@@ -423,6 +438,7 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
         children_of_the_past_heard,
         listeners_forgotten,
         broadcast_passes_over,
+        headers_left_behind,
     )
 }
 

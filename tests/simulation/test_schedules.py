@@ -8,10 +8,13 @@ import random
 
 import pytest
 
+from tests.simulation.planted_in_schedules import PLANTED_IN_SCHEDULES
 from tests.simulation.schedules import simulate
 
 PROVE = bool(os.environ.get("PERDURE_PROVE"))
 SEEDS = 2000 if PROVE else 4
+#: A planted fault has to be found within so many seeds.
+ENOUGH = 100
 
 
 @pytest.mark.timeout(7200 if PROVE else 120)
@@ -24,3 +27,13 @@ def test_each_slot_is_dealt_with_once_whatever_happens() -> None:
         total += runs
         gc.collect(0)
     assert total > 50 * SEEDS
+
+
+@pytest.mark.parametrize("name", sorted(PLANTED_IN_SCHEDULES))
+def test_a_fault_planted_in_schedules_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    PLANTED_IN_SCHEDULES[name](monkeypatch)
+    for seed in range(ENOUGH):
+        if wrong := simulate(seed)[0]:
+            print(f"{name}: found by seed {seed}: {wrong[0]}")
+            return
+    pytest.fail(f"{name} was not found within {ENOUGH} seeds")
