@@ -281,6 +281,7 @@ LOCAL_COMMANDS = {
     "stress": "a test of this machine",
     "completion": "prints a script for the shell of this machine",
     "runs due": "for pushers, which need the database",
+    "runs bulk-worker": "needs the database; a server works on its bulk actions by itself",
     "runs execute": "runs code; it needs the database",
 }
 

@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
+
 import pytest
 
 from tests.cli.conftest import URL, Perdure, work
@@ -102,6 +107,26 @@ def test_a_bulk_action_is_shown_before_and_reported_after(perdure: Perdure) -> N
     assert (again["done"], again["skipped"]) == (0, 2)
     sent = perdure("runs", "bulk", URL, "send", "--run", "c", "--message", "go", "--value", "7", "--detach", "--json")
     assert perdure("show", URL, sent.json["id"], "--json").json["run"]["status"] == "pending"
+
+
+def test_a_bulk_worker_does_what_was_detached_until_it_is_signalled(perdure: Perdure) -> None:
+    start(perdure, "a")
+    job = perdure("runs", "bulk", URL, "cancel", "--run", "a", "--detach", "--json").json["id"]
+    command = [sys.executable, "-m", "perdure.cli", "runs", "bulk-worker", URL, "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline()) == {"event": "working", "pid": process.pid, "url": URL}
+            waited = perdure("wait", URL, "a", job, "--timeout", "60s")
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate(timeout=90)
+        finally:
+            process.kill()
+    assert waited.code == 1  # the run was cancelled
+    assert perdure("show", URL, "a", "--json").json["run"]["status"] == "cancelled"
+    assert perdure("show", URL, job, "--json").json["run"]["status"] == "completed"
+    assert (process.returncode, json.loads(out)["event"]) == (0, "stopped")
+    assert all(json.loads(line)["level"] != "error" for line in err.splitlines())
 
 
 @pytest.mark.parametrize(

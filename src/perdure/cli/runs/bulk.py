@@ -1,7 +1,8 @@
-"""`perdure runs bulk`: one action on many runs."""
+"""`perdure runs bulk`: one action on many runs; `perdure runs bulk-worker` does what others have started."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from typing import Any
 
 import click
 
+from perdure.cli.console import logs
 from perdure.cli.console.command_groups import Command
 from perdure.cli.console.describe import status, status_style, when
 from perdure.cli.console.document import run_document
@@ -19,6 +21,7 @@ from perdure.client.engine import Engine
 from perdure.client.runs.namespace import BulkOptions, RunFilters
 from perdure.core.model.reports import BulkAction, BulkPreview, BulkReport
 from perdure.host import Host
+from perdure.store.url import shown
 
 
 @click.command("bulk", cls=Command, example="perdure runs bulk sqlite:///shop.db cancel --status waiting --dry-run")
@@ -33,7 +36,7 @@ from perdure.host import Host
 @click.option("--message", metavar="NAME", help="With send: name of the message.")
 @click.option("--value", type=JsonParam(), help="With send: value of the message.")
 @click.option("--id", "job_id", metavar="JOB", help="Id of the job; the same id goes on where it was interrupted.")
-@click.option("--detach", is_flag=True, help="Only start the job, for a bulk worker of another process.")
+@click.option("--detach", is_flag=True, help="Only start the job, for `perdure runs bulk-worker`.")
 @with_output
 def bulk(
     target: str,
@@ -79,6 +82,31 @@ def bulk(
         return
     output.hint(f"Job {job}; if it is interrupted, the same command with --id {job} goes on.")
     _print_report(output, job, with_engine(target, act))
+
+
+@click.command("bulk-worker", cls=Command, example="perdure runs bulk-worker sqlite:///shop.db")
+@with_target
+@with_output
+def bulk_worker(target: str, output: Printer) -> None:
+    """Work on bulk actions until SIGTERM or SIGINT.
+
+    They are started by `perdure runs bulk --detach`, in code or by plain SQL. This needs a database, and no code.
+    """
+
+    async def work(engine: Engine) -> None:
+        worker = engine.runs.bulk_worker()
+        await worker.connect()
+        _print_event(output, "working", engine)
+        await worker.run()
+        _print_event(output, "stopped", engine)
+
+    logs.configure(None, None, json=output.json)
+    with_engine(target, work)
+
+
+def _print_event(output: Printer, event: str, engine: Engine) -> None:
+    document = {"event": event, "pid": os.getpid(), "url": shown(engine.url)}
+    output.result(document, f"{event} on bulk actions of {shown(engine.url)} as process {os.getpid()}")
 
 
 @contextmanager

@@ -60,6 +60,7 @@ group = CommandGroup(
             "unpin": "perdure.cli.runs.control:unpin",
             "set-priority": "perdure.cli.runs.control:set_priority",
             "bulk": "perdure.cli.runs.bulk:bulk",
+            "bulk-worker": "perdure.cli.runs.bulk:bulk_worker",
         },
         "Run again": {
             "retry": "perdure.cli.runs.control:retry",
