@@ -13,10 +13,12 @@ import pytest
 from perdure import Context, Cron, Engine, Retry, RunNotFound, Status, UsageError, activity, credentials, step, workflow
 from perdure.admin import Reason
 from perdure.blocking import Pusher as BlockingPusher
+from perdure.core.routing import TypeInfo
 from perdure.errors import EngineClosed, UnknownWorkflow
 from perdure.push import ExecutionState, Pusher
 from perdure.store import Retrying, open_store
 from perdure.testing.clock import VirtualClock
+from perdure.testing.conformance.harness import a_worker
 from perdure.testing.environment import START
 from tests.helpers import eventually
 from tests.push.pushers import pusher_of
@@ -101,6 +103,18 @@ async def test_a_run_that_is_not_due_says_when_it_is(stage: Stage) -> None:
     await run.wake()
     assert await pusher_of(engine).due() == [run.id]
     assert (await pusher_of(engine).execute(run.id)).state is ExecutionState.FINISHED
+
+
+async def test_a_run_of_a_type_of_another_runtime_is_left_to_its_workers(stage: Stage) -> None:
+    engine = stage.engine(talk, double)
+    ours, theirs = await engine.start(talk("you")), await engine.start(double(2))
+    assert stage.store is not None
+    await stage.store.register(a_worker(), [TypeInfo(type=double.type, runtime="node")])
+    assert await pusher_of(engine).due() == [ours.id]
+    with pytest.raises(UnknownWorkflow, match="belongs to workers of another runtime"):
+        await pusher_of(engine).execute(theirs.id)
+    assert await theirs.status() is Status.PENDING
+    assert (await pusher_of(engine).execute(ours.id)).state is ExecutionState.WAITING
 
 
 async def test_what_another_worker_has_is_left_to_it(stage: Stage) -> None:

@@ -19,6 +19,7 @@ from perdure.core.model.claim import ExecutionResult
 from perdure.core.model.run import DEFAULT_QUEUE, Run
 from perdure.core.policy.retry import Retry
 from perdure.core.process_fork import never_finalize, watch_forks
+from perdure.core.routing import PYTHON, SHARED
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import RunNotFound, UnknownWorkflow, UsageError
 from perdure.store.url import shown
@@ -100,7 +101,8 @@ class Pusher:
         A run that is finished, waits or is held by another worker is left alone, and the answer says when to try again.
         Steps and activities read the `credentials` with `perdure.credentials()`; they are never stored.
 
-        Raises `RunNotFound`, and `UnknownWorkflow` for a run whose code is not this engine's.
+        Raises `RunNotFound`, and `UnknownWorkflow` for a run whose code is not this engine's, or whose type belongs to
+        workers of another runtime.
         """
         limit = None if timeout is None else seconds(timeout)
         worker = await self._started()
@@ -134,7 +136,8 @@ class Pusher:
             pass
         while (await store.fire_schedules(_FIRED, self._session.actor)).next_due <= store.clock():
             pass
-        return await store.ready_run_ids(sorted(self._session.served_code()), names, limit)
+        elsewhere = {one.type for one in await store.types() if one.runtime not in (PYTHON, SHARED)}
+        return await store.ready_run_ids(sorted(self._session.served_code().keys() - elsewhere), names, limit)
 
     @contextmanager
     def _naming(self, run_id: str) -> Generator[None]:
@@ -146,6 +149,11 @@ class Pusher:
         except UnknownRun:
             raise RunNotFound(f"there is no run {run_id!r} in {shown(self._session.url)}") from None
         except UnservedType as type:
+            if str(type) in self._session.served_code():
+                raise UnknownWorkflow(
+                    f"run {run_id!r} is a {str(type)!r}, which belongs to workers of another runtime; see `perdure "
+                    "queues types`"
+                ) from None
             raise UnknownWorkflow(
                 f"run {run_id!r} is a {str(type)!r}, which is none of this engine's workflows; add it to "
                 "Engine(url, [...]), "

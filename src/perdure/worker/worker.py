@@ -589,8 +589,8 @@ class Worker:
 
     @property
     def types(self) -> tuple[str, ...]:
-        """Types of runs that the worker has code for."""
-        return tuple(self._workflows)
+        """Types of runs that the worker has code for, and that do not belong to another runtime."""
+        return self.gatekeeper.served
 
     def holds(self, run_id: str) -> bool:
         """True if the worker holds that run."""

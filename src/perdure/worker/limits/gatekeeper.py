@@ -73,6 +73,8 @@ class Gatekeeper:
         self._store = store
         self._system = system
         self._codec = codec
+        self._code = definitions
+        #: Those of types that do not belong to another runtime.
         self._definitions = definitions
         self._queues = queues
         self._ring = ring
@@ -140,9 +142,15 @@ class Gatekeeper:
 
     def set_elsewhere(self, types: Collection[str]) -> None:
         """Leave out types that belong to another runtime."""
-        if types:
-            self._definitions = {type: one for type, one in self._definitions.items() if type not in types}
+        served = {type: one for type, one in self._code.items() if type not in types}
+        if served.keys() != self._definitions.keys():
+            self._definitions = served
             self._split_types()
+
+    @property
+    def served(self) -> tuple[str, ...]:
+        """Types with and without limits that do not belong to another runtime."""
+        return tuple(self._definitions)
 
     def take_misclaimed(self, claimed: Sequence[ClaimedRun]) -> list[ClaimedRun]:
         """Return the claimed runs that have limits of their own; from now on their types are claimed here."""
@@ -216,7 +224,7 @@ class Gatekeeper:
     def breaker_of(self, run: Run) -> Breaker | None:
         """Breaker of a run: the one that its call gives, or else its code's."""
         given = call_limits_of(run.options).breaker
-        return self._definitions[run.type].breaker if given is None else given.breaker
+        return self._code[run.type].breaker if given is None else given.breaker
 
     def breaker_error(self, run: Run) -> BreakerOpen | None:
         """Error for a run that was claimed although a breaker is open; None if it may be executed."""
