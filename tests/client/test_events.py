@@ -26,6 +26,15 @@ async def trade(ctx: Context, name: str) -> float:
     return (await ctx.event(name, Rates)).eur
 
 
+async def test_a_run_that_waits_for_a_value_of_another_type_is_blocked_and_names_the_event(stage: Stage) -> None:
+    engine = stage.engine(trade)
+    async with engine.worker():
+        await engine.events.emit("rates", "closed")
+        run = await engine.start(trade("rates"), id="t")
+        await until(run, Status.BLOCKED)
+        assert "cannot decode result of run 'sticky:rates', for which run 't' waits as Rates" in await run.why()
+
+
 async def test_a_run_that_waits_gets_the_value_when_it_is_emitted(stage: Stage) -> None:
     engine = stage.engine(trade)
     async with engine.worker():

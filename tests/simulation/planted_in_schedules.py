@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from perdure.core.time import firing_plan
-from perdure.core.time.cron import Timing, Window
+from perdure.core.time.cron import Timing, Window, fire_times
 from perdure.core.time.schedule import FiringResult, Schedule
 from perdure.store.sql import schedules
 from perdure.store.sql.dialect import Transaction
@@ -25,7 +25,6 @@ def end_forgotten(patch: Patch) -> None:
     def endless(timing: Timing | Window, after: int) -> Iterator[int]:
         return fire_times(replace(timing, ends=None) if isinstance(timing, Window) else timing, after)
 
-    fire_times = firing_plan.fire_times
     patch.setattr(firing_plan, "fire_times", endless)
     patch.setattr(firing_plan, "next_fire_time", lambda timing, after: next(endless(timing, after)))
 

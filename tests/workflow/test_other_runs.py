@@ -94,7 +94,7 @@ async def test_a_run_that_does_not_exist_raises_run_not_found(stage: Stage) -> N
     assert "'nothing'" in str(caught.value.__cause__)
 
 
-async def test_a_result_of_another_type_raises_decode_error(stage: Stage) -> None:
+async def test_a_result_of_another_type_blocks_the_run(stage: Stage) -> None:
     @workflow("others.mistaken.v1")
     async def mistaken(ctx: Context) -> str:
         try:

@@ -773,9 +773,10 @@ class Execution(OperationsApi):
         else:
             assert isinstance(operation, RunOperation)
             returns = operation.returns
-        return self._codec.decode(
-            payload, returns, f"result of {operation.kind} {operation.location!r} of run {self.run_id!r}"
-        )
+        what = f"result of {operation.kind} {operation.location!r} of run {self.run_id!r}"
+        if isinstance(operation, WatchOperation):
+            what = f"result of run {operation.target!r}, for which run {self.run_id!r} waits"
+        return self._codec.decode(payload, returns, what)
 
     # versions and removed operations
 
