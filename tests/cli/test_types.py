@@ -35,7 +35,7 @@ def test_plain_sql_is_printed_for_each_database_and_for_other_tables(perdure: Pe
     assert "ops_runs" in answer.out
     assert "perdure_" not in answer.out
     [claim] = perdure("sql", "claim", "--database", database, "--json").json
-    assert (claim["name"], claim["version"]) == ("claim", 1)
+    assert (claim["name"], claim["version"]) == ("claim", 2)
 
 
 def test_there_is_no_other_statement(perdure: Perdure) -> None:

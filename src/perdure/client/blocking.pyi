@@ -477,7 +477,8 @@ class Pusher:
         A run that is finished, waits or is held by another worker is left alone, and the answer says when to try again.
         Steps and activities read the `credentials` with `perdure.credentials()`; they are never stored.
 
-        Raises `RunNotFound`, and `UnknownWorkflow` for a run whose code is not this engine's.
+        Raises `RunNotFound`, and `UnknownWorkflow` for a run whose code is not this engine's, or whose type belongs to
+        workers of another runtime.
         """
     def fail(self, run_id: str, failure: Failure, limit: str = "") -> Run | None:
         """Fail a run that is ready; return the run as it is if that is not possible.
