@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -34,7 +34,7 @@ from perdure.workflow.blocking import begin
 from perdure.workflow.definition import Call
 from perdure.workflow.outcomes import CAUGHT
 from tests.replay.driver import unwork, work
-from tests.replay.language import _POLICIES, QUESTION, TOPIC, states_of, typed
+from tests.replay.language import _POLICIES, QUESTION, TOPIC, is_meant, states_of, stream_of, typed, waited_for
 from tests.replay.nodes import Node, described, numbers
 from tests.replay.performing import FORGETFUL, Cell
 from tests.replay.programs import BRANCHES, DEED, LEAVES, Machine, variable
@@ -421,6 +421,21 @@ class BlockingMachine(QuietMachine):
             other.send("m", self._value(node))
             other.cancel("not wanted")
         return self._noted(node, other.result())
+
+    def act_state(self, node: Node) -> Any:
+        return self._noted(node, self._blocking.run(f"other-{node.name}").state("s", int, default=-1))
+
+    def act_wait_state(self, node: Node) -> Any:
+        other = self._blocking.run(f"other-{node.name}")
+        return self._noted(node, other.wait_state("s", is_meant, int, timeout=waited_for(node)))
+
+    def act_stream(self, node: Node) -> None:
+        after, follow, last = stream_of(node)
+        with closing(self._blocking.run(f"other-{node.name}").stream("e", int, after=after, follow=follow)) as items:
+            for item in items:
+                self.note(node, item)
+                if item.value == last:
+                    break
 
     # not twice, and not at all
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import fields, make_dataclass
 from functools import partial
 from typing import Any, Literal
@@ -212,6 +213,25 @@ class Language(Performer):
             other.cancel("not wanted")
         return await self._durable(node, other.result())
 
+    async def _state(self, node: Node) -> Any:
+        found = await self._ctx.run(f"other-{node.name}").state("s", int, default=-1)
+        self.note(node, found)
+        return found
+
+    async def _wait_state(self, node: Node) -> Any:
+        found = await self._ctx.run(f"other-{node.name}").wait_state("s", is_meant, int, timeout=waited_for(node))
+        self.note(node, found)
+        return found
+
+    async def _stream(self, node: Node) -> None:
+        after, follow, last = stream_of(node)
+        items = self._ctx.run(f"other-{node.name}").stream("e", int, after=after, follow=follow)
+        async with aclosing(items):
+            async for item in items:
+                self.note(node, item)
+                if item.value == last:
+                    break
+
     # effects
 
     async def _publish_event(self, node: Node) -> None:
@@ -316,6 +336,21 @@ class Language(Performer):
         self.note(node, self._ctx.start(Call.named(f"{node.name}.v1", node.id)))
 
 
+def is_meant(value: int) -> bool:
+    """Whether a state is the one that is waited for."""
+    return value % 3 == 0
+
+
+def waited_for(node: Node) -> int | None:
+    """Seconds for which a node waits for a state."""
+    return 4 * node.number if node.number % 2 else None
+
+
+def stream_of(node: Node) -> tuple[int | None, bool, int | None]:
+    """Position after which a node reads a stream, whether it follows the stream, and the value at which it stops."""
+    return None if node.number % 2 else node.number, node.number % 3 > 0, None if node.number < 4 else 7
+
+
 def typed(node: Node, branches: Mapping[str, NamedBranch[Any]]) -> Any:
     """Branches as a mapping, or in the fields of a dataclass."""
     if node.number % 2 and not node.name:
@@ -333,6 +368,6 @@ LEAVES = (
     "map_steps", "receive_any", "receive_many", "question", "listen", "publish", "emit", "send",
     "offspring", "detached",
     "undoable", "undo", "rollback", "patched",
-    "answer", "sticky", "other", "publish_event", "once",
+    "answer", "sticky", "other", "state", "wait_state", "stream", "publish_event", "once",
 )  # fmt: skip
 BRANCHES = ("join", "race", "map", "loop", "protect", "saga", "outcome", "join_named", "first", "stand")

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from perdure import Context
 from perdure.core.codec.failure import Failure
-from perdure.core.model.outputs import NewOutput
+from perdure.core.model.outputs import NewOutput, OutputKind, SeenOutput, SeenOutputs, WantedOutput
 from perdure.core.model.record import Record, RecordKind
 from perdure.replay.checkpoints import is_part_over
 from perdure.replay.operations import ChildOperation, OpenOperation, RunOperation, StepOperation, WatchOperation
@@ -191,8 +191,20 @@ def _complete(play: Play, tape: Tape, after: float) -> None:
         play.fail(operation.location, ValueError(tape.pick(100)), after=after)
     elif how == 2 and isinstance(operation, StepOperation) and operation.attempts < 3:
         play.stumble(operation.location, ValueError("again"), attempts=operation.attempts + 1, retry_at=1)
+    elif isinstance(operation, WatchOperation) and operation.wants is not None:
+        play.complete(operation.location, _outputs(operation.wants, tape), after=after)
     else:
         play.complete(operation.location, tape.pick(100), after=after)
+
+
+def _outputs(wants: WantedOutput, tape: Tape) -> SeenOutputs:
+    """Answer to a wait for outputs of another run, which has ended if there are none, and sometimes if there are."""
+    if wants.kind is OutputKind.STATE:
+        # Nothing, now and then, of what a wait or a reader asks for.
+        seen = tuple(SeenOutput(str(tape.pick(100))) for _ in range(tape.pick(5) != 1))
+    else:
+        seen = tuple(SeenOutput(str(tape.pick(9)), wants.position + number, "run") for number in range(tape.pick(3)))
+    return SeenOutputs(seen, ended=not seen or tape.pick(4) == 1, more=bool(seen) and tape.pick(2) == 1)
 
 
 def _is_to_begin(play: Play, operation: OpenOperation) -> bool:

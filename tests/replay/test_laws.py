@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 
+from perdure.core.model.outputs import SeenOutputs, WantedOutput
 from perdure.core.model.record import Record
 from perdure.errors import Diverged
 from perdure.replay.execution import Execution
@@ -23,6 +24,7 @@ from perdure.replay.mailbox import Mailbox
 from perdure.replay.operations import StepOperation
 from perdure.workflow import branches
 from perdure.workflow.channels import question_name
+from perdure.workflow.other_run import OtherRun
 from tests.replay.generation import ARRIVALS, plainest, programs, tapes
 from tests.replay.language import QUESTION
 from tests.replay.nodes import Node
@@ -156,9 +158,22 @@ def interrupted_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Execution, "_record_interruption", again)
 
 
+def looked_at_again(patch: pytest.MonkeyPatch) -> None:
+    """Replay sees what another run shows now, in place of what was recorded."""
+    look = OtherRun._look
+
+    async def anew(self: OtherRun, name: str, wants: WantedOutput) -> SeenOutputs:
+        found = await look(self, name, wants)
+        assert isinstance(self._runtime, Execution)
+        return SeenOutputs() if self._runtime.replaying else found
+
+    patch.setattr(OtherRun, "_look", anew)
+
+
 BRANCH = Node("seq", 3, body=(Node("step", 4, "a"), Node("step", 5, "b")))
 RACED = Node("seq", 1, body=(Node("first", 2, body=(BRANCH, BRANCH)), Node("step", 6, "c")))
 ONCE = Node("seq", 1, body=(Node("once", 2, "a"), Node("step", 3, "b")))
+SHOWN = Node("seq", 1, body=(Node("state", 2, "a"), Node("step", 3, "b")))
 
 
 @pytest.mark.parametrize(
@@ -167,8 +182,9 @@ ONCE = Node("seq", 1, body=(Node("once", 2, "a"), Node("step", 3, "b")))
         (validated_again, QUESTIONED, "a validator was called by replay"),
         (another_winner, RACED, "does not follow its history"),
         (interrupted_again, ONCE, "a step is interrupted for the second time"),
+        (looked_at_again, SHOWN, "state 2: -1"),
     ],
-    ids=["validated again", "another winner", "interrupted again"],
+    ids=["validated again", "another winner", "interrupted again", "looked at again"],
 )
 def test_the_law_finds_a_planted_fault(
     plant: Callable[[pytest.MonkeyPatch], None], program: Node, finding: str, monkeypatch: pytest.MonkeyPatch
