@@ -7,7 +7,7 @@ import gc
 import json
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler, TraceIdRatioBased
 
 from perdure import Context, Engine, Every, Limit, Retry, activity, blocking, workflow
-from perdure.errors import RunFailed, UsageError
+from perdure.errors import RunCancelled, RunFailed, UsageError
 from perdure.middleware import Invocation, Middleware, Next
 from perdure.tracing import Tracing
 from tests.helpers import eventually
@@ -247,6 +247,59 @@ async def stopped(ctx: Context) -> None:
 @workflow("spans.current.v1")
 async def tells(ctx: Context) -> str:
     return await ctx.step(current)
+
+
+@workflow("spans.leaving.v1")
+async def leaving(ctx: Context, how: str) -> str:
+    if how == "lets go":
+        ctx.spawn(stopped(), on_close="abandon")
+        return ""
+    if how == "times out":
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await ctx.call(stopped())
+        # The end of the child arrives meanwhile, and another replay follows.
+        await ctx.sleep(0.3)
+        return ""
+    child = ctx.spawn(stopped())
+    # A replay follows.
+    await ctx.sleep(0.2)
+    if how == "fails":
+        raise ValueError("no")
+    if how == "waits":
+        await child
+    if how == "continues":
+        return ctx.continue_as_new(leaving("lets go"))
+    if how == "cancels":
+        child.cancel()
+        await ctx.sleep(0.3)
+    return ""
+
+
+@pytest.mark.parametrize("how", ["returns", "fails", "cancels", "times out", "waits", "continues", "lets go"])
+async def test_a_child_that_its_parent_leaves_behind_has_a_parent_in_the_trace(recorder: Recorder, how: str) -> None:
+    count = 2 if how == "continues" else 1
+    async with recorder.engine(leaving, stopped) as engine:
+        run = await engine.start(leaving(how), id="leaving")
+        if how == "waits":
+            await eventually(lambda: bool(recorder.spans.named("timer sleep")))
+            await run.cancel()
+        with suppress(RunFailed, RunCancelled):
+            await run.result()
+        for left in (await engine.runs.list(type="spans.stopped.v1")).runs:
+            await (await engine.get(left.id)).cancel()
+        await eventually(lambda: len(recorder.spans.named("run spans.leaving.v1")) == count)
+        await eventually(lambda: len(recorder.spans.named("run spans.stopped.v1")) == count)
+    spans = recorder.spans
+    spans.check()
+    children = spans.named("child spans.stopped.v1")
+    assert [one.told[2] for one in children] == ["" if how == "cancels" else "abandoned"] * count
+    parents = {one.span_id: one for one in spans.named("run spans.leaving.v1")}
+    for child in children:
+        parent = parents[child.parent_id]
+        assert parent.start <= child.start <= parent.start + 150_000_000
+        assert child.start <= child.end <= parent.end
+    assert {one.parent_id for one in spans.named("run spans.stopped.v1")} == {one.span_id for one in children}
 
 
 @pytest.mark.parametrize("sampler", [ALWAYS_OFF, ALWAYS_ON])

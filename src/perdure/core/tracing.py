@@ -99,8 +99,14 @@ class RunTrace(Protocol):
     def fired(self, location: str) -> None:
         """Note that a timer has fired, which the next turn records."""
 
-    def traced_child(self, child: NewRun) -> NewRun:
-        """Give a run that this one starts the context of the trace."""
+    def traced_child(self, child: NewRun, now: int) -> NewRun:
+        """Give a run that this one starts the context of the trace, and note that it is awaited if it is a child."""
+
+    def awaits(self, location: str, since: int) -> None:
+        """Note a child that the run has started before and still waits for."""
+
+    def left(self, location: str) -> None:
+        """Note that the run no longer waits for a child, as the next turn tells."""
 
     def claimed(self, run: Run, now: int, seconds: float, runs: int) -> None:
         """Make the span of a claim, whose answer was this row."""

@@ -209,6 +209,9 @@ class _RunTrace:
         if sampled:
             self._sent_at: dict[int, int] = {}
             self._fired: set[str] = set()
+            #: Times at which children were called that the run waits for, by location.
+            self._children: dict[str, int] = {}
+            self._left: list[str] = []
 
     def _follow(self, base: Context, *, waited: bool) -> None:
         """Make the producer's span the parent of this one, or a link."""
@@ -331,6 +334,16 @@ class _RunTrace:
         if self.sampled:
             self._fired.add(location)
 
+    def awaits(self, location: str, since: int) -> None:
+        """Note a child that the run has started before and still waits for."""
+        if self.sampled:
+            self._children[location] = since
+
+    def left(self, location: str) -> None:
+        """Note that the run no longer waits for a child, as the next turn tells."""
+        if self.sampled:
+            self._left.append(location)
+
     def claimed(self, run: Run, now: int, seconds: float, runs: int) -> None:
         """Make the span of the claim, which also tells how long the run was ready."""
         self._run = run
@@ -352,6 +365,12 @@ class _RunTrace:
             return
         for record in turn.records:
             self._recorded(record)
+        left, self._left = self._left, []
+        if isinstance(turn.next, Finish | ContinueAsNew):
+            left = list(self._children)
+        for location in left:
+            if since := self._children.pop(location, 0):
+                self._start_child_span(location, since, "abandoned").end(max(since, now) * 1000)
         if seconds:
             attributes = {**self._attributes, "perdure.batch.size": turns, "perdure.records": len(turn.records)}
             begun, seq = now - int(seconds * 1e6), turn.records[0].seq if turn.records else f"{now}"
@@ -371,8 +390,11 @@ class _RunTrace:
             key = self._id("message", record.inbox_seq)
             span = self._start(f"message {location}", key, attributes, sent, kind=SpanKind.CONSUMER)
         elif record.kind is _CHILD and record.inbox_seq:
-            key = self._child_id(location)
-            span = self._start(f"child {name}", key, attributes, record.started_at, kind=SpanKind.PRODUCER)
+            since = self._children.pop(location, 0) or record.started_at
+            if not since and self._run.attempt == 1:
+                # The end of a child that the run has left behind before, which was told then.
+                return
+            span = self._start_child_span(location, since or self._run.started_at)
             if record.failed:
                 _fail(span, record.payload)
         else:
@@ -395,12 +417,22 @@ class _RunTrace:
 
     # the runs that this one starts
 
+    def _start_child_span(self, location: str, since: int, outcome: str = "") -> Span:
+        attributes = {**self._attributes, "perdure.location": location}
+        if outcome:
+            attributes["perdure.outcome"] = outcome
+        name = f"child {location.rpartition('/')[2].partition('#')[0]}"
+        return self._start(name, self._child_id(location), attributes, since, kind=SpanKind.PRODUCER)
+
     def _child_id(self, location: str) -> int:
         # Without the attempt: a later attempt at the run awaits the same child.
         return derived_id(8, "child", self._run.id, self._run.generation, location)
 
-    def traced_child(self, child: NewRun) -> NewRun:
-        """Give a run that this one starts the context of the trace, unless it was given another."""
+    def traced_child(self, child: NewRun, now: int) -> NewRun:
+        """Give a run that this one starts the context of the trace, unless it was given another.
+
+        A child is also noted as awaited.
+        """
         try:
             headers = dict(headers_of(child.options))
         except DecodeError:
@@ -409,6 +441,8 @@ class _RunTrace:
         above = self.own
         if child.parent_id == self._run.id and child.parent_location is not None:
             span_id = self._child_id(child.parent_location)
+            if self.sampled:
+                self._children.setdefault(child.parent_location, now)
             above = SpanContext(above.trace_id, span_id, True, above.trace_flags, above.trace_state)
         carrier = _injected(trace.set_span_in_context(NonRecordingSpan(above), self._inside))
         for name, value in carrier.items():

@@ -18,7 +18,7 @@ from perdure.core.model.turn import Turn, TurnOutcome
 from perdure.core.telemetry import Listener, ObservedRun
 from perdure.core.tracing import AttemptSpan, RunTrace, Tracer
 from perdure.replay.execution import Execution
-from perdure.replay.operations import StepOperation
+from perdure.replay.operations import ChildOperation, StepOperation
 from perdure.store.user_connections.errors import Interrupted
 from perdure.worker.commit.attempt_log import ACTIVITY
 from perdure.worker.services import AttemptMakers
@@ -200,6 +200,13 @@ def trace_interruptions(
         if number := counted.get(step.location):
             since = max(execution.time, step.retry_at)
             trace.interrupted(step.location, step.request.name, step.attempts + number, since, latest)
+
+
+def note_children(trace: RunTrace, execution: Execution) -> None:
+    """Note the children that the run waits for since an earlier lease: those that it has not just asked for."""
+    for operation in execution.open_operations():
+        if isinstance(operation, ChildOperation) and operation not in execution.fresh:
+            trace.awaits(operation.location, operation.asked_at)
 
 
 def trace_interrupted_activity(
