@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from perdure import Engine
 from tests.helpers import eventually
+from tests.stage import Stage
 from tests.tracing.collector import collector
 from tests.tracing.shop import WORKFLOWS, parcel
+
+pytestmark = [pytest.mark.every_database, pytest.mark.shared]
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -28,17 +30,18 @@ def worker(url: str, endpoint: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.timeout(120)
-async def test_each_attempt_has_one_span_after_retries_parking_a_kill_and_a_takeover(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/shop.db"
+async def test_each_attempt_has_one_span_after_retries_parking_a_kill_and_a_takeover(
+    stage: Stage, tmp_path: Path
+) -> None:
     with collector() as (endpoint, spans):
-        async with Engine(url, WORKFLOWS) as engine:
-            with worker(url, endpoint) as first:
+        async with stage.engine(*WORKFLOWS) as engine:
+            with worker(stage.url, endpoint) as first:
                 headers = {"traceparent": f"00-{TRACE}-{CALLER}-01"}
                 run = await engine.start(parcel(str(tmp_path)), headers=headers)
                 await eventually(lambda: (tmp_path / "step").exists() and (tmp_path / "activity").exists())
                 first.kill()
                 first.wait()
-            with worker(url, endpoint):
+            with worker(stage.url, endpoint):
                 await run.send("go", "now")
                 assert await run.result() == "step activity packed"
                 await eventually(lambda: bool(spans.named("run shop.parcel.v1")))
