@@ -39,11 +39,12 @@ async def test_each_attempt_has_one_span_after_retries_parking_a_kill_and_a_take
                 headers = {"traceparent": f"00-{TRACE}-{CALLER}-01"}
                 run = await engine.start(parcel(str(tmp_path)), headers=headers)
                 await eventually(lambda: (tmp_path / "step").exists() and (tmp_path / "activity").exists())
+                await eventually((tmp_path / "payment").exists)
                 first.kill()
                 first.wait()
             with worker(stage.url, endpoint):
                 await run.send("go", "now")
-                assert await run.result() == "step activity packed"
+                assert await run.result() == "step activity unpaid packed"
                 await eventually(lambda: bool(spans.named("run shop.parcel.v1")))
     told = spans.told()
     assert told == {
@@ -52,6 +53,7 @@ async def test_each_attempt_has_one_span_after_retries_parking_a_kill_and_a_take
         ("timer sleep", 0, ""): 1,
         ("step hang", 1, "interrupted"): 1,
         ("step hang", 2, "succeeded"): 1,
+        ("step pay", 1, "interrupted"): 1,
         ("child shop.print.v1", 0, ""): 1,
         ("activity shop.print.v1", 1, "interrupted"): 1,
         ("activity shop.print.v1", 2, "succeeded"): 1,
@@ -70,7 +72,8 @@ async def test_each_attempt_has_one_span_after_retries_parking_a_kill_and_a_take
         "run shop.parcel.v1": "",
         **dict.fromkeys(
             [
-                "step charge", "timer sleep", "step hang", "child shop.print.v1", "message go", "child shop.ship.v1",
+                *("step charge", "timer sleep", "step hang", "step pay"),
+                *("child shop.print.v1", "message go", "child shop.ship.v1"),
             ],
             "run shop.parcel.v1",
         ),
