@@ -352,13 +352,15 @@ async def test_a_run_that_plain_sql_wrote_goes_on_with_the_trace_in_its_headers(
 ) -> None:
     engine = on_disk.engine(*WORKFLOWS, tracing=Tracing(recorder.provider))
     async with engine:
-        run = await engine.start(mail("x"))
-        with closing(sqlite3.connect(engine.url.removeprefix("sqlite:///"))) as connection, connection:
-            connection.execute("UPDATE perdure_runs SET options = ?", (json.dumps({"headers": PARENT}),))
+        assert on_disk.path is not None
+        with closing(sqlite3.connect(on_disk.path)) as connection, connection:
+            sql = "INSERT INTO perdure_runs (type, input, options) VALUES (?, ?, ?)"
+            connection.execute(sql, (mail.type, '{"text": "x"}', json.dumps({"headers": PARENT})))
         async with engine.worker():
-            await run.result()
             spans = await recorder.until("activity shop.mail.v1")
-    assert {one.trace_id for one in spans.all} == {int(TRACE, 16)}
+    assert {(one.trace_id, one.parent_id) for one in spans.named("activity shop.mail.v1")} == {
+        (int(TRACE, 16), int(CALLER, 16))
+    }
 
 
 def test_an_engine_refuses_what_is_no_tracing() -> None:
