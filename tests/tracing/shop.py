@@ -78,7 +78,7 @@ async def parcel(ctx: Context, folder: str) -> str:
     await ctx.options(retry=SOON).step(charge)
     await ctx.sleep(0.2)
     paid = asyncio.create_task(ctx.options(at_most_once=True).step(pay, folder))
-    both = await asyncio.gather(ctx.step(hang, folder), ctx.call(printed(folder)))
+    both = [*await asyncio.gather(ctx.step(hang, folder), ctx.call(printed(folder)))]
     await ctx.receive("go", str)
     try:
         await paid

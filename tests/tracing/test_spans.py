@@ -6,7 +6,8 @@ import asyncio
 import gc
 import json
 import sqlite3
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from typing import Any
 
@@ -19,8 +20,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler, TraceIdRatioBased
 
 from perdure import Context, Engine, Every, Limit, Retry, activity, blocking, workflow
-from perdure.errors import RunCancelled, RunFailed, UsageError
+from perdure.core.model.turn import Finish, Turn, TurnOutcome
+from perdure.errors import RunCancelled, RunFailed, StoreUnavailable, UsageError
 from perdure.middleware import Invocation, Middleware, Next
+from perdure.store.user_connections.transaction_step import TransactionStep
 from perdure.tracing import Tracing
 from tests.helpers import eventually
 from tests.stage import Stage
@@ -320,6 +323,65 @@ async def test_runs_with_a_trace_leave_nothing_to_the_collector_of_garbage(sampl
                 gc.garbage.clear()
                 gc.enable()
             assert not found, (number, found[:3])
+
+
+@workflow("spans.looks-again.v1")
+async def looks_again(ctx: Context) -> list[str]:
+    return [await ctx.step(current), await ctx.step(inner), await ctx.call(look())]
+
+
+async def test_the_span_of_an_attempt_waits_until_its_record_is_durable(
+    recorder: Recorder, on_disk: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = on_disk.engine(looks_again, look, tracing=Tracing(recorder.provider))
+    store, reached, go_on = on_disk.store, asyncio.Queue[int](), asyncio.Queue[int]()
+    assert store is not None
+    commit = store.commit
+
+    async def wait_and_commit(turns: Sequence[Turn], actor: str) -> list[TurnOutcome]:
+        # With the record of a step or the outcome of an activity. A worker that was killed now would repeat it.
+        if any(one.records or isinstance(one.next, Finish) for one in turns):
+            reached.put_nowait(time.time_ns())
+            await go_on.get()
+        return await commit(turns, actor)
+
+    monkeypatch.setattr(store, "commit", wait_and_commit)
+    async with engine, engine.worker():
+        run = await engine.start(looks_again())
+        for name in ("step current", "step inner", "activity spans.look.v1"):
+            ended = await reached.get()
+            assert recorder.spans.named(name) == []
+            go_on.put_nowait(1)
+            assert (await recorder.until(name)).one(name).end <= ended
+        go_on.put_nowait(1)
+        await run.result()
+        spans = await recorder.until("run spans.looks-again.v1")
+    spans.check()
+    assert {one.told[2] for one in spans.all if one.name.startswith(("step", "activity"))} == {"succeeded"}
+
+
+@workflow("spans.transacts.v1")
+async def transacts(ctx: Context) -> str:
+    return await ctx.transaction(on_connection)
+
+
+async def test_a_transaction_step_whose_answer_was_lost_has_one_span_with_the_true_outcome(
+    recorder: Recorder, on_disk: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = on_disk.engine(transacts, tracing=Tracing(recorder.provider))
+    assert on_disk.store is not None
+    transact = on_disk.store.transact
+
+    async def transact_and_lose(step: TransactionStep) -> None:
+        await transact(step)
+        raise StoreUnavailable("the answer was lost")
+
+    monkeypatch.setattr(on_disk.store, "transact", transact_and_lose)
+    async with engine, engine.worker():
+        await (await engine.start(transacts())).result()
+        spans = await recorder.until("run spans.transacts.v1")
+    spans.check()
+    assert spans.one("step on_connection").told == ("step on_connection", 1, "succeeded")
 
 
 @activity("spans.limited.v1", limit=Limit("one-at-once", concurrency=1))

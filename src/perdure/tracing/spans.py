@@ -212,6 +212,8 @@ class _RunTrace:
             #: Times at which children were called that the run waits for, by location.
             self._children: dict[str, int] = {}
             self._left: list[str] = []
+            #: Spans of attempts whose records are not durable, by location.
+            self._kept: dict[str, list[AttemptSpan]] = {}
 
     def _follow(self, base: Context, *, waited: bool) -> None:
         """Make the producer's span the parent of this one, or a link."""
@@ -290,11 +292,11 @@ class _RunTrace:
 
     # attempts
 
-    def attempt_begun(self, location: str, name: str, number: int, /, *, key: str = "") -> AttemptSpan:
+    def attempt_begun(self, location: str, name: str, number: int, at: int, /, *, key: str = "") -> AttemptSpan:
         """Make the span of an attempt whose function is about to be called."""
         if self.sampled:
             try:
-                return _LiveSpan(self._start_attempt(location, name, number, key), self._inside)
+                return _LiveSpan(self._start_attempt(location, name, number, key, at), self._inside)
             except Exception:
                 logger.exception("step %s of run %s has no span", location, self._run.id)
         return _Unrecorded(self._inside)
@@ -309,6 +311,35 @@ class _RunTrace:
 
     def _id(self, *parts: object) -> int:
         return derived_id(8, self._run.id, self._run.generation, self._run.attempt, *parts)
+
+    def keep(self, location: str, span: AttemptSpan) -> None:
+        """Keep the span of an attempt that has ended until its record is durable.
+
+        A worker that is killed before has not published it, so that the next one may tell of the interruption.
+        """
+        if self.sampled:
+            self._kept.setdefault(location, []).append(span)
+
+    def let_go(self) -> None:
+        """Publish the spans that were kept: the worker lets go of the run."""
+        if self.sampled and self._kept:
+            for location in list(self._kept):
+                self._publish(location)
+
+    def publish_recorded(self, turn: Turn) -> None:
+        """Publish the kept spans of the attempts that a durable turn has recorded.
+
+        After a state of the run no record follows. The outcome of an activity is such a state.
+        """
+        if turn.next is not None:
+            self.let_go()
+        elif self.sampled and self._kept:
+            for record in turn.records:
+                self._publish(record.location)
+
+    def _publish(self, location: str) -> None:
+        for span in self._kept.pop(location, ()):
+            span.publish()
 
     def interrupted(self, location: str, name: str, number: int, since: int, interruption: Interruption) -> None:
         """Make the span of an attempt that ended with its worker."""
@@ -500,7 +531,10 @@ class _Unrecorded:
         """Make the span before it the current one again."""
         contexts.detach(token)
 
-    def end(self, error: BaseException | None, /, *, outcome: str) -> None:
+    def ended(self, error: BaseException | None, /, *, outcome: str, at: int) -> None:
+        """Do nothing."""
+
+    def publish(self) -> None:
         """Do nothing."""
 
 
@@ -510,19 +544,29 @@ class _LiveSpan(_Unrecorded):
     def __init__(self, span: Span, context: Context) -> None:
         super().__init__(trace.set_span_in_context(span, context))
         self._span: Span | None = span
+        self._ended_at = 0
 
-    def end(self, error: BaseException | None, /, *, outcome: str) -> None:
-        """End it. Calling it again changes nothing."""
-        span, self._span = self._span, None
-        if span is None:
+    def ended(self, error: BaseException | None, /, *, outcome: str, at: int) -> None:
+        """Note the end of the function. Calling it again changes nothing."""
+        span = self._span
+        if span is None or self._ended_at:
             return
+        self._ended_at = at
         try:
             span.set_attribute("perdure.outcome", outcome)
             if error is not None:
                 span.record_exception(error)
                 span.set_attribute("error.type", type(error).__qualname__)
                 span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
-            span.end()
+        except Exception:
+            logger.exception("the span of an attempt has no outcome")
+
+    def publish(self) -> None:
+        """End the span, with the time that was noted. Calling it again changes nothing."""
+        span, self._span = self._span, None
+        try:
+            if span is not None:
+                span.end(self._ended_at * 1000 or None)
         except Exception:
             logger.exception("the span of an attempt cannot be ended")
 

@@ -271,9 +271,9 @@ class TransactionAttempt(Attempt):
             asyncio.get_running_loop().call_soon(self.recipient.block, error, context=self._results.context)
             return
         if verdict is TurnOutcome.APPLIED:
-            super().report_end(self._committed, None)
+            self.report_end(self._committed, None)
         elif verdict is TurnOutcome.LOST:
-            super().report_end(None, LeaseLost())
+            self.report_end(None, LeaseLost())
         else:
             interrupted = Interrupted()
             interrupted.__cause__ = doubt.__cause__
