@@ -203,7 +203,7 @@ class HeldRun(ABC):
         if self._failure_announced:
             services.journal.attempt_log.forget(self.run.id)
         self.drop()
-        if self.trace is not None:
+        if self.is_recorded and self.trace is not None:
             self.trace.let_go()
         services.owner.ended(self, after)
 
