@@ -139,10 +139,11 @@ class MiddlewareTransactionAttempt(TransactionAttempt):
         self._layers = layers.step
         self._replaces = layers.replaces
 
-    def _using(self) -> Callable[[], Any] | None:
+    def opener(self) -> Callable[[], Any] | None:
+        """Return what opens the user's connection; nothing does if the step is replaced."""
         if self._replaces is not None and self._replaces(_invocation("step", self, self.operation.request)):
             return None
-        return super()._using()
+        return super().opener()
 
     def _call_function(self, connection: Any, request: StepRequest) -> Any:
         call = _invocation("step", self, request)

@@ -147,7 +147,7 @@ class TransactionAttempt(Attempt):
         if timeout is not UNSET:
             due = min(due, self.started_at + int(timeout * 1e6))
         info = self._info(due)
-        blocks = self._services.store.blocks if self._using() is None else not request.spec.is_async
+        blocks = self._services.store.blocks if self.opener() is None else not request.spec.is_async
         if blocks:
             assert self._threads is not None
             self._job = self._threads.submit(
@@ -172,7 +172,7 @@ class TransactionAttempt(Attempt):
         async def seal(result: Any) -> Turn:
             return await self._make_turn(result, in_thread=in_thread)
 
-        using = self._using()
+        using = self.opener()
         try:
             verdict = await self._services.store.transact(
                 TransactionStep(
@@ -186,7 +186,7 @@ class TransactionAttempt(Attempt):
         assert self._committed is not None
         return self._committed
 
-    def _using(self) -> Callable[[], Any] | None:
+    def opener(self) -> Callable[[], Any] | None:
         """Return what opens the user's connection; None: the connection is the engine's own."""
         using = self.operation.request.options.using
         return None if using is UNSET else using
