@@ -409,7 +409,8 @@ def _blocked(run: Run) -> str:
             "It was set aside because its workers kept dying while they worked on it. Fix the cause, then retry it."
         ),
         Reason.BROKEN: "Its code is broken. Deploy corrected code and restart a worker, or retry it.",
-        Reason.UNDECODABLE: "Its stored data does not fit its code. Deploy matching code and restart a worker.",
+        Reason.UNDECODABLE: "Its stored data does not fit its code. Deploy matching code and restart a worker; if its "
+        "input was wrong, cancel it and start it again.",
     }
     known = advice.get(run.reason, "It needs a person.") if run.reason is not None else "It needs a person."
     return f"{known} {_summary(run.error)}" if run.error else known
