@@ -191,7 +191,7 @@ def traced_makers(layers: Layers) -> AttemptMakers:
     return AttemptMakers(
         partial(TracedMiddlewareAttempt, step) if step else StepAttempt,
         partial(TracedMiddlewareActivityAttempt, activity) if activity else TracedActivityAttempt,
-        partial(TracedMiddlewareTransaction, step) if step else TracedTransaction,
+        partial(TracedMiddlewareTransaction, layers) if step else TracedTransaction,
     )
 
 
