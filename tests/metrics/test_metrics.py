@@ -173,8 +173,8 @@ def test_the_guide_has_the_registered_series_and_the_true_bounds() -> None:
     breaker = most_samples(types=0, queues=0, breakers=1) - none
     told = " ".join(text.split())
     assert (
-        f"at most {none} samples, and {each[0]} for each type, {each[1]} for each queue, {each[2]} for each limit "
-        f"and {breaker} for each breaker"
+        f"at most {none} samples, plus {each[0]} samples for each type, {each[1]} for each queue, "
+        f"{each[2]} for each limit and {breaker} for each breaker"
     ) in told
 
 
