@@ -92,7 +92,7 @@ $(VENV)/.runtime: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.bench: pyproject.toml $(VENV)/.runtime
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fast,metrics]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fast,metrics,otel]' opentelemetry-sdk
 	@touch $@
 
 $(VENV)/.docs: pyproject.toml constraints.txt $(VENV)/.runtime

@@ -20,6 +20,7 @@ from benchmarks.fleet import w8
 from benchmarks.idling import idle
 from benchmarks.latency import w3
 from benchmarks.memory import memory
+from benchmarks.observing import observed
 from benchmarks.resuming import w6
 from benchmarks.shapes import large, types
 from benchmarks.sleeping import w5
@@ -43,6 +44,7 @@ WORKLOADS: dict[str, Callable[[Bench], Awaitable[Result]]] = {
     "memory": memory,
     "audit": audit,
     "watched": watched,
+    "observed": observed,
 }
 
 DEFAULTS = Sizes()

@@ -43,6 +43,7 @@ OF_ITS_OWN = {
     "memory": {"rss_growth_mb", "resident_bytes_per_run"},
     "audit": {"full_runs_per_s", "lifecycle_runs_per_s", "off_runs_per_s", "off_cpu_us_per_step"},
     "watched": {"alone_steps_per_s", "watched_steps_per_s", "ratio_watched_to_alone", "tabs"},
+    "observed": {"metrics_steps_per_s", "cpu_ratio_metrics", "cpu_ratio_traces", "cpu_ratio_again_most"},
 }
 
 

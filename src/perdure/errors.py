@@ -25,7 +25,7 @@
       StreamFull: a step emits faster than the database stores
       StoreError: the database
         StoreUnavailable   StoreReadOnly   StoreFull   StoreCorrupt   SchemaMismatch
-          StoreRefused
+          StoreRefused       StoreDenied
 
     Fatal, RetryAfter: raised by a step to control its own retries
     Rollback: raised by a step or workflow to undo completed work
@@ -377,6 +377,10 @@ class StoreRefused(StoreUnavailable):
 
 class StoreReadOnly(StoreError):
     """The database does not accept writes."""
+
+
+class StoreDenied(StoreReadOnly):
+    """The database denies its user a right that Perdure needs, such as reading or writing one table."""
 
 
 class StoreFull(StoreError):

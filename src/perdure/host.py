@@ -340,6 +340,8 @@ class _Ticker(Ticker):
         waiting = self._waiting
         if seconds == inf:
             waiting[DUE] = 1
+            if self._woken.is_set():  # before the line above
+                waiting[DUE] = 0
             self._woken.wait()
             self._woken.clear()
             return

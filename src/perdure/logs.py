@@ -1,7 +1,8 @@
 """Log records of users' own loggers, with the fields of the run."""
 
-from perdure.worker.log_fields import RunFields
+from perdure.worker.log_fields import JsonFormatter, RunFields
 
 __all__ = [
+    "JsonFormatter",
     "RunFields",
 ]

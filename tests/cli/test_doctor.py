@@ -177,6 +177,14 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
         "for the limit g: 'p p', which holds a permit of 'g', waits for 'c', and 'c' waits for the limit 'g'",
         "g --concurrency 2",
     ),
+    """INSERT INTO perdure_runs (id, type, status, reason, wake_at, token, started_at, seed, waits) VALUES
+    ('r r', 't', 'waiting', 'message', 253402300799999999, 3, 1, 's',
+    '{"token":3,"waits":[{"kind":"message","name":"approval"}],"unread":{"aproval":1}}')""": (
+        "messages",
+        "warning",
+        "run 'r r' waits for the message 'approval', and a message 'aproval' is unread",
+        "'r r' approval`",
+    ),
     """INSERT INTO perdure_gates (name, concurrency, override) VALUES ('g', 1, '{')""": (
         "limits",
         "problem",

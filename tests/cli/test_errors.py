@@ -58,6 +58,7 @@ def test_help_is_one_short_sentence_with_an_example_that_parses(path: str, comma
     ("arguments", "hint"),
     [
         (("dead", URL), "no such command 'dead'; see `perdure dead-letters`"),
+        (("messages", "run-1"), "no such command 'run-1'; to list, say `perdure messages list run-1`"),
         (("pause", URL, "a"), "see `perdure runs pause` or `perdure queues pause`"),
         (("dead-letters", "requeue", URL, "a"), "see `perdure dead-letters retry`"),
         (("strat", "shop:engine"), "did you mean `perdure start`?"),

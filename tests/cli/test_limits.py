@@ -25,12 +25,24 @@ def test_limits_are_listed_set_and_cleared(perdure: Perdure) -> None:
     [gate] = perdure("limits", "list", URL, "--json").json
     assert (gate["name"], gate["bounds"]["concurrency"], gate["override"]) == ("post office", 3, None)
     said = perdure("limits", "set", URL, "post office", "--rate", "2/s", "--burst", "4").out
-    assert said == "post office: 2 a second, 4 in a burst.\n"
+    assert said == (
+        "post office: 2 a second, 4 in a burst, in place of 3 at once; no concurrency applies; to keep it, name "
+        "--concurrency, too.\n"
+    )
+    said = perdure("limits", "set", URL, "post office", "--concurrency", "4", "--rate", "2/s", "--json").json
+    assert said["replaced"] == {"concurrency": 0, "pace": 500_000, "burst": 4}
     [gate] = perdure("limits", "list", URL, "--json").json
-    assert gate["override"] == {"concurrency": 0, "pace": 500_000, "burst": 4}
+    assert gate["override"] == {"concurrency": 4, "pace": 500_000, "burst": 1}
     assert perdure("limits", "clear", URL, "post office", "--json").json == {"name": "post office", "override": None}
     [gate] = perdure("limits", "list", URL, "--json").json
     assert gate["override"] is None
+
+
+def test_a_limit_that_no_run_has_met_is_set_without_a_word_of_another(perdure: Perdure) -> None:
+    perdure("migrate", URL)
+    assert perdure("limits", "set", URL, "post office", "--rate", "2/s").out == (
+        "post office: 2 a second, 1 in a burst.\n"
+    )
 
 
 @activity("shop.desk.v1", limit=Limit("desk", concurrency=1))

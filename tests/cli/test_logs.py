@@ -72,22 +72,23 @@ def test_a_form_that_is_asked_for_is_used_and_nothing_is_written_twice() -> None
     assert theirs.getvalue() == ""
 
 
+class Control:
+    def is_over(self) -> bool:
+        return False
+
+    def emit(self, stream: str, value: object) -> None: ...
+
+    def credentials(self) -> dict[str, object]:
+        return {}
+
+    def headers(self) -> dict[str, str]:
+        return {}
+
+    def run_fields(self) -> dict[str, object]:
+        return {"run_type": "shop.order.v1"}
+
+
 def test_a_record_of_the_users_own_logger_names_the_step_that_it_comes_from() -> None:
-    class Control:
-        def is_over(self) -> bool:
-            return False
-
-        def emit(self, stream: str, value: object) -> None: ...
-
-        def credentials(self) -> dict[str, object]:
-            return {}
-
-        def headers(self) -> dict[str, str]:
-            return {}
-
-        def run_fields(self) -> dict[str, object]:
-            return {"run_type": "shop.order.v1"}
-
     with unconfigured() as err:
         configure(None, "json", json=False)
         token = current_step.set(StepInfo("order-1", "charge", 2, 0, Control()))
@@ -96,6 +97,24 @@ def test_a_record_of_the_users_own_logger_names_the_step_that_it_comes_from() ->
     line = json.loads(err.getvalue())
     assert (line["run_id"], line["location"], line["attempt"]) == ("order-1", "charge", 2)
     assert line["run_type"] == "shop.order.v1"
+
+
+def test_a_line_for_people_names_the_step_that_it_comes_from_once() -> None:
+    with unconfigured() as err:
+        configure(None, None, json=False)
+        logging.getLogger("shop").warning("outside")
+        token = current_step.set(StepInfo("order-1", "charge", 2, 0, Control()))
+        logging.getLogger("shop").warning("slow bank")
+        current_step.reset(token)
+        of_workflow = {"run_id": "order-1\n", "run_type": "shop.order.v1", "attempt": 1}
+        logging.getLogger("perdure.workflow").warning("begins", extra=of_workflow)
+        logging.getLogger("perdure.worker").warning("run order-1 is dropped", extra={"run_id": "order-1"})
+    assert [line.partition(" warning ")[2] for line in err.getvalue().splitlines()] == [
+        "shop: outside",
+        "shop: slow bank [run order-1, charge, attempt 2]",
+        "perdure.workflow: begins [run order-1\\n]",
+        "perdure.worker: run order-1 is dropped",
+    ]
 
 
 def test_a_traceback_cannot_imitate_a_line() -> None:

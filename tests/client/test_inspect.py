@@ -10,6 +10,7 @@ import pytest
 from perdure import Context, Limit, RunCancelled, RunNotFound, Status, UsageError, activity, workflow
 from perdure.admin import Reason, RecordKind, Run
 from perdure.errors import InvalidCursor
+from tests.helpers import eventually
 from tests.stage import Stage, until
 
 pytestmark = pytest.mark.every_database
@@ -289,11 +290,34 @@ async def test_the_explanation_of_a_child_is_as_good_as_its_own(stage: Stage) ->
         assert why.startswith(
             "It waits for its child 'parent/look.holder.v1' (look.holder.v1). Of that child: It waits"
         )
-        assert "Of that child: It has waited for" in why
-        assert "to pass the limit 'look/a' (1 at once, 1 of which are under way)" in why
+        assert "Of that child: It has waited " in why
+        assert (
+            "for the limit 'look/a' (1 of 1 permits in use); no run of its type is ahead of it; "
+            "1 run or step waits for this limit." in why
+        )
         await run.cancel()
         with pytest.raises(RunCancelled):
             await run.result("20s")
+
+
+@activity("look.paced.v1", limit=Limit("paced", rate="1/h", burst=1))
+async def paced() -> None: ...
+
+
+async def test_the_explanation_counts_the_runs_that_wait_for_a_limit(stage: Stage) -> None:
+    engine = stage.engine(paced)
+    runs = await engine.start_many([paced()] * 4)
+    async with engine.worker():
+
+        async def all_wait() -> bool:
+            return [await run.status() for run in runs].count(Status.WAITING) == 3
+
+        await eventually(all_wait, saying="three runs on the waitlist")
+        whys = sorted([await run.why() for run in runs])
+        limit = "for the limit 'paced' (0.000277778 a second, 1 in a burst); "
+        for count, ahead in enumerate(("no run of its type is", "1 run of its type is", "2 runs of its type are")):
+            [why] = [one for one in whys if f"{limit}{ahead} ahead of it; 3 runs and steps wait for this limit." in one]
+            assert why.startswith("It has waited "), count
 
 
 async def test_the_fleet_is_listed_with_its_workers(stage: Stage) -> None:

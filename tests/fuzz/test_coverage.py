@@ -41,6 +41,7 @@ LEFT_OUT = {
     "Pusher": "made by engine.pusher",
     "ReceivedQuestion": "made by the context",
     "Replacement": "made by env.replace",
+    "JsonFormatter": "a formatter of the standard library, with its parameters",
     "RunFields": "a filter of the standard library, with its parameters",
     "Saga": "made by ctx.saga",
     "StateMachine": "a base class; tests/workflow/machine has its mistakes",

@@ -1,4 +1,4 @@
-"""A shop whose workers are watched by their metrics; `SHOP_FOLDER` has its database and its signs."""
+"""A shop whose workers are watched by their metrics; `SHOP_FOLDER` has its signs, `SHOP_URL` names its database."""
 
 from __future__ import annotations
 
@@ -96,4 +96,4 @@ async def limited(ctx: Context) -> None:
     await ctx.step(hang)
 
 
-engine = Engine(f"sqlite:///{FOLDER}/shop.db", [order, fails, patient, held, terminated, broken, tick, limited, charge])
+engine = Engine(os.environ["SHOP_URL"], [order, fails, patient, held, terminated, broken, tick, limited, charge])

@@ -19,8 +19,9 @@ from perdure.core.background_loops import LoopGuard, LoopHealth
 from perdure.errors import StoreFull, StoreUnavailable, UsageError
 from perdure.host import Host
 from perdure.metrics import INSTRUMENTS, Metrics
+from perdure.metrics.cells import Readings
 from perdure.metrics.endpoint import logger, parse_address
-from perdure.metrics.instruments import most_samples
+from perdure.metrics.instruments import Instrument, Kind, most_samples
 from perdure.metrics.opentelemetry import OpenTelemetryMetrics
 from perdure.store.retrying import Repeating
 from perdure.store.server.pool import Pool
@@ -172,8 +173,8 @@ def test_the_guide_has_the_registered_series_and_the_true_bounds() -> None:
     breaker = most_samples(types=0, queues=0, breakers=1) - none
     told = " ".join(text.split())
     assert (
-        f"at most {none} samples, and {each[0]} for each type, {each[1]} for each queue, {each[2]} for each limit "
-        f"and {breaker} for each breaker"
+        f"at most {none} samples, plus {each[0]} samples for each type, {each[1]} for each queue, "
+        f"{each[2]} for each limit and {breaker} for each breaker"
     ) in told
 
 
@@ -203,6 +204,42 @@ async def test_opentelemetry_has_the_same_instruments_and_numbers() -> None:
             else:
                 assert point.value == counted(shown, name, **labels), name
     assert {"perdure.step_duration", "perdure.runs_finished", "perdure.dead_letters"} <= found.keys()
+
+
+def exported_name(instrument: Instrument) -> str:
+    """The name that an exporter to Prometheus makes of name and unit, by the specification of OpenTelemetry."""
+    name, counter = instrument.dotted.replace(".", "_"), instrument.kind is Kind.COUNTER
+    unit, _, each = re.sub(r"\{.*?\}", "", instrument.unit).partition("/")
+    words = {"s": "seconds", "1": "" if instrument.kind is not Kind.GAUGE else "ratio", "": ""}[unit]
+    return "_".join(filter(None, [name, words, {"s": "per_second", "": ""}[each], "total" if counter else ""]))
+
+
+def test_exporters_of_opentelemetry_give_instruments_their_names_for_prometheus() -> None:
+    assert [exported_name(one) for one in INSTRUMENTS.values()] == list(INSTRUMENTS)
+
+
+async def test_a_collection_of_opentelemetry_reads_the_numbers_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, readings = InMemoryMetricReader(), []
+    async with Engine("sqlite://", [order]) as engine:
+        metrics = OpenTelemetryMetrics(engine, MeterProvider([reader]).get_meter("perdure"))
+        read = metrics.metrics.read_from_thread
+
+        def reading() -> Readings:
+            readings.append(read())
+            return readings[-1]
+
+        # Each takes seconds while the loop is blocked, and the SDK gives up after ten.
+        monkeypatch.setattr(metrics.metrics, "read_from_thread", reading)
+        async with engine.worker():
+            for number in range(1, 4):
+                await (await engine.start(order(str(number)))).result()
+                data = reader.get_metrics_data()
+                assert len(readings) == number
+                assert data is not None
+                found = {one.name: one for one in data.resource_metrics[0].scope_metrics[0].metrics}
+                [point] = cast("Any", found["perdure.runs_started"]).data.data_points
+                assert point.value == number
+        metrics.close()
 
 
 async def test_metrics_over_http_are_for_viewers(on_disk: Stage) -> None:

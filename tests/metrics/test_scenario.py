@@ -18,13 +18,23 @@ from perdure import Every
 from perdure.metrics.shared_directory import directory_of
 from tests.helpers import eventually
 from tests.metrics.scrape import Scrape, free_port, scrape
+from tests.stage import Stage
+
+pytestmark = pytest.mark.shared
 
 ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture
+def shop_on_stage(stage: Stage, shop: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("SHOP_URL", stage.url)
+    return importlib.reload(shop)
+
+
+@pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("SHOP_FOLDER", str(tmp_path))
+    monkeypatch.setenv("SHOP_URL", f"sqlite:///{tmp_path}/shop.db")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     sys.modules.pop("tests.metrics.shop", None)
     yield importlib.import_module("tests.metrics.shop")
@@ -51,9 +61,10 @@ async def scraped(port: int, wanted: Callable[[Scrape], object]) -> Scrape:
 
 
 async def test_every_instrument_tells_what_happened_through_retries_parking_a_kill_and_a_takeover(
-    shop: Any, tmp_path: Path
+    shop_on_stage: Any, tmp_path: Path
 ) -> None:
-    port, engine = free_port(), shop.engine
+    port, shop = free_port(), shop_on_stage
+    engine = shop.engine
     with ExitStack() as stack:
         async with engine:
             first = start_worker(stack, port)

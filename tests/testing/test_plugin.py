@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,6 +76,37 @@ async def test_a_step_is_replaced_for_the_runs_that_wait(perdure_env: Environmen
         env.replace("testing.invoice.v1", lambda account: "none")
         await env.advance("30d")
         assert await run.result() == "paid, drone, none"
+
+
+def never_opened() -> None:
+    raise AssertionError("no test may open this database")
+
+
+async def set_status(connection: object, status: str) -> str:
+    raise AssertionError("no test may write to this database")
+
+
+def set_status_blocking(connection: object, status: str) -> str:
+    raise AssertionError("no test may write to this database")
+
+
+@pytest.mark.parametrize("function", [set_status, set_status_blocking])
+@pytest.mark.parametrize("fake", [lambda status: f"is {status}", None], ids=["def", "async def"])
+async def test_a_transaction_on_the_users_connection_is_replaced_without_the_connection(
+    perdure_env: EnvironmentFactory, function: Any, fake: Any
+) -> None:
+    @workflow("testing.plugin.transaction.v1")
+    async def close(ctx: Context) -> str:
+        status = await ctx.options(using=never_opened, retry=Retry.never()).transaction(function, "closed")
+        return f"{status}"
+
+    async def fake_later(status: str) -> str:
+        return f"is {status}"
+
+    async with perdure_env(close) as env:
+        closed = env.replace(function, fake or fake_later)
+        assert await (await env.start(close())).result() == "is closed"
+        assert closed.calls[0].args == ("closed",)
 
 
 async def test_a_run_that_waits_for_a_message_is_not_waited_for(perdure_env: EnvironmentFactory) -> None:

@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 from perdure import Context, Engine, Retry, activity, activity_info, step_info, workflow
+from perdure.errors import StepInterrupted
 from perdure.tracing import Tracing
 from perdure.workflow.definition import Definition
 
@@ -34,6 +35,11 @@ def pack() -> str:
 def hang(folder: str) -> str:
     """Never ends where it is called first."""
     return _hang(folder, "step")
+
+
+def pay(folder: str) -> str:
+    """As `hang`, in a step that is not executed again."""
+    return _hang(folder, "payment")
 
 
 @activity("shop.mail.v1")
@@ -71,8 +77,13 @@ async def parcel(ctx: Context, folder: str) -> str:
     """Retries and parks, then hangs in a step and in an activity until its worker is killed."""
     await ctx.options(retry=SOON).step(charge)
     await ctx.sleep(0.2)
-    both = await asyncio.gather(ctx.step(hang, folder), ctx.call(printed(folder)))
+    paid = asyncio.create_task(ctx.options(at_most_once=True).step(pay, folder))
+    both = [*await asyncio.gather(ctx.step(hang, folder), ctx.call(printed(folder)))]
     await ctx.receive("go", str)
+    try:
+        await paid
+    except StepInterrupted:
+        both.append("unpaid")
     return " ".join([*both, await ctx.call(ship())])
 
 

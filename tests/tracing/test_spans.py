@@ -6,8 +6,9 @@ import asyncio
 import gc
 import json
 import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, closing, suppress
 from typing import Any
 
 import pytest
@@ -19,8 +20,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler, TraceIdRatioBased
 
 from perdure import Context, Engine, Every, Limit, Retry, activity, blocking, workflow
-from perdure.errors import RunFailed, UsageError
+from perdure.core.model.turn import Finish, Turn, TurnOutcome
+from perdure.errors import RunCancelled, RunFailed, StoreUnavailable, UsageError
 from perdure.middleware import Invocation, Middleware, Next
+from perdure.store.user_connections.transaction_step import TransactionStep
 from perdure.tracing import Tracing
 from tests.helpers import eventually
 from tests.stage import Stage
@@ -249,6 +252,59 @@ async def tells(ctx: Context) -> str:
     return await ctx.step(current)
 
 
+@workflow("spans.leaving.v1")
+async def leaving(ctx: Context, how: str) -> str:
+    if how == "lets go":
+        ctx.spawn(stopped(), on_close="abandon")
+        return ""
+    if how == "times out":
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await ctx.call(stopped())
+        # The end of the child arrives meanwhile, and another replay follows.
+        await ctx.sleep(0.3)
+        return ""
+    child = ctx.spawn(stopped())
+    # A replay follows.
+    await ctx.sleep(0.2)
+    if how == "fails":
+        raise ValueError("no")
+    if how == "waits":
+        await child
+    if how == "continues":
+        return ctx.continue_as_new(leaving("lets go"))
+    if how == "cancels":
+        child.cancel()
+        await ctx.sleep(0.3)
+    return ""
+
+
+@pytest.mark.parametrize("how", ["returns", "fails", "cancels", "times out", "waits", "continues", "lets go"])
+async def test_a_child_that_its_parent_leaves_behind_has_a_parent_in_the_trace(recorder: Recorder, how: str) -> None:
+    count = 2 if how == "continues" else 1
+    async with recorder.engine(leaving, stopped) as engine:
+        run = await engine.start(leaving(how), id="leaving")
+        if how == "waits":
+            await eventually(lambda: bool(recorder.spans.named("timer sleep")))
+            await run.cancel()
+        with suppress(RunFailed, RunCancelled):
+            await run.result()
+        for left in (await engine.runs.list(type="spans.stopped.v1")).runs:
+            await (await engine.get(left.id)).cancel()
+        await eventually(lambda: len(recorder.spans.named("run spans.leaving.v1")) == count)
+        await eventually(lambda: len(recorder.spans.named("run spans.stopped.v1")) == count)
+    spans = recorder.spans
+    spans.check()
+    children = spans.named("child spans.stopped.v1")
+    assert [one.told[2] for one in children] == ["" if how == "cancels" else "abandoned"] * count
+    parents = {one.span_id: one for one in spans.named("run spans.leaving.v1")}
+    for child in children:
+        parent = parents[child.parent_id]
+        assert parent.start <= child.start <= parent.start + 150_000_000
+        assert child.start <= child.end <= parent.end
+    assert {one.parent_id for one in spans.named("run spans.stopped.v1")} == {one.span_id for one in children}
+
+
 @pytest.mark.parametrize("sampler", [ALWAYS_OFF, ALWAYS_ON])
 async def test_runs_with_a_trace_leave_nothing_to_the_collector_of_garbage(sampler: Sampler) -> None:
     found: list[object] = []
@@ -267,6 +323,65 @@ async def test_runs_with_a_trace_leave_nothing_to_the_collector_of_garbage(sampl
                 gc.garbage.clear()
                 gc.enable()
             assert not found, (number, found[:3])
+
+
+@workflow("spans.looks-again.v1")
+async def looks_again(ctx: Context) -> list[str]:
+    return [await ctx.step(current), await ctx.step(inner), await ctx.call(look())]
+
+
+async def test_the_span_of_an_attempt_waits_until_its_record_is_durable(
+    recorder: Recorder, on_disk: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = on_disk.engine(looks_again, look, tracing=Tracing(recorder.provider))
+    store, reached, go_on = on_disk.store, asyncio.Queue[int](), asyncio.Queue[int]()
+    assert store is not None
+    commit = store.commit
+
+    async def wait_and_commit(turns: Sequence[Turn], actor: str) -> list[TurnOutcome]:
+        # With the record of a step or the outcome of an activity. A worker that was killed now would repeat it.
+        if any(one.records or isinstance(one.next, Finish) for one in turns):
+            reached.put_nowait(time.time_ns())
+            await go_on.get()
+        return await commit(turns, actor)
+
+    monkeypatch.setattr(store, "commit", wait_and_commit)
+    async with engine, engine.worker():
+        run = await engine.start(looks_again())
+        for name in ("step current", "step inner", "activity spans.look.v1"):
+            ended = await reached.get()
+            assert recorder.spans.named(name) == []
+            go_on.put_nowait(1)
+            assert (await recorder.until(name)).one(name).end <= ended
+        go_on.put_nowait(1)
+        await run.result()
+        spans = await recorder.until("run spans.looks-again.v1")
+    spans.check()
+    assert {one.told[2] for one in spans.all if one.name.startswith(("step", "activity"))} == {"succeeded"}
+
+
+@workflow("spans.transacts.v1")
+async def transacts(ctx: Context) -> str:
+    return await ctx.transaction(on_connection)
+
+
+async def test_a_transaction_step_whose_answer_was_lost_has_one_span_with_the_true_outcome(
+    recorder: Recorder, on_disk: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = on_disk.engine(transacts, tracing=Tracing(recorder.provider))
+    assert on_disk.store is not None
+    transact = on_disk.store.transact
+
+    async def transact_and_lose(step: TransactionStep) -> None:
+        await transact(step)
+        raise StoreUnavailable("the answer was lost")
+
+    monkeypatch.setattr(on_disk.store, "transact", transact_and_lose)
+    async with engine, engine.worker():
+        await (await engine.start(transacts())).result()
+        spans = await recorder.until("run spans.transacts.v1")
+    spans.check()
+    assert spans.one("step on_connection").told == ("step on_connection", 1, "succeeded")
 
 
 @activity("spans.limited.v1", limit=Limit("one-at-once", concurrency=1))
@@ -299,13 +414,15 @@ async def test_a_run_that_plain_sql_wrote_goes_on_with_the_trace_in_its_headers(
 ) -> None:
     engine = on_disk.engine(*WORKFLOWS, tracing=Tracing(recorder.provider))
     async with engine:
-        run = await engine.start(mail("x"))
-        with closing(sqlite3.connect(engine.url.removeprefix("sqlite:///"))) as connection, connection:
-            connection.execute("UPDATE perdure_runs SET options = ?", (json.dumps({"headers": PARENT}),))
+        assert on_disk.path is not None
+        with closing(sqlite3.connect(on_disk.path)) as connection, connection:
+            sql = "INSERT INTO perdure_runs (type, input, options) VALUES (?, ?, ?)"
+            connection.execute(sql, (mail.type, '{"text": "x"}', json.dumps({"headers": PARENT})))
         async with engine.worker():
-            await run.result()
             spans = await recorder.until("activity shop.mail.v1")
-    assert {one.trace_id for one in spans.all} == {int(TRACE, 16)}
+    assert {(one.trace_id, one.parent_id) for one in spans.named("activity shop.mail.v1")} == {
+        (int(TRACE, 16), int(CALLER, 16))
+    }
 
 
 def test_an_engine_refuses_what_is_no_tracing() -> None:

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from perdure import Engine
 from tests.helpers import eventually
+from tests.stage import Stage
 from tests.tracing.collector import collector
 from tests.tracing.shop import WORKFLOWS, parcel
+
+pytestmark = [pytest.mark.every_database, pytest.mark.shared]
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -28,19 +30,21 @@ def worker(url: str, endpoint: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.timeout(120)
-async def test_each_attempt_has_one_span_after_retries_parking_a_kill_and_a_takeover(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/shop.db"
+async def test_each_attempt_has_one_span_after_retries_parking_a_kill_and_a_takeover(
+    stage: Stage, tmp_path: Path
+) -> None:
     with collector() as (endpoint, spans):
-        async with Engine(url, WORKFLOWS) as engine:
-            with worker(url, endpoint) as first:
+        async with stage.engine(*WORKFLOWS) as engine:
+            with worker(stage.url, endpoint) as first:
                 headers = {"traceparent": f"00-{TRACE}-{CALLER}-01"}
                 run = await engine.start(parcel(str(tmp_path)), headers=headers)
                 await eventually(lambda: (tmp_path / "step").exists() and (tmp_path / "activity").exists())
+                await eventually((tmp_path / "payment").exists)
                 first.kill()
                 first.wait()
-            with worker(url, endpoint):
+            with worker(stage.url, endpoint):
                 await run.send("go", "now")
-                assert await run.result() == "step activity packed"
+                assert await run.result() == "step activity unpaid packed"
                 await eventually(lambda: bool(spans.named("run shop.parcel.v1")))
     told = spans.told()
     assert told == {
@@ -49,6 +53,7 @@ async def test_each_attempt_has_one_span_after_retries_parking_a_kill_and_a_take
         ("timer sleep", 0, ""): 1,
         ("step hang", 1, "interrupted"): 1,
         ("step hang", 2, "succeeded"): 1,
+        ("step pay", 1, "interrupted"): 1,
         ("child shop.print.v1", 0, ""): 1,
         ("activity shop.print.v1", 1, "interrupted"): 1,
         ("activity shop.print.v1", 2, "succeeded"): 1,
@@ -67,7 +72,8 @@ async def test_each_attempt_has_one_span_after_retries_parking_a_kill_and_a_take
         "run shop.parcel.v1": "",
         **dict.fromkeys(
             [
-                "step charge", "timer sleep", "step hang", "child shop.print.v1", "message go", "child shop.ship.v1",
+                *("step charge", "timer sleep", "step hang", "step pay"),
+                *("child shop.print.v1", "message go", "child shop.ship.v1"),
             ],
             "run shop.parcel.v1",
         ),

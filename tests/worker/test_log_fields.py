@@ -6,13 +6,14 @@ import json
 import logging
 import logging.config
 from collections.abc import Iterator
+from datetime import date
 from io import StringIO
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from perdure import Context, Engine, activity, step, step_info, workflow
-from perdure.cli.console.logs import JsonFormatter
+from perdure.logs import JsonFormatter
 from perdure.tracing import Tracing
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -92,6 +93,56 @@ async def test_records_of_any_logger_have_the_fields_of_the_run(streams: tuple[S
     assert [json.loads(line) for line in streams[0].getvalue().splitlines()] == wanted
     lines = [json.loads(line) for line in streams[1].getvalue().splitlines()]
     assert [{name: str(one.get(name, "")) for name in FIELDS} for one in lines] == wanted
+
+
+@pytest.fixture
+def lines() -> Iterator[StringIO]:
+    """What the JSON formatter makes of all records."""
+    written = StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(JsonFormatter())
+    perdure = logging.getLogger("perdure")
+    before = perdure.level
+    perdure.setLevel(logging.DEBUG)
+    for one in (logger, perdure):
+        one.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield written
+    finally:
+        for one in (logger, perdure):
+            one.removeHandler(handler)
+        perdure.setLevel(before)
+
+
+async def test_lines_about_the_ends_of_attempts_name_the_trace(lines: StringIO) -> None:
+    async with Engine("sqlite://", [order, mail]) as engine, engine.worker(warn_blocked=0):
+        run = await engine.start(order(), id="o-1", headers=PARENT)
+        await run.result()
+    found = [json.loads(line) for line in lines.getvalue().splitlines()]
+    ends = [one for one in found if one["logger"] == "perdure.execution"]
+    assert [one["scope"] for one in ends] == ["step", "step", "activity", "step", "run"]
+    assert {one["trace_id"] for one in ends} == {TRACE}
+
+
+class Odd:
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def test_a_line_of_json_has_the_fields_of_the_caller_whatever_they_are(lines: StringIO) -> None:
+    extra = {"cents": 500, "when": date(2026, 1, 2), "share": float("nan"), "parts": {1: [Odd()]}, "odd": Odd()}
+    try:
+        raise ValueError("no")
+    except ValueError:
+        logger.exception("charged %s", "o-1", extra=extra, stack_info=True)
+    [line] = [json.loads(line, parse_constant=pytest.fail) for line in lines.getvalue().splitlines()]
+    assert (line["message"], line["level"], line["logger"]) == ("charged o-1", "error", "tests.shop")
+    assert (line["cents"], line["when"], line["share"]) == (500, "2026-01-02", "nan")
+    assert line["traceback"].endswith("ValueError: no")
+    assert line["stack"].startswith("Stack (most recent call last):")
+    assert {"parts", "odd"} <= line.keys()
+    assert line.keys() <= {"at", "message", "level", "logger", "traceback", "stack", *extra}
 
 
 async def test_the_fields_name_the_trace_of_a_run_without_headers(streams: tuple[StringIO, StringIO]) -> None:

@@ -386,6 +386,42 @@ async def test_code_that_the_loop_executes_after_the_lock_was_kept_is_not_blamed
     assert " by the workflow of run later (t);" in reports(caplog)[1]["message"]
 
 
+async def test_code_that_took_long_is_named_although_the_watch_was_late_before_it_began(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine, the thread of the watch may get no processor until then."""
+    clock = Clock()
+    watch = clock.watch()
+    monkeypatch.setattr(loop_watch, "_find_culprit", lambda *_: None)
+    clock.tick(watch, 0.01, 0.0)
+    for moment, code in (
+        (0.8, watch._trace),
+        (0.81, attempt_at("short")),
+        (0.82, watch._trace),
+        (1.2, attempt_at("long")),
+    ):
+        clock.now = moment
+        watch._trace.note(code)
+    clock.tick(watch, 1.21, 0.9)
+    [one] = reports(caplog)
+    assert "most likely by step long of run r, attempt 1;" in one["message"]
+
+
+async def test_short_code_is_not_blamed_for_a_watch_that_is_late(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    watch = clock.watch()
+    monkeypatch.setattr(loop_watch, "_find_culprit", lambda *_: Culprit("later", "t"))
+    clock.tick(watch, 0.01, 0.0)
+    for moment, code in ((1.0, watch._trace), (1.01, attempt_at("short"))):
+        clock.now = moment
+        watch._trace.note(code)
+    clock.tick(watch, 1.02, 0.9)
+    [one] = reports(caplog)
+    assert " and was not seen; no step is in progress;" in one["message"]
+
+
 @pytest.mark.parametrize("of_loop", [True, False], ids=["on the loop", "in threads"])
 async def test_a_step_that_left_no_trace_is_sought_among_those_in_progress(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, *, of_loop: bool

@@ -11,8 +11,11 @@ from perdure.cli.console.document import Document, moment
 from perdure.cli.console.output import Printer
 from perdure.cli.console.params import with_output, with_reason, with_target
 from perdure.cli.console.target import with_engine
+from perdure.client.engine import Engine
 from perdure.core.limits.breaker import BreakerInfo, Circuit
-from perdure.core.limits.limit import LimitInfo, PermitInfo, make_bounds
+from perdure.core.limits.limit import LimitBounds, LimitInfo, PermitInfo, make_bounds
+
+_PAGE = 100
 
 group = CommandGroup(
     "limits",
@@ -85,14 +88,44 @@ def override(
 ) -> None:
     """Override a limit that the code declares, from now on.
 
-    NAME is a limit, one of its keys (tenant/acme), a type (type:billing.charge.v1) or a queue (queue:emails).
+    NAME is a limit, one of its keys (tenant/acme), a type (type:billing.charge.v1) or a queue (queue:emails). The
+    override replaces concurrency and rate together: name both to keep both.
     """
     bounds = make_bounds(concurrency=concurrency, rate=rate, burst=burst)
-    with_engine(
-        target,
-        lambda engine: engine.limits.set(name, concurrency=concurrency, rate=rate, burst=burst, reason=reason),
-    )
-    output.result({"name": name, "override": msgspec.to_builtins(bounds)}, f"{name}: {bounds}.")
+
+    async def replace(engine: Engine) -> LimitBounds:
+        before = await _bounds_of(engine, name)
+        await engine.limits.set(name, concurrency=concurrency, rate=rate, burst=burst, reason=reason)
+        return before
+
+    before = with_engine(target, replace)
+    document = {"name": name, "override": msgspec.to_builtins(bounds), "replaced": msgspec.to_builtins(before)}
+    output.result(document, f"{name}: {bounds}{_describe_replaced(before, bounds)}.")
+
+
+async def _bounds_of(engine: Engine, name: str) -> LimitBounds:
+    """Bounds that apply to a limit now; none if no run has met it."""
+    after = ""
+    while found := await engine.limits.list(limit=_PAGE, after=after):
+        for one in found:
+            if one.name == name:
+                return one.bounds
+        after = found[-1].name
+    return LimitBounds()
+
+
+def _describe_replaced(before: LimitBounds, bounds: LimitBounds) -> str:
+    if before in (bounds, LimitBounds()):
+        return ""
+    gone = [
+        f"no {what} applies; to keep it, name --{what}, too"
+        for what, had, has in (
+            ("concurrency", before.concurrency, bounds.concurrency),
+            ("rate", before.pace, bounds.pace),
+        )
+        if had and not has
+    ]
+    return f", in place of {before}" + "".join(f"; {one}" for one in gone)
 
 
 @click.command("clear", cls=Command, example="perdure limits clear sqlite:///shop.db payments")

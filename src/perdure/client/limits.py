@@ -28,6 +28,7 @@ class Limits:
     ) -> None:
         """Override a limit from now on, in place of the bounds that code declares.
 
+        The override replaces concurrency and rate together: without `rate`, no rate applies, and the reverse.
         `name` is that of a limit, of one of its keys (`tenant/acme`), or of a whole type or queue
         (`type:billing.charge.v1`, `queue:emails`). Runs that are being worked on go on. The audit trail keeps the
         `reason`. Raises `UsageError`.

@@ -82,6 +82,8 @@ class Layers(Struct, frozen=True):
     workflow: tuple[Layer, ...] = ()
     step: tuple[Layer, ...] = ()
     activity: tuple[Layer, ...] = ()
+    #: Whether a layer answers a call of a step itself, so that its function and its connection are not needed.
+    replaces: Callable[[Invocation], bool] | None = None
 
 
 NO_LAYERS = Layers()

@@ -49,6 +49,12 @@ DUE = 6
 _NEVER_DUE = b"\1" * (DUE + 1)
 
 
+#: The code that took longest, its seconds, and the longest time before code that was noted began: other code was
+#: executed then, or none.
+LongestCode = tuple[object, float, float]
+NOTHING_NOTED: LongestCode = (None, 0.0, 0.0)
+
+
 class LoopTrace:
     """Tells after the fact which code of an event loop has kept a ticker from its call.
 
@@ -57,25 +63,35 @@ class LoopTrace:
     after, and calls `note` if it is cleared. A look is no call, so it may be a part of every step.
     """
 
-    __slots__ = ("_monotonic", "first", "late_at", "waiting")
+    __slots__ = ("_longest", "_monotonic", "_since", "waiting")
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self.waiting: bytes | bytearray = _NEVER_DUE
-        #: Monotonic time from which the ticker's call is late.
-        self.late_at = 0.0
-        #: The code that had just ended when the call was first seen to be late; the trace itself if the code is
-        #: unknown; None if the call was not seen to be late.
-        self.first: object = None
+        #: Monotonic time of the last note or sample.
+        self._since = 0.0
+        self._longest = NOTHING_NOTED
 
     def note(self, ended: object) -> None:
-        """Note the code that has just ended, if the ticker's call is late and nothing was noted before."""
-        if self.first is None and self._monotonic() > self.late_at:
-            self.first = ended
+        """Note the code that has just ended; the trace itself stands for unknown code."""
+        now = self._monotonic()
+        seconds, self._since = now - self._since, now
+        # No call of a Python function between the two uses of `_longest`: another thread may take it there.
+        code, longest, unknown = self._longest
+        if ended is self:
+            self._longest = code, longest, max(unknown, seconds)
+        elif seconds > longest:
+            self._longest = ended, seconds, unknown
+
+    def take(self) -> LongestCode:
+        """Return the code that took longest since the last call of this method, and begin anew."""
+        longest, self._longest = self._longest, NOTHING_NOTED
+        self._since = self._monotonic()
+        return longest
 
     def end(self) -> None:
         """End with the ticker."""
-        self.waiting, self.first = _NEVER_DUE, None
+        self.waiting, self._longest = _NEVER_DUE, NOTHING_NOTED
 
 
 #: The trace of a loop that has no ticker.

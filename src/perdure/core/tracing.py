@@ -58,8 +58,11 @@ class AttemptSpan(Protocol):
     def detach(self, token: Any, /) -> None:
         """Make the span before it the current one again."""
 
-    def end(self, error: BaseException | None, /, *, outcome: str) -> None:
-        """End it. Calling it again changes nothing."""
+    def ended(self, error: BaseException | None, /, *, outcome: str, at: int) -> None:
+        """Note the end of the function. Calling it again changes nothing."""
+
+    def publish(self) -> None:
+        """End the span, with the time that was noted. Calling it again changes nothing."""
 
 
 class RunTrace(Protocol):
@@ -84,11 +87,17 @@ class RunTrace(Protocol):
     def trace_id(self) -> str:
         """Id of the trace, in hexadecimal digits."""
 
-    def attempt_begun(self, location: str, name: str, number: int, /, *, key: str = "") -> AttemptSpan:
+    def attempt_begun(self, location: str, name: str, number: int, at: int, /, *, key: str = "") -> AttemptSpan:
         """Make the span of an attempt whose function is about to be called.
 
         `key` tells it from another call of the same attempt.
         """
+
+    def keep(self, location: str, span: AttemptSpan) -> None:
+        """Keep the span of an attempt that has ended until its record is durable."""
+
+    def let_go(self) -> None:
+        """Publish the spans that were kept: the worker lets go of the run."""
 
     def interrupted(self, location: str, name: str, number: int, since: int, interruption: Interruption) -> None:
         """Make the span of an attempt that ended with its worker."""
@@ -99,11 +108,20 @@ class RunTrace(Protocol):
     def fired(self, location: str) -> None:
         """Note that a timer has fired, which the next turn records."""
 
-    def traced_child(self, child: NewRun) -> NewRun:
-        """Give a run that this one starts the context of the trace."""
+    def traced_child(self, child: NewRun, now: int) -> NewRun:
+        """Give a run that this one starts the context of the trace, and note that it is awaited if it is a child."""
+
+    def awaits(self, location: str, since: int) -> None:
+        """Note a child that the run has started before and still waits for."""
+
+    def left(self, location: str) -> None:
+        """Note that the run no longer waits for a child, as the next turn tells."""
 
     def claimed(self, run: Run, now: int, seconds: float, runs: int) -> None:
         """Make the span of a claim, whose answer was this row."""
+
+    def publish_recorded(self, turn: Turn) -> None:
+        """Publish the kept spans of the attempts that a durable turn has recorded."""
 
     def committed(self, turn: Turn, now: int, seconds: float, turns: int) -> None:
         """Make the span of the commit, and those of what the turn has recorded."""

@@ -25,7 +25,7 @@ SAMPLE_INTERVAL = 1.0
 _APPLIED, _AWAKE = TurnOutcome.APPLIED, TurnOutcome.AWAKE
 _STEP, _ATTEMPT = RecordKind.STEP, RecordKind.ATTEMPT
 _COMPLETED = Status.COMPLETED
-_STEP_BUCKETS = instruments.STEP_DURATION.buckets
+_STEP_MICROSECONDS = [round(one * 1e6) for one in instruments.STEP_DURATION.buckets]
 _RUN_BUCKETS = instruments.RUN_DURATION.buckets
 _WAIT_BUCKETS = instruments.QUEUE_WAIT.buckets
 
@@ -45,7 +45,7 @@ class _OfType:
         self.run = cells.place(instruments.RUN_DURATION, label)
         self.run_sum = self.run + len(_RUN_BUCKETS) + 1
         self.step = cells.place(instruments.STEP_DURATION, label)
-        self.step_sum = self.step + len(_STEP_BUCKETS) + 1
+        self.step_sum = self.step + len(_STEP_MICROSECONDS) + 1
 
 
 class Recorder(Listener):
@@ -142,26 +142,33 @@ class Recorder(Listener):
         if seconds:
             self.observe(instruments.COMMIT_DURATION, seconds)
             self.observe(instruments.COMMIT_BATCH, len(turns))
-        types, values, sink = self._types, self.cells.values, self.sink
-        own, type = None, ""
+        types, values, is_plain = self._types, self.cells.values, self.sink is None
+        # Sums are added up once a batch. Microseconds are compared as they are.
+        own, type, step, total = None, "", 0, 0
         for (held, turn), verdict in zip(turns, verdicts, strict=True):
             if verdict is not _APPLIED and verdict is not _AWAKE:
                 continue
             run = held.run
             # Most runs of a batch are of the same type.
             if own is None or run.type != type:
+                if own is not None:
+                    values[own.step_sum] += total / 1e6
+                    total = 0
                 type = run.type
                 own = types.get(type) or self._of_type(type)
+                step = own.step
             for record in turn.records:
-                if record.kind is _STEP and not record.failed and sink is None and (began := record.started_at):
+                if is_plain and record.kind is _STEP and not record.failed and (began := record.started_at):
                     # The usual case. That it succeeded follows from the other numbers (`add_successes`).
-                    duration = (record.at - began) / 1e6
-                    values[own.step + bisect_left(_STEP_BUCKETS, duration)] += 1.0
-                    values[own.step_sum] += duration
+                    duration = record.at - began
+                    values[step + bisect_left(_STEP_MICROSECONDS, duration)] += 1.0
+                    total += duration
                 else:
                     self._recorded(held, record, own.label)
             if turn.next is not None and verdict is _APPLIED:
                 self._left(held, turn.next, own, now)
+        if own is not None:
+            values[own.step_sum] += total / 1e6
 
     def _recorded(self, held: ObservedRun, record: Record, label: str) -> None:
         """Count the attempt of a record, if it has one."""

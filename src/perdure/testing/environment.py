@@ -217,7 +217,8 @@ class Environment:
 
         `step` is the function that the workflow calls, a decorated activity, or a name: of the step, a location such as
         `charge#2`, or the type of an activity. `fake` gets the arguments and may be a `def` or an `async def`; that of
-        a transaction step gets no connection. Options such as `retry` stay. Of several replacements, the latest holds.
+        a transaction step gets no connection, and none is opened by `using`. Options such as `retry` stay. Of several
+        replacements, the latest holds.
         """
         if self._replacements is None:
             self._replacements = Replacements()
@@ -226,6 +227,7 @@ class Environment:
                 layers.workflow,
                 (*layers.step, self._replacements.step),
                 (*layers.activity, self._replacements.activity),
+                self._replacements.replaces,
             )
             self._is_stale = self._worker is not None
         return self._replacements.add(step, fake)

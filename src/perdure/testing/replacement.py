@@ -81,6 +81,10 @@ class Replacements(Middleware):
         self._all.append(replacement)
         return replacement
 
+    def replaces(self, call: Invocation) -> bool:
+        """True if a step is replaced."""
+        return any(one.fits(call) for one in self._all)
+
     def step(self, call: Invocation, next: Next, /) -> Any:
         """Answer a step that is replaced."""
         for one in reversed(self._all):

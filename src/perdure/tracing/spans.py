@@ -209,6 +209,11 @@ class _RunTrace:
         if sampled:
             self._sent_at: dict[int, int] = {}
             self._fired: set[str] = set()
+            #: Times at which children were called that the run waits for, by location.
+            self._children: dict[str, int] = {}
+            self._left: list[str] = []
+            #: Spans of attempts whose records are not durable, by location.
+            self._kept: dict[str, list[AttemptSpan]] = {}
 
     def _follow(self, base: Context, *, waited: bool) -> None:
         """Make the producer's span the parent of this one, or a link."""
@@ -287,11 +292,11 @@ class _RunTrace:
 
     # attempts
 
-    def attempt_begun(self, location: str, name: str, number: int, /, *, key: str = "") -> AttemptSpan:
+    def attempt_begun(self, location: str, name: str, number: int, at: int, /, *, key: str = "") -> AttemptSpan:
         """Make the span of an attempt whose function is about to be called."""
         if self.sampled:
             try:
-                return _LiveSpan(self._start_attempt(location, name, number, key), self._inside)
+                return _LiveSpan(self._start_attempt(location, name, number, key, at), self._inside)
             except Exception:
                 logger.exception("step %s of run %s has no span", location, self._run.id)
         return _Unrecorded(self._inside)
@@ -306,6 +311,35 @@ class _RunTrace:
 
     def _id(self, *parts: object) -> int:
         return derived_id(8, self._run.id, self._run.generation, self._run.attempt, *parts)
+
+    def keep(self, location: str, span: AttemptSpan) -> None:
+        """Keep the span of an attempt that has ended until its record is durable.
+
+        A worker that is killed before has not published it, so that the next one may tell of the interruption.
+        """
+        if self.sampled:
+            self._kept.setdefault(location, []).append(span)
+
+    def let_go(self) -> None:
+        """Publish the spans that were kept: the worker lets go of the run."""
+        if self.sampled and self._kept:
+            for location in list(self._kept):
+                self._publish(location)
+
+    def publish_recorded(self, turn: Turn) -> None:
+        """Publish the kept spans of the attempts that a durable turn has recorded.
+
+        After a state of the run no record follows. The outcome of an activity is such a state.
+        """
+        if turn.next is not None:
+            self.let_go()
+        elif self.sampled and self._kept:
+            for record in turn.records:
+                self._publish(record.location)
+
+    def _publish(self, location: str) -> None:
+        for span in self._kept.pop(location, ()):
+            span.publish()
 
     def interrupted(self, location: str, name: str, number: int, since: int, interruption: Interruption) -> None:
         """Make the span of an attempt that ended with its worker."""
@@ -331,6 +365,16 @@ class _RunTrace:
         if self.sampled:
             self._fired.add(location)
 
+    def awaits(self, location: str, since: int) -> None:
+        """Note a child that the run has started before and still waits for."""
+        if self.sampled:
+            self._children[location] = since
+
+    def left(self, location: str) -> None:
+        """Note that the run no longer waits for a child, as the next turn tells."""
+        if self.sampled:
+            self._left.append(location)
+
     def claimed(self, run: Run, now: int, seconds: float, runs: int) -> None:
         """Make the span of the claim, which also tells how long the run was ready."""
         self._run = run
@@ -352,6 +396,12 @@ class _RunTrace:
             return
         for record in turn.records:
             self._recorded(record)
+        left, self._left = self._left, []
+        if isinstance(turn.next, Finish | ContinueAsNew):
+            left = list(self._children)
+        for location in left:
+            if since := self._children.pop(location, 0):
+                self._start_child_span(location, since, "abandoned").end(max(since, now) * 1000)
         if seconds:
             attributes = {**self._attributes, "perdure.batch.size": turns, "perdure.records": len(turn.records)}
             begun, seq = now - int(seconds * 1e6), turn.records[0].seq if turn.records else f"{now}"
@@ -371,8 +421,11 @@ class _RunTrace:
             key = self._id("message", record.inbox_seq)
             span = self._start(f"message {location}", key, attributes, sent, kind=SpanKind.CONSUMER)
         elif record.kind is _CHILD and record.inbox_seq:
-            key = self._child_id(location)
-            span = self._start(f"child {name}", key, attributes, record.started_at, kind=SpanKind.PRODUCER)
+            since = self._children.pop(location, 0) or record.started_at
+            if not since and self._run.attempt == 1:
+                # The end of a child that the run has left behind before, which was told then.
+                return
+            span = self._start_child_span(location, since or self._run.started_at)
             if record.failed:
                 _fail(span, record.payload)
         else:
@@ -395,12 +448,22 @@ class _RunTrace:
 
     # the runs that this one starts
 
+    def _start_child_span(self, location: str, since: int, outcome: str = "") -> Span:
+        attributes = {**self._attributes, "perdure.location": location}
+        if outcome:
+            attributes["perdure.outcome"] = outcome
+        name = f"child {location.rpartition('/')[2].partition('#')[0]}"
+        return self._start(name, self._child_id(location), attributes, since, kind=SpanKind.PRODUCER)
+
     def _child_id(self, location: str) -> int:
         # Without the attempt: a later attempt at the run awaits the same child.
         return derived_id(8, "child", self._run.id, self._run.generation, location)
 
-    def traced_child(self, child: NewRun) -> NewRun:
-        """Give a run that this one starts the context of the trace, unless it was given another."""
+    def traced_child(self, child: NewRun, now: int) -> NewRun:
+        """Give a run that this one starts the context of the trace, unless it was given another.
+
+        A child is also noted as awaited.
+        """
         try:
             headers = dict(headers_of(child.options))
         except DecodeError:
@@ -409,6 +472,8 @@ class _RunTrace:
         above = self.own
         if child.parent_id == self._run.id and child.parent_location is not None:
             span_id = self._child_id(child.parent_location)
+            if self.sampled:
+                self._children.setdefault(child.parent_location, now)
             above = SpanContext(above.trace_id, span_id, True, above.trace_flags, above.trace_state)
         carrier = _injected(trace.set_span_in_context(NonRecordingSpan(above), self._inside))
         for name, value in carrier.items():
@@ -466,7 +531,10 @@ class _Unrecorded:
         """Make the span before it the current one again."""
         contexts.detach(token)
 
-    def end(self, error: BaseException | None, /, *, outcome: str) -> None:
+    def ended(self, error: BaseException | None, /, *, outcome: str, at: int) -> None:
+        """Do nothing."""
+
+    def publish(self) -> None:
         """Do nothing."""
 
 
@@ -476,19 +544,29 @@ class _LiveSpan(_Unrecorded):
     def __init__(self, span: Span, context: Context) -> None:
         super().__init__(trace.set_span_in_context(span, context))
         self._span: Span | None = span
+        self._ended_at = 0
 
-    def end(self, error: BaseException | None, /, *, outcome: str) -> None:
-        """End it. Calling it again changes nothing."""
-        span, self._span = self._span, None
-        if span is None:
+    def ended(self, error: BaseException | None, /, *, outcome: str, at: int) -> None:
+        """Note the end of the function. Calling it again changes nothing."""
+        span = self._span
+        if span is None or self._ended_at:
             return
+        self._ended_at = at
         try:
             span.set_attribute("perdure.outcome", outcome)
             if error is not None:
                 span.record_exception(error)
                 span.set_attribute("error.type", type(error).__qualname__)
                 span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
-            span.end()
+        except Exception:
+            logger.exception("the span of an attempt has no outcome")
+
+    def publish(self) -> None:
+        """End the span, with the time that was noted. Calling it again changes nothing."""
+        span, self._span = self._span, None
+        try:
+            if span is not None:
+                span.end(self._ended_at * 1000 or None)
         except Exception:
             logger.exception("the span of an attempt cannot be ended")
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from perdure.worker.claiming.pushed_runs import UnknownRun, UnservedType
     from perdure.worker.commit.hooks import HookCaller
     from perdure.worker.deploy_check import ReplayCheck
-    from perdure.worker.log_fields import RunFields, current_fields
+    from perdure.worker.log_fields import JsonFormatter, RunFields, current_fields
     from perdure.worker.options import WorkerOptions, WorkerSettings
     from perdure.worker.signals import work_until_signalled
     from perdure.worker.sweeper import delete_events
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HookCaller",
+    "JsonFormatter",
     "ReplayCheck",
     "RunFields",
     "TraceListener",
@@ -48,6 +49,7 @@ if not TYPE_CHECKING:
             "perdure.worker.commit.hooks": ("HookCaller",),
             "perdure.worker.deploy_check": ("ReplayCheck",),
             "perdure.worker.log_fields": (
+                "JsonFormatter",
                 "RunFields",
                 "current_fields",
             ),

@@ -7,9 +7,9 @@ runs and are not reported.
 
 C code that keeps the interpreter lock keeps this thread waiting, too. Which thread gets the lock next is chance: the
 loop may have gone on before a sample is possible. So workflows and steps leave a trace (`LoopTrace`) if they end while
-this thread should have taken a sample. Only a step that awaits something after its long call leaves none; then the
-report names the steps that are in progress. The CPU time of the loop's thread tells whether another thread kept the
-lock, such as one that executes a step.
+this thread should have taken a sample; the one that took longest is reported. Only a step that awaits something after
+its long call leaves none; then the report names the steps that are in progress. The CPU time of the loop's thread tells
+whether another thread kept the lock, such as one that executes a step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from msgspec import Struct
 from perdure import errors
 from perdure.core.printed_text import log_with_trace
 from perdure.core.process_fork import watch_forks
-from perdure.core.system import CpuClock, LoopTrace, System, Ticker
+from perdure.core.system import CpuClock, LongestCode, LoopTrace, System, Ticker
 from perdure.replay.execution import Execution
 from perdure.worker.steps.attempt import RUN_STEP, Attempt
 from perdure.workflow.runtime import run_blocking
@@ -148,8 +148,8 @@ class LoopWatch:
         #: CPU seconds of this process and of the loop's thread at the last sample.
         self._cpu = 0.0, 0.0
         self._last = system.monotonic()
-        # The first sample is never late: on a busy machine, its thread takes long to start.
-        trace.late_at = inf
+        #: Time from which the next sample is late. The first one never is: its thread may take long to start.
+        self._late_at = inf
         #: By place: time of the last report, and the number of others since then.
         self._places: dict[tuple[str, str], tuple[float, int]] = {}
         self._ticker: Ticker | None = None
@@ -166,8 +166,8 @@ class LoopWatch:
     def wake(self) -> None:
         """Go on after a rest, because the worker holds a run. From the loop's thread."""
         self.is_resting = False
-        self._last = self._system.monotonic()
-        self._trace.late_at = self._late_at(self._last)
+        self._expect_next(self._system.monotonic())
+        self._trace.take()
         if self._ticker is not None:
             self._ticker.wake()
 
@@ -175,9 +175,9 @@ class LoopWatch:
         """Take a sample and return the seconds until the next. The clock is for this process and the loop's thread."""
         last_cpu, self._cpu = self._cpu, cpu_clock()
         now = self._system.monotonic()
-        before, late = self._last, now > self._trace.late_at
+        before, late = self._last, now > self._late_at
         # Before the sample: the loop may be blocked again before its end.
-        self._last, self._trace.late_at = now, self._late_at(now)
+        self._expect_next(now)
         # Read once more: the loop may have been blocked since the reading above.
         cpu, loop_cpu = map(operator.sub, cpu_clock(), last_cpu) if late else (0.0, 0.0)
         if late and cpu < self._limit:
@@ -189,8 +189,6 @@ class LoopWatch:
             self._finish()
             self._report_unseen(None, now - before, in_thread=True)
             late = False
-        if not late:
-            self._trace.first = None
         share = self._sample(now, before if late else now, late=late)
         return inf if share == _IDLE_SHARE and self._rests() else self._limit * share
 
@@ -205,9 +203,8 @@ class LoopWatch:
         self.is_resting = self._may_rest()
         return self.is_resting
 
-    def _late_at(self, now: float) -> float:
-        """Return the time from which the next sample is late."""
-        return now + self._limit * (1 + _IDLE_SHARE)
+    def _expect_next(self, now: float) -> None:
+        self._last, self._late_at = now, now + self._limit * (1 + _IDLE_SHARE)
 
     def _sample(self, now: float, since: float, *, late: bool) -> float:
         """Take a sample; returns the share of the limit until the next."""
@@ -215,7 +212,9 @@ class LoopWatch:
         if not self._asked:
             self._finish()
         frames = _frames_of(self._thread)
-        if late and self._has_gone_on(frames, before, now - since):
+        # After the frames, so that code that has ended meanwhile is noted.
+        longest = self._trace.take()
+        if late and self._has_gone_on(longest, frames, before, now - since):
             since, late = now, False
         if not frames or (not self._asked and _is_idle(frames[0])) or not self._ask():
             if late:
@@ -270,11 +269,15 @@ class LoopWatch:
             _KEPT_LOCK_REMEDY if sighting.is_likely else sighting.culprit.remedy,
         )
 
-    def _has_gone_on(self, frames: Sequence[FrameType], before: _Sighting | None, seconds: float) -> bool:
+    def _has_gone_on(
+        self, longest: LongestCode, frames: Sequence[FrameType], before: _Sighting | None, seconds: float
+    ) -> bool:
         """True if the trace shows that the loop executes other code than before this sample; that code is reported."""
-        ended, self._trace.first = self._trace.first, None
-        culprit = _culprit_of(ended)
-        if ended is None or culprit == _find_culprit(frames, self._loop):
+        code, code_seconds, unknown_seconds = longest
+        culprit = _culprit_of(code) if code_seconds >= self._limit else None
+        if culprit is None and unknown_seconds < self._limit:
+            return False
+        if culprit == _find_culprit(frames, self._loop):
             return False
         self._finish()
         if culprit is None:

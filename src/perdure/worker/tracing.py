@@ -18,8 +18,8 @@ from perdure.core.model.turn import Turn, TurnOutcome
 from perdure.core.telemetry import Listener, ObservedRun
 from perdure.core.tracing import AttemptSpan, RunTrace, Tracer
 from perdure.replay.execution import Execution
-from perdure.replay.operations import StepOperation
-from perdure.store.user_connections.errors import Interrupted
+from perdure.replay.operations import ChildOperation, StepOperation
+from perdure.store.user_connections.errors import CommitUnknown, Interrupted
 from perdure.worker.commit.attempt_log import ACTIVITY
 from perdure.worker.services import AttemptMakers
 from perdure.worker.steps.activity_attempt import ActivityAttempt
@@ -64,7 +64,8 @@ class Traced(Attempt):
             call()
             return
         operation = self.operation
-        span = self.span = trace.attempt_begun(operation.location, operation.request.name, self.number, key=key)
+        now = self._system.now()
+        span = self.span = trace.attempt_begun(operation.location, operation.request.name, self.number, now, key=key)
         token = span.attach()
         try:
             call()
@@ -72,23 +73,36 @@ class Traced(Attempt):
             span.detach(token)
 
     def report_end(self, result: Any, error: BaseException | None) -> None:
-        """Report the end of the function to the run, and end the span."""
+        """Report the end of the function to the run, and note it in the span."""
+        is_needed = not self.over
         super().report_end(result, error)
-        self.function_ended(error)
+        if not (is_needed and isinstance(error, CommitUnknown)):
+            self._note_end(error, is_needed=is_needed)
 
     def function_ended(self, error: BaseException | None) -> None:
-        """End the span."""
-        if self.span is not None:
-            failed = self.timed_out or error
-            lost = isinstance(failed, LeaseLost | Interrupted)
-            outcome = "interrupted" if lost else "succeeded" if failed is None else "failed"
-            self.span.end(None if lost else failed, outcome=outcome)
+        """Note the end of the function in the span."""
+        self._note_end(error, is_needed=not self.over)
+
+    def _note_end(self, error: BaseException | None, *, is_needed: bool) -> None:
+        trace = cast("TracedRun", self.recipient).trace
+        if self.span is None or trace is None:
+            return
+        failed = self.timed_out or error
+        lost = isinstance(failed, LeaseLost | Interrupted)
+        outcome = "interrupted" if lost else "succeeded" if failed is None else "failed"
+        self.span.ended(None if lost else failed, outcome=outcome, at=self._system.now())
+        if is_needed and not lost:
+            trace.keep(self.operation.location, self.span)
+        else:
+            # No record of it will be written.
+            self.span.publish()
 
     def cancel(self) -> None:
         """Stop the attempt, and end the span."""
         super().cancel()
         if self.span is not None:
-            self.span.end(None, outcome="cancelled")
+            self.span.ended(None, outcome="cancelled", at=self._system.now())
+            self.span.publish()
 
 
 class TracedAttempt(Traced):
@@ -177,7 +191,7 @@ def traced_makers(layers: Layers) -> AttemptMakers:
     return AttemptMakers(
         partial(TracedMiddlewareAttempt, step) if step else StepAttempt,
         partial(TracedMiddlewareActivityAttempt, activity) if activity else TracedActivityAttempt,
-        partial(TracedMiddlewareTransaction, step) if step else TracedTransaction,
+        partial(TracedMiddlewareTransaction, layers) if step else TracedTransaction,
     )
 
 
@@ -200,6 +214,13 @@ def trace_interruptions(
         if number := counted.get(step.location):
             since = max(execution.time, step.retry_at)
             trace.interrupted(step.location, step.request.name, step.attempts + number, since, latest)
+
+
+def note_children(trace: RunTrace, execution: Execution) -> None:
+    """Note the children that the run waits for since an earlier lease: those that it has not just asked for."""
+    for operation in execution.open_operations():
+        if isinstance(operation, ChildOperation) and operation not in execution.fresh:
+            trace.awaits(operation.location, operation.asked_at)
 
 
 def trace_interrupted_activity(
@@ -234,11 +255,16 @@ class TraceListener(Listener):
             for place, pair in enumerate(turns)
             if pair[0].is_recorded  # type: ignore[attr-defined] # all of them are held runs
         ]
-        for place in recorded:
-            held, turn = turns[place]
-            if verdicts[place] in _WRITTEN:
-                trace: RunTrace = held.trace  # type: ignore[attr-defined] # as above
-                trace.committed(turn, now, seconds, len(turns))
+        written: list[tuple[RunTrace, Turn]] = [
+            (turns[place][0].trace, turns[place][1])  # type: ignore[attr-defined] # as above
+            for place in recorded
+            if verdicts[place] in _WRITTEN
+        ]
+        # First of all turns, because another worker that takes over from now on does not make these spans.
+        for trace, turn in written:
+            trace.publish_recorded(turn)
+        for trace, turn in written:
+            trace.committed(turn, now, seconds, len(turns))
 
 
 class WorkerTracing:

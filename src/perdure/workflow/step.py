@@ -104,7 +104,7 @@ def make_step_settings(
         raise UsageError(f"undo={brief(undo)} has to be a function that takes the step's result")
     name, ephemeral, process = options.get("name"), options.get("ephemeral"), options.get("process")
     policy, timeout = check_retry(options.get("retry")), check_time("timeout", options.get("timeout"))
-    once = options.get("at_most_once")
+    once, limit = options.get("at_most_once"), options.get("limit")
     return StepSettings(
         name=UNSET if name is None else check_name(name, "step name"),
         retry=UNSET if policy is None else policy,
@@ -114,7 +114,7 @@ def make_step_settings(
         using=UNSET if using is None else using,
         undo=UNSET if undo is None else undo,
         process=UNSET if process is None else check_flag("process", process),
-        limit=check_limits(options.get("limit")) or UNSET,
+        limit=UNSET if limit is None else check_limits(limit),
         breaker=check_breaker(options.get("breaker")) or UNSET,
     )
 
@@ -173,7 +173,7 @@ def step(
         check_function(function)
         if settings.process is True:
             check_for_process(function)
-        if settings.limit is not UNSET:
+        if settings.limit:
             _check_keys(function, settings.limit)
         try:
             setattr(function, _OPTIONS, settings)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
-from perdure.errors import SchemaMismatch, StoreError, StoreReadOnly, StoreUnavailable
+from perdure.errors import SchemaMismatch, StoreDenied, StoreError, StoreUnavailable
 from perdure.host import Host
 from perdure.store import migration_script, migration_status, open_store
 from perdure.store.migrations import known
@@ -126,7 +126,7 @@ async def test_a_user_that_may_not_create_tables_can_do_all_the_work(fresh: str)
     clerk_url = with_login(fresh, user, "secret")
     try:
         looking = await opened(clerk_url)
-        with pytest.raises(StoreReadOnly, match="grant"):
+        with pytest.raises(StoreDenied, match="grant"):
             await looking.create([a_run("r1")], ACTOR)
         await looking.close()
         await execute(fresh, [f"GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.* TO {user}"])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from perdure import Context, Engine, workflow
-from perdure.errors import SchemaMismatch, StoreReadOnly, StoreUnavailable
+from perdure.errors import SchemaMismatch, StoreDenied, StoreUnavailable
 from perdure.host import Host
 from perdure.store import migration_status, open_store
 from perdure.store.migrations import known
@@ -122,7 +122,7 @@ async def test_without_leave_to_migrate_the_missing_tables_are_named(fresh: str)
 async def test_a_role_without_rights_is_told_which_it_needs(fresh: str) -> None:
     await (await opened(fresh)).close()
     async with a_role("GRANT USAGE ON SCHEMA {schema} TO {role}", fresh) as (url, _, _, _):
-        with pytest.raises(StoreReadOnly, match="grant"):
+        with pytest.raises(StoreDenied, match="grant"):
             await opened(url)
 
 

@@ -55,6 +55,27 @@ async def test_no_more_steps_are_executed_at_once_than_allowed_and_who_waits_hol
     assert {(await run.info()).attempt for run in runs} == {1}
 
 
+@pytest.mark.parametrize("none", [[], ()], ids=["list", "tuple"])
+async def test_a_call_lifts_the_limits_of_its_step(stage: Stage, none: Any) -> None:
+    crowd = Crowd()
+
+    @step(limit=Limit("lifted", concurrency=1))
+    async def visit(name: str) -> str:
+        return await crowd.visit(name)
+
+    @workflow("limited.lifted.v1")
+    async def three(ctx: Context) -> list[str]:
+        return list(await asyncio.gather(*(ctx.options(limit=none).step(visit, name) for name in "abc")))
+
+    engine = stage.engine(three)
+    async with engine.worker():
+        run = await engine.start(three())
+        await eventually(lambda: len(crowd.inside) == 3)
+        crowd.let_out()
+        assert await run.result("20s") == ["a", "b", "c"]
+    assert await stage.rows("SELECT name FROM perdure_gates") == []
+
+
 async def test_waiting_uses_up_no_attempt_and_no_time_of_the_step(stage: Stage) -> None:
     tried: list[str] = []
     crowd = Crowd()

@@ -107,7 +107,15 @@ class CommandGroup(click.Group):
             return f"did you mean `{ctx.command_path} {close[0]}`?"
         if "." in name or "/" in name:
             return "a TARGET is an engine such as shop:engine or a database such as sqlite:///shop.db"
+        if self._lists and self._lists_what(ctx):
+            return f"to list, say `{ctx.command_path} list {name}`; see also `{ctx.command_path} --help`"
         return f"see `{ctx.command_path} --help`"
+
+    def _lists_what(self, ctx: click.Context) -> bool:
+        """True if the command `list` takes an argument besides the target, such as a run."""
+        command = self.get_command(ctx, "list")
+        assert command is not None
+        return sum(isinstance(one, click.Argument) for one in command.params) > 1
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help, and the command that is meant when none is named."""

@@ -6,51 +6,34 @@ import logging
 import sys
 
 from perdure.cli.console.document import moment
-from perdure.cli.console.output import dump
 from perdure.core.printed_text import harmless, harmless_lines
-from perdure.worker import current_fields
+from perdure.worker import JsonFormatter, current_fields
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 DEFAULT_LEVEL = "info"
 FORMATS = ("text", "json")
 
-#: Extra fields of log records about steps, activities and runs.
-FIELDS = (
-    "run_id", "run_type", "scope", "step", "location", "attempt", "worker", "retry_count", "duration", "status",
-    "error", "retry_at", "trace_id",
-)  # fmt: skip
-
 
 class TextFormatter(logging.Formatter):
-    """Formatter of time, level, logger and message, followed by the traceback if there is one."""
+    """Formatter of time, level, logger, message and run, followed by the traceback if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a record; the lines of a traceback are indented."""
-        at = moment(int(record.created * 1e6)) or ""
-        line = f"{at[:23]}Z {record.levelname.lower():<7} {record.name}: {harmless(record.getMessage())}"
+        at, message = moment(int(record.created * 1e6)) or "", record.getMessage()
+        text = harmless(message + _place(record, message))
+        line = f"{at[:23]}Z {record.levelname.lower():<7} {record.name}: {text}"
         trace = self.formatException(record.exc_info) if record.exc_info else record.exc_text
         return "\n    ".join([line, *harmless_lines(trace)]) if trace else line
 
 
-class JsonFormatter(logging.Formatter):
-    """Formatter of one JSON object a line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Format a record as an object."""
-        line: dict[str, object] = {
-            "at": moment(int(record.created * 1e6)),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        # A record of the user's own logger, inside a step or a workflow, has no fields by itself.
-        line |= current_fields()
-        line |= {name: vars(record)[name] for name in FIELDS if name in vars(record)}
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        elif record.exc_text:
-            line["traceback"] = record.exc_text
-        return dump(line)
+def _place(record: logging.LogRecord, message: str) -> str:
+    """Return the run and the step that a record comes from, unless the message names the run."""
+    fields = {**current_fields(), **vars(record)}
+    run_id, location, attempt = (fields.get(name) for name in ("run_id", "location", "attempt"))
+    if not run_id or f"{run_id}" in message:
+        return ""
+    later = f", attempt {attempt}" if isinstance(attempt, int) and attempt > 1 else ""
+    return f" [run {run_id}{f', {location}' if location else ''}{later}]"
 
 
 def configure(level: str | None, form: str | None, *, json: bool) -> None:

@@ -203,10 +203,14 @@ class Scenario:
         self._timeline.lane(len(self._workers) - 1, f"worker process {worker.pid} starts")
 
     async def _is_time_to_kill(self, run: Handle[Any]) -> bool:
-        """True once a step is recorded, one has failed once, and one is in flight."""
+        """True once a step is recorded, and another that has failed once is in flight again.
+
+        While the step waited for its next attempt, the kill would leave open whether that attempt had begun.
+        """
         kinds = {record.kind for record in await run.history()}
         _, in_flight = await self._steps_at_kill(run)
-        return {RecordKind.STEP, RecordKind.ATTEMPT} <= kinds and bool(in_flight)
+        again = {one.step for one in self._traces if one.attempt > 1}
+        return RecordKind.STEP in kinds and not again.isdisjoint(in_flight)
 
     async def _steps_at_kill(self, run: Handle[Any]) -> tuple[list[str], list[str]]:
         """Return the finished steps, and those with an attempt that the history has not recorded."""
@@ -223,7 +227,7 @@ class Scenario:
         code = worker.wait()
         if code != -signal.SIGKILL:
             raise DemoFailed(f"worker A (process {worker.pid}) ended with {code} before it could be killed")
-        self._timeline.across(f"kill -9 {worker.pid}: worker A is dead, with a step in flight", "bold red")
+        self._timeline.across(f"kill -9 {worker.pid}: worker A is dead, with steps in flight", "bold red")
         return KilledWorker(worker.pid, signal.Signals(-code).name)
 
     async def _until(self, run: Handle[Any], question: Callable[[], Awaitable[Any]]) -> Any:
@@ -370,8 +374,11 @@ def _print_summary(output: Printer, summary: Summary) -> None:
     else:
         output.line("A finished step ran twice. This is a bug: please report it.", "bold red")
     if summary.in_flight:
+        were, them, effect = (
+            ("were", "them", "their effects") if len(summary.in_flight) > 1 else ("was", "it", "its effect")
+        )
         output.line(
-            f"{', '.join(summary.in_flight)} was in flight when A died, so B ran it again: "
-            "its effect may happen twice. "
+            f"{' and '.join(summary.in_flight)} {were} in flight when A died, so B ran {them} again: "
+            f"{effect} may happen twice. "
             "Use an idempotency key for such an effect, for example run id and location."
         )

@@ -22,6 +22,7 @@ from perdure.core.limits.breaker import BreakerInfo, Circuit
 from perdure.core.limits.limit import LimitInfo
 from perdure.core.model.run import RunGroup, Status
 from perdure.core.model.run_orders import Pause, PauseKind
+from perdure.core.model.waits import RunWaits, meant_by
 from perdure.core.model.worker_info import WorkerInfo, WorkerStatus, living_workers
 from perdure.core.pinning import base_queue, pinned_build
 from perdure.core.printed_text import brief, misspelt
@@ -147,6 +148,7 @@ class Examination:
             yield await guarded("work", lambda: self._work(store))
             yield await guarded("waitlists", lambda: self._waitlists(store))
             yield await guarded("deadlocks", lambda: self._deadlocks(store))
+            yield await guarded("messages", lambda: self._messages(store))
             yield await guarded("invariants", rules)
         finally:
             await store.close()
@@ -186,6 +188,10 @@ class Examination:
             after = page[-1].name
         found = [(limit, await search.find(limit)) for limit in waiting[:_SEARCHED]]
         return judge_deadlocks([(limit, one) for limit, one in found if one is not None], self._shown)
+
+    async def _messages(self, store: SqlStore) -> CheckResults:
+        """Check that no run waits for a message that was sent under a misspelt name."""
+        return judge_messages(await diagnosis.unread_names(store, _PAGE), self._shown)
 
     async def fleet(self, engine: Engine) -> AsyncIterator[CheckResults]:
         """Check workers, limits, pauses, schedules and blocked runs, through the engine."""
@@ -447,6 +453,25 @@ def judge_waitlists(forgotten: Sequence[ForgottenWaitlist], now: int) -> CheckRe
             "start a worker that serves their types; perdure limits list names the limits",
         ),
     ) or ok("waitlists", "workers look at every waitlist")
+
+
+def judge_messages(found: Sequence[tuple[str, RunWaits]], target: str) -> CheckResults:
+    """Find runs that wait for a message while one with a name like it is unread."""
+    near = [
+        (run_id, name, meant)
+        for run_id, waits in found
+        for name in waits.unread
+        if (meant := meant_by(name, waits)) is not None
+    ]
+    return _each(
+        "messages",
+        near,
+        lambda one: warning(
+            "messages",
+            f"run {brief(one[0])} waits for the message {brief(one[2])}, and a message {brief(one[1])} is unread",
+            f"send it under the right name: `perdure send {shlex.join((target, one[0], one[2]))}`",
+        ),
+    ) or ok("messages", "no run waits for a message that was sent under a name like it")
 
 
 def judge_deadlocks(found: Sequence[tuple[LimitInfo, Deadlock]], target: str) -> CheckResults:

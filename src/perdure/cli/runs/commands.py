@@ -256,7 +256,7 @@ def _print_run(output: Printer, details: RunDetails) -> None:
             ("why", details.why),
             ("type", run.type),
             ("queue", f"{run.queue}, priority {run.priority}"),
-            ("build", f"{run.build}, pinned to it" if run.pinned_to == run.build and run.build else run.build),
+            ("begun by build", f"{run.build}, pinned to it" if run.pinned_to == run.build and run.build else run.build),
             ("input", short(run.input)),
             ("output", short(run.output)),
             ("error", describe.error(run.error)),

@@ -17,7 +17,7 @@ from perdure.client.runs.deadlocks import Deadlock, DeadlockSearch, advice
 from perdure.core.audit import Event
 from perdure.core.codec.failure import Failure
 from perdure.core.limits.breaker import PREFIX, BreakerInfo, Circuit
-from perdure.core.limits.limit import PermitInfo, WaitlistPosition
+from perdure.core.limits.limit import LimitInfo, PermitInfo, WaitlistPosition
 from perdure.core.model.outputs import Interruption, Output, OutputKind, interruption_of
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.reports import FailedAttempt, RunReport, RunSnapshot, StepReport, original_records
@@ -38,6 +38,8 @@ from perdure.store.sql.runs.pause_and_evict import pausing_of
 
 #: Characters of a heartbeat's details that are shown.
 _SHOWN = 200
+#: The store counts no more runs ahead of a run on a waitlist.
+_MOST_COUNTED = 1000
 
 _OPEN = (Status.PENDING, Status.RUNNING, Status.WAITING, Status.BLOCKED)
 
@@ -272,12 +274,24 @@ def _limited(standing: WaitlistPosition, now: int) -> str:
         )
     if gate.breaker is not None:
         return _broken(gate.breaker, standing, now)
-    held = f", {gate.held} of which are under way" if gate.bounds.concurrency else ""
+    at_least = "at least " if standing.ahead >= _MOST_COUNTED else ""
+    ahead = f"{standing.ahead} runs of its type are"
+    if standing.ahead < 2:
+        ahead = f"{standing.ahead or 'no'} run of its type is"
+    waiting = "1 run or step waits" if gate.waiting == 1 else f"{gate.waiting} runs and steps wait"
     return (
-        f"It has waited for {span(now - standing.since)} to pass the limit {gate.name!r} ({gate.bounds}{held}); "
-        f"{'at least ' * (standing.ahead >= 1000)}{standing.ahead} of its type are before it, {gate.waiting} "
-        "wait there in all."
+        f"It has waited {span(now - standing.since)} for the limit {gate.name!r} ({_use(gate)}); "
+        f"{at_least}{ahead} ahead of it; {waiting} for this limit."
     )
+
+
+def _use(gate: LimitInfo) -> str:
+    """Permits in use and rate of a limit."""
+    if not gate.bounds.concurrency:
+        return str(gate.bounds)
+    permits = f"{gate.held} of {gate.bounds.concurrency} permits in use"
+    rate = replace(gate.bounds, concurrency=0)
+    return f"{permits}, {rate}" if rate.pace else permits
 
 
 def _held(run: Run, facts: Facts) -> str:
@@ -395,7 +409,8 @@ def _blocked(run: Run) -> str:
             "It was set aside because its workers kept dying while they worked on it. Fix the cause, then retry it."
         ),
         Reason.BROKEN: "Its code is broken. Deploy corrected code and restart a worker, or retry it.",
-        Reason.UNDECODABLE: "Its stored data does not fit its code. Deploy matching code and restart a worker.",
+        Reason.UNDECODABLE: "Its stored data does not fit its code. Deploy matching code and restart a worker; if its "
+        "input was wrong, cancel it and start it again.",
     }
     known = advice.get(run.reason, "It needs a person.") if run.reason is not None else "It needs a person."
     return f"{known} {_summary(run.error)}" if run.error else known

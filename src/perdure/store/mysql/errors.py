@@ -5,6 +5,7 @@ from __future__ import annotations
 from perdure.errors import (
     SchemaMismatch,
     StoreCorrupt,
+    StoreDenied,
     StoreError,
     StoreFull,
     StoreReadOnly,
@@ -83,9 +84,9 @@ def translate(error: BaseException, where: str) -> StoreError:
     if code in _READ_ONLY:
         return StoreReadOnly(f"{where} does not accept writes: {detail}; point the URL at the primary")
     if code in _NO_RIGHT:
-        return StoreReadOnly(
-            f"{where} refuses this user: {detail}; grant it SELECT, INSERT, UPDATE and DELETE on the tables, and run "
-            "`perdure migrate` as a user that may create tables"
+        return StoreDenied(
+            f"{where} denies this user a right: {detail}; grant it SELECT, INSERT, UPDATE and DELETE on the tables, "
+            "and run `perdure migrate` as a user that may create tables"
         )
     if code in _NO_TABLES:
         return SchemaMismatch(f"{where} lacks a table of Perdure: {detail}; run `perdure migrate` once")

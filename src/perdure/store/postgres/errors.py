@@ -7,6 +7,7 @@ import ssl
 from perdure.errors import (
     SchemaMismatch,
     StoreCorrupt,
+    StoreDenied,
     StoreError,
     StoreFull,
     StoreReadOnly,
@@ -78,9 +79,9 @@ def translate(error: BaseException, where: str) -> StoreError:
     if state == _READ_ONLY:
         return StoreReadOnly(f"{where} does not accept writes: {detail}; point the URL at the primary")
     if state == _NO_RIGHT:
-        return StoreReadOnly(
-            f"{where} refuses this user: {detail}; grant it SELECT, INSERT, UPDATE and DELETE on the tables, and run "
-            "`perdure migrate` as a user that may create tables"
+        return StoreDenied(
+            f"{where} denies this user a right: {detail}; grant it SELECT, INSERT, UPDATE and DELETE on the tables, "
+            "and run `perdure migrate` as a user that may create tables"
         )
     if state in _NO_TABLES:
         return SchemaMismatch(f"{where} lacks a table of Perdure: {detail}; run `perdure migrate` once")

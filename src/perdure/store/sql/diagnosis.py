@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from perdure.core.model.run import Status
+from perdure.core.model.waits import RunWaits, waits_from_json
 from perdure.core.time.duration import NEVER
 from perdure.store.migrations import Index, indexes
 from perdure.store.sql.dialect import Dialect, Row
@@ -108,6 +109,12 @@ WHERE g.due_at < ? GROUP BY g.name, g.due_at ORDER BY g.name
 _ABANDONED = """
 SELECT r.id, r.worker, r.lease_until FROM perdure_runs r
 WHERE r.status = 'running' AND r.lease_until > 0 AND r.lease_until < ? ORDER BY r.id
+"""
+
+#: Runs with messages under names that their code has not asked for.
+_UNREAD = """
+SELECT id, token, waits FROM perdure_runs
+WHERE status = 'waiting' AND reason = 'message' AND waits LIKE '%"unread":{%' ORDER BY id LIMIT ?
 """
 
 #: Rows of one broken invariant that are named.
@@ -227,3 +234,9 @@ async def broken_invariants(store: SqlStore, invariants: Sequence[Invariant]) ->
             rows = await store.query(one.broken_by)
             found.append(BrokenInvariant(one, max(1, len(rows)), tuple(str(row[0]) for row in rows[:_NAMED])))
     return found
+
+
+async def unread_names(store: SqlStore, limit: int) -> list[tuple[str, RunWaits]]:
+    """Runs that wait for messages while others are unread, with what they wait for, by id."""
+    found = [(run_id, token, waits_from_json(waits)) for run_id, token, waits in await store.query(_UNREAD, (limit,))]
+    return [(run_id, waits) for run_id, token, waits in found if waits is not None and waits.token == token]

@@ -120,6 +120,9 @@ class LoggedRun(Protocol):
     run: Run
     scope: str
 
+    def run_fields(self) -> dict[str, object]:
+        """Return fields of log records about the run: its type and, if it has one, the id of its trace."""
+
 
 class AttemptLog:
     """Reports ends of attempts. `on_failures` is called with those that failed."""
@@ -154,18 +157,18 @@ class AttemptLog:
             return
         everything = logger.isEnabledFor(logging.DEBUG)
         found = [
-            happening
+            (happening, subject)
             for (subject, turn), verdict in zip(turns, verdicts, strict=True)
             if (everything or has_failures(turn)) and verdict in _LANDED
             for happening in attempt_ends(subject.run, subject.scope, turn, now)
         ]
-        for happening in found:
-            _log(happening, self._worker())
+        for happening, subject in found:
+            _log(happening, subject, self._worker())
             if happening.payload is not None and happening.run.id in self._failing:
                 self._failing[happening.run.id] -= 1
                 if self._failing[happening.run.id] <= 0:
                     del self._failing[happening.run.id]
-        failed = [one for one in found if one.payload is not None and one.status != "cancelled"]
+        failed = [one for one, _ in found if one.payload is not None and one.status != "cancelled"]
         if self._on_failures is not None and failed:
             self._on_failures(failed)
 
@@ -177,7 +180,7 @@ def _level(one: AttemptEnd) -> int:
     return logging.ERROR if final else logging.INFO
 
 
-def _log(one: AttemptEnd, worker: str) -> None:
+def _log(one: AttemptEnd, subject: LoggedRun, worker: str) -> None:
     level = _level(one)
     if not logger.isEnabledFor(level):
         return
@@ -194,7 +197,7 @@ def _log(one: AttemptEnd, worker: str) -> None:
         *(place, one.run.id, one.run.type, status, one.attempt, one.duration, "" if error is None else f": {error}"),
         extra={
             "run_id": one.run.id,
-            "run_type": one.run.type,
+            **subject.run_fields(),
             "scope": one.scope,
             "step": one.location or None,
             "location": one.location or None,

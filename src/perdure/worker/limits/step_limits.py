@@ -197,7 +197,7 @@ class StepLimits:
 def is_limited(operation: StepOperation) -> bool:
     """True if a step has limits or a breaker."""
     options = operation.request.options
-    return options.limit is not UNSET or options.breaker is not UNSET
+    return bool(options.limit) or options.breaker is not UNSET
 
 
 def _breaker(operation: StepOperation) -> Breaker | None:

@@ -94,7 +94,7 @@ class HeldRun(ABC):
     def log_fields(self) -> dict[str, object]:
         """Fields of log records about the run."""
         run = self.run
-        return {"run_id": run.id, "run_type": run.type, "attempt": run.attempt, "worker": self._services.actor()}
+        return {"run_id": run.id, "attempt": run.attempt, "worker": self._services.actor(), **self.run_fields()}
 
     @property
     @abstractmethod
@@ -138,7 +138,7 @@ class HeldRun(ABC):
         return self.run.headers
 
     def run_fields(self) -> dict[str, object]:
-        """Return fields of log records inside of steps, besides the run's id. Called from any thread."""
+        """Return type and trace, for log records inside of steps and about the run. Called from any thread."""
         trace_id = trace_id_of(self.run.headers) if self.trace is None else self.trace.trace_id
         return {"run_type": self.run.type, **({"trace_id": trace_id} if trace_id else {})}
 
@@ -203,6 +203,8 @@ class HeldRun(ABC):
         if self._failure_announced:
             services.journal.attempt_log.forget(self.run.id)
         self.drop()
+        if self.is_recorded and self.trace is not None:
+            self.trace.let_go()
         services.owner.ended(self, after)
 
     @abstractmethod

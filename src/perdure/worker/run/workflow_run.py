@@ -69,7 +69,7 @@ from perdure.worker.run.turn_draft import TurnDraft
 from perdure.worker.services import Services
 from perdure.worker.steps.attempt import Attempt, context_of_step, is_misuse
 from perdure.worker.steps.transaction_attempt import CommitGrant, Committed
-from perdure.worker.tracing import trace_interruptions
+from perdure.worker.tracing import note_children, trace_interruptions
 from perdure.workflow.context import Context
 from perdure.workflow.definition import Workflow
 from perdure.workflow.step import NO_STEP_SETTINGS
@@ -217,6 +217,8 @@ class WorkflowRun(HeldRun):
         if self._operation_log is not None:
             taken_up = self._execution.replayed or (self.run.token > 1 and _was_taken_up(self.run))
             self._operation_log.remember(self._execution, timers=bool(taken_up))
+        if self.is_recorded and self.trace is not None:
+            note_children(self.trace, self._execution)
         if self._execution.replayed and (interrupted := self._execution.record_interruptions(reading.now)):
             self._draft.urgent = True
             for _ in range(interrupted):
@@ -525,6 +527,8 @@ class WorkflowRun(HeldRun):
                 attempt.cancel()
         elif isinstance(operation, ChildOperation):
             self._draft.stop_child(operation, self.run)
+            if self.trace is not None and not operation.open:
+                self.trace.left(operation.location)
         elif isinstance(operation, WatchOperation):
             self._draft.unwatch(operation, self.run)
 
@@ -674,7 +678,9 @@ class WorkflowRun(HeldRun):
             self._take_emitted()
         turn = self._draft.turn(self.lease, records, after)
         if turn.children and self.trace is not None:
-            turn = replace(turn, children=tuple(self.trace.traced_child(child) for child in turn.children))
+            turn = replace(turn, children=tuple(self.trace.traced_child(one, reading.now) for one in turn.children))
+            if self.is_recorded and execution is not None:
+                note_children(self.trace, execution)
         if self._operation_log is not None and execution is not None and type(after) is not Block:
             notes = self._operation_log.take(execution, records, turn.children, self.run.id)
             turn = replace(turn, notes=notes)

@@ -42,7 +42,7 @@ def attempt_makers(layers: Layers) -> AttemptMakers:
     return AttemptMakers(
         partial(MiddlewareAttempt, step) if step else Attempt,
         partial(MiddlewareActivityAttempt, activity) if activity else ActivityAttempt,
-        partial(MiddlewareTransactionAttempt, step) if step else TransactionAttempt,
+        partial(MiddlewareTransactionAttempt, layers) if step else TransactionAttempt,
     )
 
 
@@ -134,9 +134,16 @@ class MiddlewareActivityAttempt(SurroundedAttempt, ActivityAttempt):
 class MiddlewareTransactionAttempt(TransactionAttempt):
     """A call of a transaction step's function with middleware around it, inside of the transaction."""
 
-    def __init__(self, layers: tuple[Layer, ...], *arguments: Any) -> None:
+    def __init__(self, layers: Layers, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._layers = layers
+        self._layers = layers.step
+        self._replaces = layers.replaces
+
+    def opener(self) -> Callable[[], Any] | None:
+        """Return what opens the user's connection; nothing does if the step is replaced."""
+        if self._replaces is not None and self._replaces(_invocation("step", self, self.operation.request)):
+            return None
+        return super().opener()
 
     def _call_function(self, connection: Any, request: StepRequest) -> Any:
         call = _invocation("step", self, request)

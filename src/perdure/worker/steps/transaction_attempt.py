@@ -147,8 +147,7 @@ class TransactionAttempt(Attempt):
         if timeout is not UNSET:
             due = min(due, self.started_at + int(timeout * 1e6))
         info = self._info(due)
-        using = request.options.using
-        blocks = self._services.store.blocks if using is UNSET else not request.spec.is_async
+        blocks = self._services.store.blocks if self.opener() is None else not request.spec.is_async
         if blocks:
             assert self._threads is not None
             self._job = self._threads.submit(
@@ -173,7 +172,7 @@ class TransactionAttempt(Attempt):
         async def seal(result: Any) -> Turn:
             return await self._make_turn(result, in_thread=in_thread)
 
-        using = None if request.options.using is UNSET else request.options.using
+        using = self.opener()
         try:
             verdict = await self._services.store.transact(
                 TransactionStep(
@@ -186,6 +185,11 @@ class TransactionAttempt(Attempt):
             raise LeaseLost
         assert self._committed is not None
         return self._committed
+
+    def opener(self) -> Callable[[], Any] | None:
+        """Return what opens the user's connection; None: the connection is the engine's own."""
+        using = self.operation.request.options.using
+        return None if using is UNSET else using
 
     def _call_function(self, connection: Any, request: StepRequest) -> Any:
         return request.spec.function(connection, *request.args, **request.kwargs)
@@ -271,9 +275,9 @@ class TransactionAttempt(Attempt):
             asyncio.get_running_loop().call_soon(self.recipient.block, error, context=self._results.context)
             return
         if verdict is TurnOutcome.APPLIED:
-            super().report_end(self._committed, None)
+            self.report_end(self._committed, None)
         elif verdict is TurnOutcome.LOST:
-            super().report_end(None, LeaseLost())
+            self.report_end(None, LeaseLost())
         else:
             interrupted = Interrupted()
             interrupted.__cause__ = doubt.__cause__
