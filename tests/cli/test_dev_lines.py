@@ -50,6 +50,7 @@ def test_other_events_are_shown_by_their_name_and_repetitions_are_not(capsys: py
         [
             event("created", '{"type": "t.v1", "parent": "p"}'),
             event("sent", '{"name": "approval", "key": ""}'),
+            event("timer_started", '{"timer": "sleep", "until": 1000000}'),
             event("cancel_requested", '{"reason": "late"}'),
             event("heartbeat"),
             event("completed"),
@@ -58,6 +59,7 @@ def test_other_events_are_shown_by_their_name_and_repetitions_are_not(capsys: py
     assert [line[10:] for line in capsys.readouterr().out.splitlines()] == [
         "○ created     a  t.v1, child of p, by anonymous",
         "○ sent        a  approval, by anonymous",
+        "○ timer started a  timer sleep, until 1970-01-01 00:00:01Z, by anonymous",
         "○ cancel requested a  reason late, by anonymous",
     ]
 

@@ -104,3 +104,10 @@ def type_into(driver: Chrome, by: str, name: str, *keys: str) -> None:
 def is_live(driver: Chrome) -> bool:
     """Tell whether the page follows the server."""
     return "on" in (driver.find_element(By.CLASS_NAME, "live").get_attribute("class") or "").split()
+
+
+def too_wide(driver: Chrome) -> int:
+    """Pixels by which a page is wider than the screen."""
+    return int(
+        driver.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth") or 0
+    )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,7 +12,9 @@ from selenium.webdriver import Chrome
 from perdure import Engine, Handle
 from tests.dashboard.chromium import browser, log_of, missing
 from tests.dashboard.shop import WORKFLOWS, browsing, populate
-from tests.stage import Stage
+from tests.servers.databases import Databases
+from tests.servers.schemas import Schemas
+from tests.stage import Stage, set_up
 
 
 @dataclass
@@ -44,3 +47,11 @@ def driver(chrome: Chrome) -> Chrome:
     for name in ("browser", "performance"):
         log_of(chrome, name)
     return chrome
+
+
+@pytest.fixture(params=["file", "postgres"])
+async def place(
+    request: pytest.FixtureRequest, tmp_path: Path, schemas: Schemas, databases: Databases
+) -> AsyncIterator[Stage]:
+    async with set_up(request.param, tmp_path, schemas, databases) as stage:
+        yield stage

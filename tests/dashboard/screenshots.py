@@ -8,10 +8,11 @@ import sys
 from contextlib import chdir
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from selenium.webdriver.support.wait import WebDriverWait
 
-from perdure import Context, Engine, workflow
+from perdure import Context, Engine, Handle, workflow
 from perdure.dashboard import Dashboard
 from perdure.http import Access, HttpApp
 from perdure.http.server import make_server
@@ -58,6 +59,8 @@ PAGES = {
     "login": "login",
     "query-refused": "runs?q=status%3Anonsense",
 }
+#: Pages that are errors: the browser reports their status.
+REFUSED = ("not-found", "query-refused")
 #: Pages of a database without a run and without a worker.
 EMPTY = {
     f"empty-{name or 'overview'}": name
@@ -85,6 +88,10 @@ async def talker(ctx: Context) -> None:
     ctx.emit("notes", "calibrated")
 
 
+#: Code of the engine whose pages are shown.
+SHOP = (*WORKFLOWS, talker)
+
+
 def take(folder: Path, names: list[str]) -> None:
     """Pictures of the pages, wide and on a phone, in light and dark."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -101,20 +108,27 @@ def take(folder: Path, names: list[str]) -> None:
                 picture(driver, folder / f"{name}-{'wide' if size == WIDE else 'phone'}-{theme}.png")
 
 
+async def furnish(engine: Engine) -> dict[str, Handle[Any]]:
+    """All that the pages show, once it is there; a worker of `SHOP` has to serve the engine."""
+    runs = await populate(engine)
+    await publish(engine)
+    await engine.locks.acquire("nightly-import", "1h", owner="importer on host-7")
+    await (await engine.start(talker(), id="talker-1")).result()
+    await engine.check()
+    await Engine(engine.url, [changed_checkout], build="1.5.0").check()
+    now = datetime.datetime.now(datetime.UTC)
+    await engine.schedules.backfill("nightly-report", now - datetime.timedelta(days=20), now)
+    return runs
+
+
 async def main(folder: Path, names: list[str]) -> None:
     """Serve a shop, and take pictures of it."""
     with TemporaryDirectory() as place, chdir(place):
         async with (
-            Engine("sqlite:///shop.db", [*WORKFLOWS, talker], audit="full", outbox=subscriptions()) as engine,
+            Engine("sqlite:///shop.db", SHOP, audit="full", outbox=subscriptions()) as engine,
             engine.worker(slots=10, grace=0),
         ):
-            await populate(engine)
-            await publish(engine)
-            await engine.locks.acquire("nightly-import", "1h", owner="importer on host-7")
-            await (await engine.start(talker(), id="talker-1")).result()
-            await Engine("sqlite:///shop.db", [changed_checkout], build="1.5.0").check()
-            now = datetime.datetime.now(datetime.UTC)
-            await engine.schedules.backfill("nightly-report", now - datetime.timedelta(days=20), now)
+            await furnish(engine)
             for number in range(50, 57):
                 order = Order(f"order-{number}", -1 if number == 53 else 1200 + 37 * number)
                 tenant = ("acme", "globex")[number % 2]

@@ -14,8 +14,8 @@ from selenium.webdriver.common.keys import Keys
 
 from tests.dashboard.browsing import requires_browser, serving
 from tests.dashboard.chromium import PHONE, WIDE, look
-from tests.dashboard.screenshots import PAGES
-from tests.dashboard.shop import WORKFLOWS, populate, publish, subscriptions
+from tests.dashboard.screenshots import PAGES, SHOP, furnish
+from tests.dashboard.shop import WORKFLOWS, populate, subscriptions
 from tests.stage import Stage
 
 pytestmark = requires_browser
@@ -69,10 +69,9 @@ def violations(driver: Chrome, url: str, source: str, page: int) -> dict[Any, An
 @pytest.mark.timeout(600)
 async def test_no_page_breaks_a_rule_of_accessibility(on_disk: Stage, driver: Chrome) -> None:
     source = AXE.read_text(encoding="utf-8")
-    shop = on_disk.engine(*WORKFLOWS, audit="full", outbox=subscriptions())
+    shop = on_disk.engine(*SHOP, audit="full", outbox=subscriptions())
     async with shop as engine, engine.worker(slots=10, grace=0):
-        await populate(engine)
-        await publish(engine)
+        await furnish(engine)
         async with serving(engine) as base:
             found: dict[str, Any] = {}
             for number, (name, path) in enumerate(PAGES.items()):

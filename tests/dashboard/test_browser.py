@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import datetime
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from perdure import Context, Workflow, workflow
+from perdure.admin import Role
 from perdure.core.model.run import Status
+from perdure.dashboard.site import ROUTES, find_route
 from perdure.http import Access
 from tests.dashboard.browsing import (
     is_live,
@@ -26,62 +26,60 @@ from tests.dashboard.browsing import (
     requires_browser,
     serving,
     text_of,
+    too_wide,
     type_into,
     wait,
 )  # fmt: skip
 from tests.dashboard.chromium import PHONE, WIDE, command, log_of, look
-from tests.dashboard.screenshots import CHARTED
-from tests.dashboard.shop import WORKFLOWS, crawl, fetch, populate, slow
+from tests.dashboard.screenshots import CHARTED, PAGES, REFUSED, SHOP, furnish
+from tests.dashboard.shop import WORKFLOWS, crawl, fetch, populate, slow, subscriptions
 from tests.helpers import eventually
-from tests.servers.databases import Databases
-from tests.servers.schemas import Schemas
-from tests.stage import Stage, set_up
-
-PAGES = (
-    "",
-    "runs",
-    "runs/order-42/diff/order-40",
-    "runs/order-42?tab=logs",
-    "runs/order-42?step=charge",
-    "runs/order-41?tab=messages",
-    "runs/order-41/cancel",
-    "workflows",
-    "schedules",
-    "queues",
-    "events",
-    "dead-letters",
-    "workers",
-)
+from tests.stage import Stage
 
 pytestmark = requires_browser
 
 
-@pytest.fixture(params=["file", "postgres"])
-async def place(
-    request: pytest.FixtureRequest, tmp_path: Path, schemas: Schemas, databases: Databases
-) -> AsyncIterator[Stage]:
-    async with set_up(request.param, tmp_path, schemas, databases) as stage:
-        yield stage
+#: Routes of pages that only lead to another page, or to a file.
+LEADING = {"/theme", "/runs/{}/diff", "/runs/{}/payload/{}"}
 
 
-def too_wide(driver: Chrome) -> int:
-    """Pixels by which a page is wider than the screen."""
-    return int(
-        driver.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth") or 0
-    )
+#: Places whose text runs out of them, and tables whose last columns are out of sight.
+CROWDED = """
+const [selector] = arguments;
+const parents = (one) => (one.tagName === "TABLE" ? one.parentElement : one);
+const all = [...document.querySelectorAll(selector)].map(parents);
+const wide = all.filter((one) => one.scrollWidth > one.clientWidth + 1);
+return wide.map((one) => `${one.className} ${one.innerText.slice(0, 80)}`);
+"""
+NEVER_CROWDED = {
+    WIDE: ".figure dd, .scroll:not(.source), .panel .trace",
+    PHONE: ".figure dd, .stack, .flow",
+}
 
 
 async def test_every_page_opens_in_each_look_without_an_error(place: Stage, driver: Chrome) -> None:
-    async with place.engine(*WORKFLOWS, audit="full") as engine, engine.worker(slots=10, grace=0):
-        await populate(engine)
+    paths = [path for name, path in PAGES.items() if name not in REFUSED]
+    opened = {find_route("GET", f"/{path.partition('?')[0]}")[0].path for path in paths if path != "login"}
+    assert {route.path for route in ROUTES if route.role is Role.VIEWER} - LEADING <= opened
+    shop = place.engine(*SHOP, audit="full", outbox=subscriptions())
+    async with shop as engine, engine.worker(slots=10, grace=0):
+        await furnish(engine)
         async with serving(engine) as base:
             backgrounds: dict[str, str] = {}
-            for size, theme in ((WIDE, "light"), (WIDE, "dark"), (PHONE, "light"), (PHONE, "dark")):
-                look(driver, size, theme)
-                for path in PAGES:
+            wrong: dict[Any, Any] = {}
+            # A page is loaded once in each size, in which it has one theme after the other.
+            for size, themes in ((WIDE, ("light", "dark")), (PHONE, ("dark", "light"))):
+                for path in paths:
+                    look(driver, size, themes[0])
                     await asyncio.to_thread(driver.get, f"{base}/{path}")
-                    assert await asyncio.to_thread(too_wide, driver) <= 0, (path, size)
-                backgrounds[theme] = driver.find_element(By.TAG_NAME, "body").value_of_css_property("background-color")
+                    for theme in themes:
+                        look(driver, size, theme)
+                        assert await asyncio.to_thread(too_wide, driver) <= 0, (path, size, theme)
+                        body = driver.find_element(By.TAG_NAME, "body")
+                        backgrounds[theme] = body.value_of_css_property("background-color")
+                    if crowded := await asyncio.to_thread(driver.execute_script, CROWDED, NEVER_CROWDED[size]):
+                        wrong[path, size] = crowded
+            assert wrong == {}
             assert problems(driver, base) == []
             assert backgrounds["light"] != backgrounds["dark"]
             await asyncio.to_thread(driver.get, "about:blank")
@@ -97,11 +95,13 @@ async def test_a_page_follows_its_run_and_keys_lead_through_it(place: Stage, dri
                 driver.get(f"{base}/runs/order-41")
                 wait(driver, is_live)
                 command(driver, "Runtime.evaluate", expression="window.kept = true")
+                assert "History 6" in " ".join(text_of(driver, "#tabs").split())
 
             await asyncio.to_thread(follow)
             await runs["waiting"].send("approval", value=True)
             head = (By.ID, "run-head")
             await asyncio.to_thread(wait, driver, lambda d: "It completed" in d.find_element(*head).text)
+            await asyncio.to_thread(wait, driver, lambda d: "History 9" in " ".join(text_of(d, "#tabs").split()))
             # The page was not loaded again.
             assert driver.execute_script("return window.kept")
 
@@ -135,6 +135,7 @@ async def test_times_are_in_the_zone_of_the_reader_and_in_utc_on_hover(on_disk: 
             "const all = document.querySelectorAll('#run-tab time');"
             "return [...all].map((one) => [one.dateTime, one.title, one.innerText])"
         )
+        heads = driver.execute_script("return [...document.querySelectorAll('th')].map((one) => one.innerText)")
         command(driver, "Emulation.setTimezoneOverride", timezoneId="")
         await asyncio.to_thread(driver.get, "about:blank")
     assert found
@@ -142,6 +143,33 @@ async def test_times_are_in_the_zone_of_the_reader_and_in_utc_on_hover(on_disk: 
         moment = datetime.datetime.fromisoformat(stored)
         assert text == f"{moment.astimezone(ZoneInfo('Asia/Tokyo')):%Y-%m-%d %H:%M:%S.%f}"[:-3]
         assert title == f"{stored} (UTC)"
+    assert "time" in heads
+
+
+async def test_the_switch_of_the_theme_changes_what_is_seen_whatever_the_browser_prefers(
+    on_disk: Stage, driver: Chrome
+) -> None:
+    async with on_disk.engine() as engine, serving(engine) as base:
+
+        def background() -> str:
+            return str(driver.find_element(By.TAG_NAME, "body").value_of_css_property("background-color"))
+
+        def switch(prefers: str) -> list[str]:
+            driver.delete_all_cookies()
+            look(driver, WIDE, prefers)
+            driver.get(f"{base}/queues")
+            seen = [background()]
+            for _ in range(2):
+                [button] = [one for one in driver.find_elements(By.CSS_SELECTOR, ".tools .theme") if one.is_displayed()]
+                button.click()
+                seen.append(background())
+            return seen
+
+        for prefers in ("light", "dark"):
+            first, second, third = await asyncio.to_thread(switch, prefers)
+            assert first == third != second, prefers
+        driver.delete_all_cookies()
+        await asyncio.to_thread(driver.get, "about:blank")
 
 
 FOCUSED = """

@@ -19,10 +19,12 @@ from msgspec.structs import replace
 
 from perdure import Context, Engine, workflow
 from perdure.admin import Role
+from perdure.client.runs.inspect import silence
 from perdure.client.session import reading_through
 from perdure.core.audit import EventFilter
 from perdure.core.model.worker_info import WorkerInfo
 from perdure.dashboard import Dashboard
+from perdure.dashboard.figures import overview_figures
 from perdure.dashboard.live import SharedReads, ViewKey
 from perdure.dashboard.pages import worker_line
 from perdure.dashboard.site import draw_view
@@ -358,6 +360,9 @@ def test_a_worker_that_was_read_a_moment_ago_is_not_late_because_of_that() -> No
     request: Any = SimpleNamespace(shown=Redactor(Redaction(), Role.VIEWER))
     assert worker_line(request, info, 108 * second).state == "alive"
     assert worker_line(request, replace(info, read_at=107 * second), 108 * second).state == "late"
+    assert silence(info, 108 * second) == ""
+    slots = overview_figures([], [info], 0, 108 * second)[4]
+    assert (slots.value, slots.note) == ("0 of 1", "1 worker alive")
 
 
 async def test_a_live_page_cannot_write(on_disk: Stage) -> None:

@@ -8,10 +8,12 @@ import html
 import inspect
 import json
 import re
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -32,6 +34,7 @@ from perdure import (
     activity,
     workflow,
 )
+from perdure.cli.app import cli
 from perdure.client.session import session_of
 from perdure.core.limits.limit import LimitBounds, pace_of
 from perdure.core.model.run import Status
@@ -41,10 +44,11 @@ from perdure.dashboard.actions import BY_NAME
 from perdure.dashboard.page_request import CONTENT_SECURITY_POLICY, FOLDER
 from perdure.dashboard.pages import rate_text
 from perdure.dashboard.schedule_form import exact_duration
-from perdure.dashboard.site import ROUTES
+from perdure.dashboard.site import ROUTES, PageRoute
 from perdure.http import Access, HttpApp, Redaction
 from perdure.outbox import CloudEvent, Subscription
 from perdure.testing.conformance.runs.log import a_line
+from tests.cli.conftest import parse_command
 from tests.dashboard.conftest import Shop
 from tests.dashboard.html import Page
 from tests.dashboard.shop import WORKFLOWS, browsing, checkout, crawl, fetch, reminder
@@ -254,6 +258,12 @@ async def test_payloads_can_be_downloaded_whole(shop: Shop) -> None:
     assert "attachment" in answer.headers["content-disposition"]
     assert (await shop.client.get("/runs/order-40/payload/record-2")).json() is not None
     assert (await shop.client.get("/runs/order-40/payload/nothing")).json() is None
+
+
+@pytest.mark.parametrize("what", ["x\r\nset-cookie: a=b", "x\nset-cookie: a=b", 'x"; filename="y.html', "../x", "x y"])
+async def test_the_name_of_a_downloaded_file_does_not_leave_its_header(shop: Shop, what: str) -> None:
+    answer = await shop.client.get(f"/runs/order-40/payload/{quote(what, safe='')}")
+    assert re.fullmatch(r'attachment; filename="[a-z0-9-]+\.json"', answer.headers["content-disposition"])
 
 
 async def test_a_run_that_does_not_exist_is_a_page_of_its_own(shop: Shop) -> None:
@@ -739,6 +749,85 @@ async def test_no_page_is_shown_without_credentials(shop: Shop) -> None:
         assert (await client.get("/static/app.css")).status_code == 200
         assert (await client.get("/static/..%2f..%2fsite.py")).status_code == 404
         assert (await client.get("/login")).status_code == 200
+
+
+def path_of(route: PageRoute) -> str:
+    """A path of the route, of things that do not exist."""
+    return route.path.replace("{}", "x")
+
+
+async def test_every_form_of_every_page_needs_its_token(shop: Shop, on_disk: Stage) -> None:
+    before = (await on_disk.dump())["events"]
+    changing = [route for route in ROUTES if route.method == "POST"]
+    for route, fields in product(changing, ({}, {"csrf": "0" * 64}, {"csrf": ""})):
+        answer = await shop.client.post(path_of(route), data={**fields, "reason": "forged", "name": "forged"})
+        assert (answer.status_code, "made by another page" in answer.text) == (403, True), route.path
+    # A cookie of another person has another token.
+    ada, eve = [(await shop.engine.tokens.create(name, "operator")).token for name in ("ada", "eve")]
+    async with browsing(shop.engine, role=None) as client:
+        cookies = [(await client.post("/login", data={"token": one})).headers["set-cookie"] for one in (ada, eve)]
+        mine, other = [{"cookie": one.partition(";")[0]} for one in cookies]
+        page = Page((await client.get("/queues", headers=other)).text)
+        csrf = next(one["value"] for one in page.all("input") if one.get("name") == "csrf")
+        for route in changing:
+            answer = await client.post(path_of(route), data={"csrf": csrf, "name": "forged"}, headers=mine)
+            assert answer.status_code == 403, route.path
+        assert (await client.post("/logout", data={"csrf": csrf}, headers=mine)).status_code == 403
+    after = [event for event in (await on_disk.dump())["events"] if event not in before]
+    assert "forged" not in str(after)
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "statuses"),
+    [("host", "evil.example", (400, 421)), ("host", "localhost.evil.example", (400, 421)),
+     ("origin", "https://evil.example", (403,)), ("origin", "null", (403,))],
+)  # fmt: skip
+async def test_no_page_answers_a_forged_host_or_origin(
+    shop: Shop, header: str, value: str, statuses: tuple[int, ...]
+) -> None:
+    others = ["/live?view=/", "/charts?range=1h", "/login", "/logout", "/static/app.css"]
+    asked = [(route.method, path_of(route)) for route in ROUTES] + [("GET", path) for path in others]
+    for method, path in [*asked, ("POST", "/login"), ("POST", "/logout")]:
+        answer = await shop.client.request(method, path, headers={header: value})
+        assert answer.status_code in statuses, (method, path, answer.status_code)
+        assert "set-cookie" not in answer.headers
+        assert "order-4" not in answer.text
+
+
+async def test_nothing_private_is_stored_by_a_browser_or_a_proxy(shop: Shop) -> None:
+    private = [(route.method, path_of(route)) for route in ROUTES]
+    private += [("GET", path) for path in ("/charts?range=1h", "/login", "/logout", "/runs/order-40/payload/input")]
+    for role in (None, "viewer", "operator"):
+        async with browsing(shop.engine, role=role) as client:
+            for method, path in [*private, ("POST", "/login"), ("POST", "/logout")]:
+                answer = await client.request(method, path, data={} if method == "POST" else None)
+                assert answer.status_code < 500, (role, path)
+                found = [answer.headers.get(name) for name in ("cache-control", "x-content-type-options")]
+                assert found == ["no-store", "nosniff"], (role, method, path)
+                assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+
+
+#: Code in sentences and examples of pages: a call of the context, awaited or not.
+CALLED = re.compile(r"(await )?ctx\.([a-z_]+)\(")
+#: A command line in a page or in a sentence.
+COMMAND = re.compile(r"(?<=[>`\s])perdure ((?:worker|tokens|send|check|start|runs|serve) .*?)(?=</|`|\",|\"\n)")
+
+
+def test_the_code_that_pages_teach_awaits_what_is_awaited() -> None:
+    called = [one for path in sorted((FOLDER / "templates").iterdir()) for one in CALLED.findall(path.read_text())]
+    assert len(called) > 5
+    for awaited, name in called:
+        result = str(inspect.signature(getattr(Context, name)).return_annotation)
+        assert bool(awaited) == (result not in ("None", "str")), f"ctx.{name}"
+
+
+def test_the_command_lines_that_pages_teach_exist() -> None:
+    texts = [path.read_text() for path in sorted([*(FOLDER / "templates").iterdir(), *FOLDER.glob("*.py")])]
+    lines = [line for text in texts for line in COMMAND.findall(text)]
+    assert len(lines) > 7
+    for line in lines:
+        words = shlex.split(re.sub(r"\{\{.*?\}\}", "order-42", line).replace("URL", "sqlite:///shop.db"))
+        parse_command(cli, ["perdure", *words])
 
 
 async def test_a_token_opens_a_session_and_logging_out_ends_it(shop: Shop) -> None:

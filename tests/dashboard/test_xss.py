@@ -1,6 +1,7 @@
 """Attacks in every text that a user can write, in a real browser: none runs, none is reported.
 
-`make prove` tries all of them, more than a thousand, a few in each run; otherwise it is every third.
+`make prove` tries all of them, more than a thousand, each in a run of its own whose tabs are all opened; otherwise it
+is every third, in a few runs.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ from itertools import islice
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import msgspec
 import pytest
 from selenium.webdriver import Chrome
 
 from perdure import Call, Context, Cron, Engine, Handle, Retry, step, workflow
 from perdure.admin import Role
+from perdure.client.session import session_of
+from perdure.core.model.documents import Document, DocumentKind, SourceText
 from perdure.core.model.run import Status
+from perdure.core.run_log import LoggedLine, line_output
 from perdure.errors import PerdureError
 from perdure.http import Access
 from perdure.http.access import Principal
@@ -32,11 +37,13 @@ from tests.stage import Stage
 pytestmark = requires_browser
 
 PROVE = bool(os.environ.get("PERDURE_PROVE"))
-#: Payloads of one run: few in the long form, so that one can hardly hide another.
-BATCH = 4 if PROVE else 40
+#: Payloads of one run: one in the long form, so that each is every text.
+BATCH = 1 if PROVE else 40
 EACH = 1 if PROVE else 3
-LISTS = ("", "runs", "workflows", "schedules", "queues", "events", "dead-letters", "workers")
-TABS = ("steps", "messages", "state", "family", "audit", "logs", "history")
+LISTS = ("", "runs", "workflows", "schedules", "queues", "events", "dead-letters", "workers", "deploy")
+TABS = ("steps", "messages", "state", "family", "audit", "logs", "history", "source")
+#: A link to further rows of a page.
+MORE = "return [...document.querySelectorAll('.pager a')].find((one) => /Older|More/.test(one.textContent))?.href"
 
 #: Elements and attributes that no page has, and the mark that a payload leaves.
 DANGERS = """
@@ -83,6 +90,12 @@ async def echoes(ctx: Context, texts: list[str]) -> str:
     return await ctx.step(explode, texts)
 
 
+@workflow("xss.v1")
+async def changed(ctx: Context, texts: list[str]) -> None:
+    """The next version of the code, which runs that are under way do not fit."""
+    await ctx.options(name=f"{name_of(texts[0])} of another build").step(echo, texts)
+
+
 def name_of(text: str) -> str:
     """A text as a name: without the characters that no name has."""
     kept = "".join(one for one in text if one.isprintable() and one not in "/#~" and unicodedata.category(one) != "Cf")
@@ -99,8 +112,10 @@ async def write(engine: Engine, other: Engine, number: int, texts: list[str]) ->
     """A run whose every text is an attack, and things besides runs that are named by attacks."""
     name = name_of(texts[0])
     run = await engine.start(
-        echoes(texts), id=f"{number} {name}", attributes={"text": texts[0][:200], name[:40].strip(): name}
-    )
+        echoes(texts), id=f"{number} {name}", attributes={"text": texts[0][:200], name[:40].strip(): name},
+        headers={"text": "".join(one for one in texts[0][:200] if one.isascii() and one.isprintable())},
+    )  # fmt: skip
+    await keep_texts(engine, run, name, texts)
     with suppress(PerdureError):
         await run.send(name, texts)
     await run.send("go", {"not": texts})
@@ -124,6 +139,19 @@ async def write(engine: Engine, other: Engine, number: int, texts: list[str]) ->
     return run
 
 
+async def keep_texts(engine: Engine, run: Handle[Any], name: str, texts: list[str]) -> None:
+    """Texts that a worker stores: lines of the log of a run, and the source of a type."""
+    store = await session_of(engine).connect()
+    line = LoggedLine(at=1, level=texts[-1][:40], logger=texts[0], text="\n".join(texts))
+    await store.keep_log([(run.id, line_output(line, f"log:{run.id}"))], 5, texts[0][:100])
+    body = msgspec.json.encode(
+        SourceText(doc="\n".join(texts), source="\n".join(texts), file=texts[0], line=1)
+    ).decode()
+    for type in (name, "xss.v1"):
+        document = Document(kind=DocumentKind.SOURCE, name=type, build=texts[0][:100], body=body)
+        await store.save_sources([document], texts[0][:100])
+
+
 async def end(run: Handle[Any], number: int, texts: list[str]) -> None:
     """Let a run fail with an error that is an attack, or cancel it for such a reason."""
 
@@ -141,28 +169,40 @@ async def end(run: Handle[Any], number: int, texts: list[str]) -> None:
     await eventually(finished)
 
 
-def paths_of(run: Handle[Any], number: int, text: str) -> Iterator[str]:
-    """A page of the run and a page with an attack in its address; other runs open others."""
+def paths_of(run: Handle[Any], number: int, runs: int, text: str) -> Iterator[str]:
+    """Pages of the run, and pages with an attack in their address, of which runs open different ones."""
     page = f"runs/{quote(run.id, safe='')}"
-    tabs = (TABS[number % len(TABS)],)
+    tabs = TABS if PROVE else (TABS[number % len(TABS)],)
     yield from (f"{page}?{urlencode({'tab': tab, 'step': 'explode'})}" for tab in tabs)
     searches: Sequence[dict[str, str]] = ({"q": text}, {"q": f"attr.text={text}"}, {"columns": text}, {"cursor": text})
     addresses = [f"runs?{urlencode(one)}" for one in searches]
-    addresses += [f"{page}?{urlencode({name: text})}" for name in ("done", "step", "open", "at", "tab")]
+    addresses += [f"{page}?{urlencode({name: text})}" for name in ("done", "step", "open", "at", "tab", "stream")]
     addresses += [
         f"runs/{quote(text, safe='')}",
         f"{quote(text, safe='')}",
         f"dead-letters?{urlencode({'done': text})}",
+        f"deploy?{urlencode({'report': text})}",
+        f"?{urlencode({'range': text})}",
     ]
     addresses += [f"{page}/{name}" for name in ("retry", "fork", "send")]
     addresses += [f"login?{urlencode({'next': text})}", f"bulk/cancel?{urlencode({'q': text})}"]
+    type = quote(name_of(text), safe="")
     addresses += [
-        f"queues/limit/{quote(name_of(text), safe='')}/set",
-        f"schedules/{quote(name_of(text), safe='')}/resume",
+        f"queues/limit/{type}/set",
+        f"schedules/{type}/resume",
+        f"schedules/{type}/change",
+        f"schedules/{type}/backfill?{urlencode({'start': text, 'end': text})}",
+        f"workflows/{type}",
+        f"workflows/{type}?{urlencode({'build': text})}",
+        f"workflows/{type}/start",
+        f"{page}/diff/{quote('0 ' + name_of(next(payloads())), safe='')}?show=all",
+        f"{page}/diff?{urlencode({'with': text})}",
         f"events/event%20{number}",
+        f"events/event%20{number}/replay",
         f"events?{urlencode({'type': text, 'key': text, 'cursor': text})}",
     ]
-    yield addresses[number % len(addresses)]
+    # Together, the runs open all of them, and each at least one.
+    yield from addresses[number % len(addresses) :: runs]
 
 
 @pytest.mark.timeout(7200 if PROVE else 600)
@@ -191,12 +231,18 @@ async def test_no_text_of_a_user_runs_in_a_browser(on_disk: Stage, driver: Chrom
             assert await asyncio.to_thread(driver.execute_script, DANGERS) == [], path
             seen += 1
 
-        for path in LISTS:
-            await request(path)
         for number, (run, texts) in enumerate(zip(runs, every, strict=True)):
             actor = texts[0][:100]
-            for path in paths_of(run, number, texts[-1]):
+            for path in paths_of(run, number, len(runs), texts[-1]):
                 await request(path)
+        left = await engine.start(echoes(every[0]), id="left")
+        await eventually(lambda: _waits(left))
+        report = await on_disk.engine(changed, build=every[0][0][:100]).check()
+        assert not report.ok
+        for path in LISTS:
+            await request(path)
+            while more := await asyncio.to_thread(driver.execute_script, MORE):
+                await request(str(more).removeprefix(f"{base}/"))
         # What the server sends to open pages is put into them by the script.
         await request(f"runs/{quote(runs[0].id, safe='')}")
         command(
@@ -209,6 +255,10 @@ async def test_no_text_of_a_user_runs_in_a_browser(on_disk: Stage, driver: Chrom
         assert found == []
         assert seen > 2 * len(runs)
         await asyncio.to_thread(driver.get, "about:blank")
+
+
+async def _waits(run: Handle[Any]) -> bool:
+    return (await run.info()).status is Status.WAITING
 
 
 def _told(driver: Chrome) -> bool:

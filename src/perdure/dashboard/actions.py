@@ -319,7 +319,8 @@ ACTIONS: tuple[RunAction, ...] = (
         name="unpin", label="Unpin", button="Unpin the run", rare=True, fields=(REASON,), perform=_unpin,
         allowed=lambda run: _unfinished(run) and run.pinned_to is not None,
         sentence=lambda run: f"The run is pinned to the build {run.pinned_to}, which began it. Workers of every build "
-        "may continue it from now on. Check first that their code follows its history: perdure check --pinned",
+        "may continue it from now on. Check first that their code follows its history: "
+        "perdure check app:engine --pinned",
     ),
     RunAction(
         name="delete", label="Delete", button="Delete the run", rare=True, danger=True, fields=(REASON,),
@@ -750,7 +751,8 @@ def confirm_group(request: PageRequest, group: ErrorGroup, action: str, problem:
         fields: tuple[Field, ...] = ()
     else:
         sentence = (
-            f"{runs} of {', '.join(group.types)} are taken off this list; `perdure runs undelete` brings one back."
+            f"{runs} of {', '.join(group.types)} are taken off this list; `perdure runs undelete URL RUN` brings one "
+            "back."
         )
         fields = (REASON,)
     if number > MANY:

@@ -86,7 +86,7 @@ def overview_figures(recent: Sequence[RunTimes], workers: Sequence[WorkerInfo], 
     started = [run.created_at for run in recent]
     completed = [run.finished_at for run in recent if run.status is Status.COMPLETED]
     failed = [run.finished_at for run in recent if run.status is Status.FAILED and now - run.finished_at < HOUR]
-    alive = [one for one in workers if one.status is WorkerStatus.ALIVE and not one.is_late(now)]
+    alive = [one for one in workers if one.status is WorkerStatus.ALIVE and not one.is_late(one.read_at or now)]
     busy = sum(len(one.running.steps) + one.running.more for one in alive)
     spent = durations(recent)
     # Percentiles of several workers have no common one; the slowest worker is the one to know of.

@@ -16,6 +16,7 @@ from perdure.client.session import session_of
 from perdure.core.codec.failure import Failure
 from perdure.core.limits.breaker import BreakerInfo, Circuit
 from perdure.core.limits.limit import LimitBounds, LimitInfo, PermitInfo, WaitingRun, pace_of
+from perdure.core.model.cloud_event import EVENT_TYPE
 from perdure.core.model.dead_letter import DeadLetter
 from perdure.core.model.run import DEFAULT_QUEUE, STICKY_TYPE, Reason, Run, RunPage, RunTimes, Status
 from perdure.core.model.run_orders import Pause, PauseKind
@@ -378,11 +379,11 @@ async def runs(request: PageRequest) -> Response:
 
 
 def _columns(chosen: str | None, lines: Sequence[RunLine]) -> tuple[str, ...]:
-    """Attributes that have a column: those in the URL, or else the three that most runs of the page have."""
+    """Attributes that have a column: those in the URL, or else the two of users that most runs of the page have."""
     if chosen is not None:
         return tuple(name for name in chosen.split(",") if name)[:10]
-    counts = Counter(name for line in lines for name in line.attributes)
-    return tuple(sorted(name for name, _ in counts.most_common(3)))
+    counts = Counter(name for line in lines if line.run.type != EVENT_TYPE for name in line.attributes)
+    return tuple(sorted(name for name, _ in counts.most_common(2)))
 
 
 def _words(facets: Sequence[Facet], lines: Sequence[RunLine]) -> list[str]:

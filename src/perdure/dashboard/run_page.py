@@ -749,6 +749,7 @@ async def download(request: PageRequest, run_id: str, what: str) -> Response:
         number = int(what[7:]) if len(what) < 18 else -1
         text = next((one.payload for one in await store.records(run_id, [number])), None)
     content = msgspec.json.encode(request.shown.payload(text))
-    # As a file, so that no browser shows it as a page.
-    headers = {**HEADERS, "content-disposition": f'attachment; filename="{what}.json"'} if what.isascii() else HEADERS
+    # As a file, so that no browser shows it as a page. The name comes from the URL: it may not end the header.
+    name = what if what.isascii() and what.replace("-", "").isalnum() else "payload"
+    headers = {**HEADERS, "content-disposition": f'attachment; filename="{name.lower()}.json"'}
     return Response(content, 200, headers, media_type="application/json")

@@ -120,7 +120,8 @@ def _event_detail(kind: str, actor: str, details: Mapping[str, Any]) -> str:
         case "reclaimed":
             return "its worker was lost; another one takes over"
         case _:
-            named = [f"{name} {value}" for name, value in details.items() if isinstance(value, str | int) and value]
+            known = {**details, "until": when(details["until"])} if isinstance(details.get("until"), int) else details
+            named = [f"{name} {value}" for name, value in known.items() if isinstance(value, str | int) and value]
             return ", ".join([*named, *([f"by {actor}"] if actor else [])])
 
 

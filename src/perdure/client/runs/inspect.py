@@ -338,7 +338,7 @@ def _broken(breaker: BreakerInfo, standing: WaitlistPosition, now: int) -> str:
 
 def _waiting(run: Run, facts: Facts) -> str:
     now, history = facts.now, facts.history
-    until = f" until {at(run.wake_at)} (in {span(run.wake_at - now)})" if run.wake_at < NEVER else ""
+    until = f" until {day(run.wake_at)} (in {span(run.wake_at - now)})" if run.wake_at < NEVER else ""
     named = facts.waits
     match run.reason:
         case Reason.MESSAGE | Reason.CHILD if named is not None and named.waits:
@@ -606,11 +606,6 @@ def span(duration: int) -> str:
     return length(max(0, round(duration / 1e6)) * 1_000_000)
 
 
-def at(moment: int) -> str:
-    """A time in ISO 8601."""
-    return (_EPOCH + datetime.timedelta(microseconds=moment)).isoformat()
-
-
 def day(moment: int) -> str:
     """A time to the second, with the day of the week."""
     return f"{_EPOCH + datetime.timedelta(microseconds=moment):%A %Y-%m-%d %H:%M:%S} UTC"
@@ -672,7 +667,7 @@ def _running_step(step: RunningStep, now: int) -> str:
 def silence(worker: WorkerInfo, now: int) -> str:
     """Say when a worker that is late was last heard of, and when others take over; empty if it is not late."""
     late = now - worker.heartbeat_at
-    if worker.status is WorkerStatus.ALIVE and not worker.is_late(now):
+    if worker.status is WorkerStatus.ALIVE and not worker.is_late(worker.read_at or now):
         return ""
     left = worker.lease - late
     when = f"in {span(left)}" if left > 0 and worker.status is WorkerStatus.ALIVE else "at the next sweep"
