@@ -59,12 +59,12 @@ from perdure.replay.outcome import (
 from perdure.replay.reused_results import NOTHING, EarlierAttempts
 from perdure.replay.run_loop import (
     DrainContext,
+    OperationFuture,
     RunTask,
     end_code,
     end_tasks,
     new_operation_future,
     refusal_of,
-    thread_id,
 )
 from perdure.workflow.answers import refused
 from perdure.workflow.channels import question_key, question_of
@@ -108,6 +108,10 @@ _ASIDE, _ATTEMPT, _BEGIN, _BROKEN, _CANCEL, _CHILD, _FORK, _MESSAGE, _SCOPE, _ST
     RecordKind.ASIDE, RecordKind.ATTEMPT, RecordKind.BEGIN, RecordKind.BROKEN, RecordKind.CANCEL, RecordKind.CHILD,
     RecordKind.FORK, RecordKind.MESSAGE, RecordKind.SCOPE, RecordKind.STEP, RecordKind.WAKE,
 )  # fmt: skip
+
+
+# The classes of asyncio answer sooner than their subclasses, whose methods have to be looked for.
+_is_done, _set_result = asyncio.Future.done, asyncio.Future.set_result
 
 
 class Execution(OperationsApi):
@@ -363,7 +367,7 @@ class Execution(OperationsApi):
                 break  # the rest of the batch stays unreceived
             if record.at > self.time:
                 self.time = record.at
-            self.loop.seconds = (self.time - self._origin.started_at) / 1e6
+            self.loop.now = self.time
             if self._mailbox.offer(record.location, record.seq):
                 self.drain()
             elif self._mailbox.refused:
@@ -385,7 +389,7 @@ class Execution(OperationsApi):
         """
         if now > self.time:
             self.time = now
-        location, origin, seq = operation.location, self._origin, self.next_seq
+        location, origin, seq, loop = operation.location, self._origin, self.next_seq, self.loop
         self.unsaved.append(
             Record(
                 seq=seq, kind=_STEP, location=location, payload=payload, at=self.time, started_at=started_at,
@@ -397,10 +401,18 @@ class Execution(OperationsApi):
         operation.open = False
         future = operation.future
         future.watcher = future.operation = None
-        self.loop.seconds = (self.time - origin.started_at) / 1e6
-        if not future.done():
-            future.note_waiters()
-            future.set_result(value)
+        loop.now = self.time
+        if not _is_done(future):
+            # Each waiter adds a callback to the queue of the loop; `note_waiters` would have them listed.
+            ready, unawaited = loop.ready, future.unawaited
+            before = len(ready)
+            _set_result(future, value)
+            if unawaited is not None:
+                if len(ready) > before and type(future) is OperationFuture:
+                    unawaited.pop(future.stable_hash, None)
+                    future.unawaited = None
+                else:
+                    future.note_waiters()
         if "/" in location:
             self.checkpoints.note(location[: location.rindex("/") + 1], seq)
         self.drain(drain_context)
@@ -541,7 +553,7 @@ class Execution(OperationsApi):
             return
         if record.at > self.time:
             self.time = record.at
-        self.loop.seconds = (self.time - self._origin.started_at) / 1e6
+        self.loop.now = self.time
         if kind is _MESSAGE:
             self._mailbox.arrive(record.location, record.seq, record.payload or "null")
             if self._mailbox.refused:
@@ -578,7 +590,7 @@ class Execution(OperationsApi):
             self.checkpoints.note(location[: location.rindex("/") + 1], record.seq)
         if record.at > self.time:
             self.time = record.at
-        self.loop.seconds = (self.time - self._origin.started_at) / 1e6
+        self.loop.now = self.time
         del self._open[location]
         operation.open = False
         future.watcher = future.operation = None
@@ -904,7 +916,7 @@ class Execution(OperationsApi):
                 loop.drain()
             else:
                 # As `drain` does; inlined, because every step passes here.
-                loop.thread = thread_id()
+                loop.thread = drain_context.thread
                 _set_running_loop(loop)
                 try:
                     loop.run_ready()
@@ -916,7 +928,7 @@ class Execution(OperationsApi):
         except CodeHalted as halted:
             self._break(failed(halted.error, self._codec))
         else:
-            if self.outcome is None and self._main is not None and self._main.done():
+            if self.outcome is None and self._main is not None and _is_done(self._main):
                 self._main_ended(self._main)
         finally:
             if not trace.waiting[DUE]:

@@ -85,16 +85,28 @@ class StepOperation(OpenOperation):
         self.digest = digest
         self.open = True
         self.request = request
-        #: Whether the workflow goes on before the result is durable.
-        self.ephemeral = request.options.ephemeral is True
         #: Attempts used up so far.
         self.attempts = 0
         #: Time of the next attempt.
         self.retry_at = 0
         #: Context variables of the code that has asked for the step.
         self.context = context = copy_context()
-        #: Whether nothing but its function says how it is executed: no option, and no variable of the workflow.
-        self.is_usual = request.options is NO_STEP_SETTINGS and not request.transaction and len(context) == 1
+        if request.options is NO_STEP_SETTINGS:
+            #: Whether the workflow goes on before the result is durable.
+            self.ephemeral = False
+            #: Whether it is an async function, and nothing else says how it is executed: no option, and no variable of
+            #: the workflow.
+            self.is_usual = request.spec.is_async and len(context) == 1 and not request.transaction
+        else:
+            self.ephemeral = request.options.ephemeral is True
+            self.is_usual = False
+
+
+# A class that is called enters the interpreter once more, which takes longer than the rest of making a step.
+_new_step, _init_step = StepOperation.__new__, StepOperation.__init__
+
+#: A method of an imported object would be bound anew by each call.
+_scope = current_scope.get
 
 
 class TimerOperation(OpenOperation):
@@ -332,7 +344,7 @@ class OperationsApi(ABC):
         #: Effects that the worker has not collected.
         self.effects: list[Effect] = []
         self.checkpoints = checkpoints
-        self.loop = loop = RunLoop(origin.run_id, self)
+        self.loop = loop = RunLoop(origin.run_id, self, origin.started_at)
         self.undos: UndoLog | None = None
         self.replaying = True
         #: Topics of broadcasts that the run has subscribed to.
@@ -480,24 +492,36 @@ class OperationsApi(ABC):
         if loop.thread != thread_id():
             self._check_inside()
         name, identity = request.name, request.spec.identity
-        scope = current_scope.get(self._root)
+        scope = _scope(self._root)
         if scope.functions.get(name) is not identity:
             check_function(scope, name, identity, self._origin)
         args, kwargs = request.args, request.kwargs
-        digest = self._codec.digest((args, kwargs), name)
         for value in args:
             if type(value) not in FIXED:
-                request = request.owned()
+                digest, request = self._codec.digest((args, kwargs), name), request.owned()
                 break
         else:
             if kwargs:
-                request = request.owned()
+                digest, request = self._codec.digest((args, kwargs), name), request.owned()
+            else:
+                digest = self._codec.digest_of_fixed(args, name)
         location = scope.next(name)
         if loop.closed:
             return new_operation_future(loop, scope, location, None)
-        # As `_opened` does; inlined, because every step passes here.
-        future = new_operation_future(loop, scope, location, self._unawaited)
-        operation = StepOperation(location, future, request, digest)
+        # As `new_operation_future` and `_opened` do; inlined, because every step passes here. The running loop is the
+        # one that the future gets.
+        future: OperationFuture[Any] = OperationFuture()
+        if scope.path:
+            number = loop.next_hash_in(scope)
+        else:
+            scope.futures += 1
+            number = loop.hash_base + scope.futures
+        future.stable_hash = number
+        future.label = location
+        future.unawaited = unawaited = self._unawaited
+        unawaited[number] = future
+        operation = _new_step(StepOperation)
+        _init_step(operation, location, future, request, digest)
         if operation.ephemeral:
             self.has_ephemeral = True
         self._open[location] = operation

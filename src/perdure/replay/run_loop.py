@@ -35,6 +35,9 @@ from perdure.core.process_fork import suppress_pending_warning
 from perdure.errors import Evicted, LoopStuck, NotInWorkflow, WorkflowError
 from perdure.workflow.scopes import Scope, current_scope
 
+#: Identifies the caller's thread.
+thread_id = get_ident
+
 
 class DrainContext:
     """Environment in which loops of runs are drained: the worker's loop, and hooks for asynchronous generators.
@@ -42,11 +45,12 @@ class DrainContext:
     Setting it up takes as long as some steps do, so a caller that drains many runs enters it once.
     """
 
-    __slots__ = ("_hooks", "entered", "loop")
+    __slots__ = ("_hooks", "entered", "loop", "thread")
 
     def __init__(self) -> None:
         #: The loop that runs when no run does.
         self.loop = _get_running_loop()
+        self.thread = thread_id()
         self._hooks = sys.get_asyncgen_hooks()
         #: Whether new asynchronous generators are held by their runs.
         self.entered = False  # equivalent: constant: nothing is drained before it is entered
@@ -73,9 +77,6 @@ def _keep(_: AsyncGenerator[Any, Any]) -> None:
 
 
 T = TypeVar("T")
-
-#: Identifies the caller's thread.
-thread_id = get_ident
 
 #: Callbacks without a durable operation after which a drain counts as an endless loop.
 STUCK_AFTER = 100_000
@@ -155,8 +156,9 @@ class RunLoop(asyncio.AbstractEventLoop):
     #: Watches the code of the run; none by default.
     guard: WorkflowGuard | None = None
 
-    def __init__(self, run_id: str, timers: TimerSink) -> None:
-        self._ready: deque[ReadyCallback] = deque()
+    def __init__(self, run_id: str, timers: TimerSink, started_at: int = 0) -> None:
+        #: Callbacks to be run, in order.
+        self.ready: deque[ReadyCallback] = deque()
         self._timers: TimerSink | None = timers
         self.run_id = run_id
         # A bare counter would collide between runs in asyncio's global set of tasks.
@@ -165,8 +167,8 @@ class RunLoop(asyncio.AbstractEventLoop):
         self.root = Scope()
         #: Callbacks since the last durable operation; very many mean an endless loop.
         self.idle_callbacks = 0
-        #: Workflow time since the start of the run: that of the record being applied.
-        self.seconds = 0.0
+        #: Start of the run, and workflow time, that of the record being applied; in microseconds.
+        self.started_at = self.now = started_at
         self.closed = False
         #: Thread that executes code of the run at the moment; 0 if none does.
         self.thread = 0
@@ -204,7 +206,7 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     def time(self) -> float:
         """Return the seconds of workflow time since the start of the run."""
-        return self.seconds
+        return (self.now - self.started_at) / 1e6
 
     # callbacks
 
@@ -215,14 +217,14 @@ class RunLoop(asyncio.AbstractEventLoop):
     ) -> Any:
         """Queue a callback."""
         ready = ReadyCallback(callback, args, copy_context() if context is None else context)
-        self._ready.append(ready)
+        self.ready.append(ready)
         return ready
 
     def call_later(  # type: ignore[override] # see above
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
         """Set a durable timer."""
-        return self.call_at(self.seconds + delay, callback, *args, context=context)
+        return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override] # see above
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -238,7 +240,7 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     def fire(self, handle: RunTimerHandle) -> None:
         """Queue the callback of a timer that is due."""
-        self._ready.append(handle.ready)
+        self.ready.append(handle.ready)
 
     def _timer_handle_cancelled(self, handle: RunTimerHandle) -> None:
         if self._timers is not None:
@@ -282,14 +284,14 @@ class RunLoop(asyncio.AbstractEventLoop):
         """Run callbacks until none is ready. Raises `LoopStuck` if that never happens."""
         if self.thread:
             self.run_ready()
-        elif self._ready:
+        elif self.ready:
             with self.inside():
                 self.run_ready()
 
     def run_ready(self) -> None:
         """Run callbacks until none is ready, with this as the running loop. Raises as `drain`."""
         self.idle_callbacks = 0
-        ready = self._ready
+        ready = self.ready
         while ready:
             self.idle_callbacks = count = self.idle_callbacks + 1
             if count > STUCK_AFTER:
@@ -300,8 +302,13 @@ class RunLoop(asyncio.AbstractEventLoop):
             handle = ready.popleft()
             if handle.off:
                 continue
+            args = handle.args
             try:
-                handle.context.run(handle.callback, *handle.args)
+                # Most callbacks wake a task with the future that it waits for; unpacking would make a list first.
+                if len(args) == 1:
+                    handle.context.run(handle.callback, args[0])
+                else:
+                    handle.context.run(handle.callback, *args)
             except (SystemExit, KeyboardInterrupt):
                 # The task that raised it has it as its exception, from which the run's outcome is made.
                 continue
@@ -322,7 +329,7 @@ class RunLoop(asyncio.AbstractEventLoop):
     def inside(self) -> Generator[None]:
         """Make this the running loop and the holder of new generators."""
         with DrainContext() as drain_context:
-            before, self.thread = self.thread, thread_id()
+            before, self.thread = self.thread, drain_context.thread
             _set_running_loop(self)
             try:
                 yield
@@ -348,14 +355,14 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     def forget_tasks(self) -> None:
         """Drop what ended tasks have left: their callbacks, and those of them that did not end."""
-        self._ready.clear()
+        self.ready.clear()
         self.tasks.clear()
 
     def untie(self) -> None:
         """Drop the references to the execution: the run has ended."""
         self._timers = None
         self.on_error = _ignore
-        self._ready.clear()
+        self.ready.clear()
 
     # methods that asyncio calls
 

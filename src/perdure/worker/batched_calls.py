@@ -185,8 +185,9 @@ class StepResults:
     def _tell_ended(self, ended: list[BegunAttempt], reading: ClockReading) -> None:
         crash_point = self._system.crash_point
         for attempt in ended:
-            # The error refers to the frame that called the function; without the cycle it is freed at once.
-            error, attempt.error = attempt.error, None
+            if (error := attempt.error) is not None:
+                # It refers to the frame that called the function; without the cycle it is freed at once.
+                attempt.error = None
             if attempt.is_traced:
                 attempt.function_ended(error)
             if attempt.over:

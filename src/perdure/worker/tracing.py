@@ -51,7 +51,6 @@ MOST_CLAIMS = 10_000
 class Traced(Attempt):
     """Part of an attempt that has a span. It comes before the class of the attempt itself."""
 
-    is_traced = True
     span: AttemptSpan | None = None
 
     def start(self, threads: StepThreads, run_deadline: int) -> None:
@@ -63,7 +62,7 @@ class Traced(Attempt):
         if trace is None:
             call()
             return
-        operation = self.operation
+        operation, self.is_traced = self.operation, True
         now = self._system.now()
         span = self.span = trace.attempt_begun(operation.location, operation.request.name, self.number, now, key=key)
         token = span.attach()
@@ -138,10 +137,7 @@ class StepAttempt(Attempt):
     def start(self, threads: StepThreads, run_deadline: int) -> None:
         """Call the function, in the context of its span or of the run."""
         operation = self.operation
-        if (
-            self.has_begin and operation.is_usual and operation.request.spec.is_async
-            and self._system.telemetry.attempt_started is None
-        ):  # fmt: skip
+        if self.has_begin and operation.is_usual and self._system.telemetry.attempt_started is None:
             self.begin(run_deadline)
             return
         trace: RunTrace = self.recipient.trace  # type: ignore[attr-defined] # as above

@@ -123,13 +123,13 @@ class Context:
         """
         spec = spec_of(function)
         options = spec.options if self._options is NO_STEP_SETTINGS else self._options.over(spec.options)
+        if options is NO_STEP_SETTINGS and spec.name is not None:
+            return self._runtime.step(StepRequest(spec.name, spec, args, kwargs, options))
         name = options.name if isinstance(options.name, str) else spec.name
         if name is None:
             raise InvalidName(
                 'a lambda has no name to record its result under; give it one: `ctx.options(name="...").step(...)`'
             )
-        if options is NO_STEP_SETTINGS:
-            return self._runtime.step(StepRequest(name, spec, args, kwargs, options))
         if options.process is True:
             check_for_process(function)
         if options.at_most_once is True:

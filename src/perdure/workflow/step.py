@@ -268,14 +268,14 @@ def spec_of(function: Callable[..., Any]) -> StepSpec:
 
     Raises `BadArguments` for bad annotations.
     """
-    if type(function) is not FunctionType:
-        return _inspect(function)
     known: object = getattr(function, _SPEC, None)
-    # `functools.wraps` copies attributes, so a wrapper may carry the spec of the function inside it.
+    # `functools.wraps` copies attributes, and a method has those of its function, so that either may carry the spec of
+    # another function.
     if type(known) is StepSpec and known.function is function:
         return known
     spec = _inspect(function)
-    setattr(function, _SPEC, spec)
+    if type(function) is FunctionType:
+        setattr(function, _SPEC, spec)
     return spec
 
 

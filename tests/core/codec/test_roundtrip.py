@@ -15,6 +15,7 @@ import pydantic
 import pytest
 
 from perdure.core.codec.codec import Codec
+from perdure.core.codec.roundtrip import plain_fields
 from perdure.errors import DecodeError, EncodeError
 
 T = TypeVar("T")
@@ -234,3 +235,74 @@ def test_a_union_of_two_classes_of_one_name_is_refused() -> None:
     other: Any = dataclass(type("Card", (), {"__annotations__": {"n": int}}))
     with pytest.raises(DecodeError, match="two classes of a union are called 'Card'"):
         codec.check(Card | other, "the result")
+
+
+@dataclass(frozen=True)
+class Ticket:
+    name: str
+    cents: int
+    paid: bool
+
+
+class Seat(msgspec.Struct):
+    row: str
+    number: int
+
+
+@dataclass
+class Loud:
+    """A class that changes itself when it is decoded, without changing the length of its JSON."""
+
+    name: str
+    count: int
+
+    def __post_init__(self) -> None:
+        self.name = self.name.upper()
+
+
+@dataclass
+class Fixed:
+    name: str
+    count: int = field(default=0, init=False)
+
+
+class Ratio(msgspec.Struct):
+    part: float
+    name: str
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Ticket("a", 4200, True),
+        Ticket('a null, a NaN, 12:30" and 1Z"', 10**40, False),
+        Ticket("\\u0000 \ud7ff", -1, True),
+        Seat("", 0),
+        Ratio(0.1, "a"),
+        Fixed("a"),
+    ],
+)
+def test_a_value_of_plain_fields_comes_back_as_it_was(value: Any) -> None:
+    stored = codec.store(value, type(value), "it")
+    assert stored == (codec.encode(value, "it", type(value)), value)
+    assert stored[1] is not value
+
+
+@pytest.mark.parametrize("wrong", [Ratio(2**70 + 1, "a"), Ratio(float("nan"), "a"), Ticket("\0", 1, True)])
+def test_a_value_of_plain_fields_that_would_change_is_refused(wrong: Any) -> None:
+    with pytest.raises(EncodeError):
+        codec.store(wrong, type(wrong), "it")
+
+
+def test_a_field_with_a_value_of_another_type_than_declared_takes_the_full_checks() -> None:
+    codec.check(Ticket, "it")
+    name: Any = Decimal("NaN")
+    with pytest.raises(EncodeError):
+        codec.store(Ticket(name, 1, True), Ticket, "it")
+
+
+@pytest.mark.parametrize("kind", [Loud, Fixed, Ratio, Card, Model, Point])
+def test_only_a_class_that_is_its_plain_fields_is_stored_without_the_full_checks(kind: type[Any]) -> None:
+    assert plain_fields(Ticket) is not None
+    assert plain_fields(Seat) is not None
+    assert plain_fields(kind) is None

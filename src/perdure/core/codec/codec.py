@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import logging
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ import msgspec
 from perdure.core.codec.decoders import decoder_for
 from perdure.core.codec.json_problems import DEPTH, find_flaw, has_set_of_sets, ordered
 from perdure.core.codec.pydantic_models import AdaptedDecoder, decode_model, encode_model, mentions_model, order_model
-from perdure.core.codec.roundtrip import find_difference, find_lost, is_flat, is_open
+from perdure.core.codec.roundtrip import all_plain, find_difference, find_lost, is_flat, is_open, plain_fields
 from perdure.core.codec.unions import TaggedDecoder
 from perdure.errors import DecodeError, EncodeError, PayloadTooLarge
 
@@ -38,6 +39,7 @@ _CLOCK = re.compile(r':[0-9][0-9]"')
 #: A double in MessagePack whose exponent is all ones: NaN and the infinities.
 _NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
 _BRACKET = ord("[")
+_NO_KWARGS: dict[str, Any] = {}
 #: JSON up to this length cannot be nested too deep.
 _QUICK_BYTES = 2 * DEPTH
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -63,6 +65,8 @@ class Codec:
         self._decoders: dict[Any, AnyDecoder] = {}
         #: Classes whose parts cannot change in JSON without changing its length.
         self._flat: set[Any] = set()
+        #: Gets the fields of classes whose values come back as they were if all of their types are plain.
+        self._plain_fields: dict[Any, Callable[[Any], tuple[object, ...]]] = {}
         self.strict = False
         if strict:
             self.be_strict()
@@ -103,6 +107,12 @@ class Codec:
         try:
             data = _encode(value)
             decoded = self._decoders[declared].decode(data)
+            get = self._plain_fields.get(kind) if kind is declared else None
+            if get is not None and all_plain(map(type, get(value))):
+                # Only a NUL in a text is left to be found; the checks below are for other types.
+                text = data.decode()
+                has_nul = "\\" in text and "\\u0000" in text
+                return None if has_nul or len(data) > self._warn_bytes else (text, decoded)
             if (kind is not declared or declared not in self._flat) and decoded != value:
                 return None
             # A class may compare something else than its fields; a lost field makes the JSON shorter.
@@ -192,6 +202,16 @@ class Codec:
         """Raise `DecodeError` if values of a type can never be decoded."""
         self._decoder(type, what)
 
+    def digest_of_fixed(self, args: tuple[Any, ...], step: str) -> str:
+        """As `digest` of the arguments of a step, if their types are in `FIXED` and they are given by position."""
+        try:
+            data = _encode_in_order((args, _NO_KWARGS))
+        except Exception:
+            return self.digest((args, _NO_KWARGS), step)
+        hashing = _new_hash()
+        hashing.update(data)
+        return hashing.hexdigest()
+
     def digest(self, value: object, step: str = "") -> str:
         """Twelve hexadecimal digits of the hash of a value's canonical JSON. Raises `EncodeError` if it has none.
 
@@ -222,6 +242,8 @@ class Codec:
             known = self._decoders[type] = _new_decoder(type, what)
             if is_flat(type):
                 self._flat.add(type)
+                if (get := plain_fields(type)) is not None:
+                    self._plain_fields[type] = get
         return known
 
     def _weigh(self, size: int, what: str) -> None:

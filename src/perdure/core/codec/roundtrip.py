@@ -5,14 +5,18 @@ The exact half of the check; a usual value equals its decoded JSON and does not 
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, TypeVar
 from uuid import UUID
+
+import msgspec
 
 from perdure.core.codec.json_problems import fields_of, path_step
 from perdure.core.codec.pydantic_models import is_model
@@ -192,3 +196,35 @@ def is_flat(declared: Any) -> bool:
     except Exception:
         return False
     return all(set(typing.get_args(each) or (each,)) <= _FLAT for each in hints)
+
+
+_PLAIN = frozenset({str, int, bool})
+
+#: Tells whether all types are those of values that JSON tells apart, and decodes to what they were.
+all_plain: Callable[[Iterable[type]], bool] = _PLAIN.issuperset
+
+
+def plain_fields(declared: type[Any]) -> Callable[[Any], tuple[object, ...]] | None:
+    """Return what gets the fields of a flat class if nothing else decides what its JSON is and what that decodes to.
+
+    A value comes back as it was if the types of its fields are plain, too, and it can be decoded.
+    """
+    if dataclasses.is_dataclass(declared):
+        fields = dataclasses.fields(declared)
+        names = tuple(field.name for field in fields if field.init)
+        if len(names) < len(fields):
+            return None
+        own = object
+        frozen = declared.__dataclass_params__.frozen  # type: ignore[attr-defined] # typeshed lacks it
+    elif issubclass(declared, msgspec.Struct):
+        names = declared.__struct_fields__
+        own, frozen = msgspec.Struct, False
+    else:
+        return None
+    hints = typing.get_type_hints(declared)
+    # `attrgetter` returns a tuple for two names or more.
+    if len(names) < 2 or not all_plain(hints[name] for name in names) or hasattr(declared, "__post_init__"):
+        return None
+    if declared.__getattribute__ is not own.__getattribute__ or not (frozen or declared.__setattr__ is own.__setattr__):
+        return None
+    return attrgetter(*names)

@@ -116,6 +116,13 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     next: NextState | None = None
 
 
+class StepTurn(Turn, frozen=True, kw_only=True, gc=False):
+    """A turn that carries records and nothing else, as that of the usual step does.
+
+    Databases tell it by its class, which is one look in place of nine. So nothing may be added to a copy of it.
+    """
+
+
 class TurnOutcome(StrEnum):
     """Answer to the commit of a turn."""
 

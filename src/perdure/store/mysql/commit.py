@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from perdure.core.model.record import NewMessage, Record, SendOutcome
 from perdure.core.model.run import NewRun, Status
-from perdure.core.model.turn import Finish, Park, RetryLater, Turn, TurnOutcome
+from perdure.core.model.turn import Finish, Park, RetryLater, StepTurn, Turn, TurnOutcome
 from perdure.store.contract import Change
 from perdure.store.mysql.runs import NEW_RUNS, rows_of
 from perdure.store.mysql.transaction import MysqlTransaction, Sql, literal, sql_list, sql_row, sql_texts
@@ -251,6 +251,8 @@ def is_simple(turns: Sequence[Turn]) -> bool:
 
 
 def _touches_no_other_run(turn: Turn) -> bool:
+    if type(turn) is StepTurn:
+        return True
     if turn.children or turn.sends or has_extras(turn):
         return False
     after = turn.next

@@ -21,7 +21,7 @@ from msgspec.structs import astuple
 
 from perdure.core.model.record import NewMessage, Record, RecordKind, SendOutcome
 from perdure.core.model.run import NewRun, Status
-from perdure.core.model.turn import Finish, NextState, Park, Turn, TurnOutcome
+from perdure.core.model.turn import Finish, NextState, Park, StepTurn, Turn, TurnOutcome
 from perdure.store.contract import Change
 from perdure.store.postgres.driver import AlreadyThere, PostgresConnection
 from perdure.store.postgres.runs import NEW_RUNS, arrays_of
@@ -388,6 +388,8 @@ def is_simple(turns: Sequence[Turn]) -> bool:
     """Tell whether one statement can write these turns."""
     kinds: set[type[object]] = set()
     for turn in turns:
+        if type(turn) is StepTurn:
+            continue
         if turn.children or turn.sends or turn.outputs or turn.trim or turn.subscribes or turn.unsubscribes:
             return False
         # These write more than one audit event.
@@ -403,7 +405,7 @@ def is_simple(turns: Sequence[Turn]) -> bool:
 
 def only_append(turns: Sequence[Turn]) -> bool:
     """Tell whether no turn finishes, parks or has read a message, so that only records are written."""
-    return all(turn.next is None and not turn.read for turn in turns)
+    return all(type(turn) is StepTurn or (turn.next is None and not turn.read) for turn in turns)
 
 
 async def append_records(connection: PostgresConnection, statements: StatementCache, turns: Sequence[Turn]) -> set[str]:

@@ -52,6 +52,9 @@ class TurnState(Enum):
 def split_by_run(turns: Sequence[Turn]) -> Iterator[list[int]]:
     """Turns, by index, in groups without a run in common; turns of one run stay in order."""
     left = list(range(len(turns)))
+    if len({turn.lease.run_id for turn in turns}) == len(turns):
+        yield left
+        return
     while left:
         runs: set[str] = set()
         wave: list[int] = []

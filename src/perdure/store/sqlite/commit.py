@@ -14,7 +14,18 @@ from operator import itemgetter
 
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Status
-from perdure.core.model.turn import Block, ContinueAsNew, Finish, Lease, Park, Release, RetryLater, Turn, TurnOutcome
+from perdure.core.model.turn import (
+    Block,
+    ContinueAsNew,
+    Finish,
+    Lease,
+    Park,
+    Release,
+    RetryLater,
+    StepTurn,
+    Turn,
+    TurnOutcome,
+)
 from perdure.store.contract import Change
 from perdure.store.sql.audit import block_event, note_again, note_finish, note_work, park_event
 from perdure.store.sql.dialect import Row
@@ -37,7 +48,7 @@ from perdure.store.sql.turn import (
     write_shown,
 )
 from perdure.store.sql.turn import renew as begin_anew
-from perdure.store.sqlite.connection import BATCH_ROWS, SqliteTransaction
+from perdure.store.sqlite.connection import SMALL_BATCH_ROWS, SqliteTransaction
 
 _HISTORY = """
 INSERT INTO perdure_history
@@ -137,6 +148,8 @@ async def _commit_batch(
     observers: list[Observer] = []
     for index in batch:
         turn = turns[index]
+        if type(turn) is StepTurn and not incomplete:
+            continue
         if (incomplete if turn.records else _needs_lease_check(turn)) and (
             state := await _check_state(tx, turn)
         ) is not TurnState.LIVE:
@@ -202,7 +215,7 @@ async def _insert(
     tx: SqliteTransaction, many: str, one: str, params_of_one: Callable[[Row], Row], rows: list[Row]
 ) -> int:
     """Insert rows by the statement for many, and the rest by that for one; return the number of inserted rows."""
-    in_batches = len(rows) - len(rows) % BATCH_ROWS
+    in_batches = len(rows) - len(rows) % SMALL_BATCH_ROWS
     written = await tx.execute_many(many, rows[:in_batches])
     return written + await tx.execute_many(one, list(map(params_of_one, rows[in_batches:])))
 

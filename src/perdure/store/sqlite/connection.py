@@ -49,8 +49,9 @@ from perdure.store.url import SqliteUrl
 if sys.platform != "win32":
     import fcntl
 
-#: Number of rows in one multi-row INSERT. Twice as many gain little more.
+#: Numbers of rows in one multi-row INSERT: many rows, then the rest. More than the first number gain little.
 BATCH_ROWS = 32
+SMALL_BATCH_ROWS = 8
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
 _VALUES = re.compile(r"\bVALUES\s*(\(\s*\?(?:\s*,\s*\?)*\s*\))")
@@ -62,22 +63,23 @@ class SqliteStatement(Struct, frozen=True):
     text: str
     #: Puts named parameters into the order of the statement; None: the parameters are in order.
     order_params: Callable[[Any], Sequence[Any]] | None
-    #: The statement for `BATCH_ROWS` rows; None if it is no INSERT of values.
-    multi_row_text: str | None
+    #: Statements for many rows, with the number of rows, the greatest first; empty if it is no INSERT of values.
+    multi_row_texts: tuple[tuple[int, str], ...]
 
 
 def prepare(sql: str) -> SqliteStatement:
     """Prepare a statement with `:name` or `?` parameters."""
     text = _PARAMETER.sub("?", sql)
-    return SqliteStatement(text, _in_order(_PARAMETER.findall(sql)), multi_row_insert(text))
+    return SqliteStatement(text, _in_order(_PARAMETER.findall(sql)), multi_row_inserts(text))
 
 
-def multi_row_insert(text: str) -> str | None:
-    """Turn an INSERT of one row into an INSERT of `BATCH_ROWS` rows; None for any other statement."""
+def multi_row_inserts(text: str) -> tuple[tuple[int, str], ...]:
+    """Turn an INSERT of one row into INSERTs of many rows, by number of rows; empty for any other statement."""
     found = _VALUES.search(text)
     if found is None or not text.lstrip().startswith("INSERT"):
-        return None
-    return f"{text[: found.start(1)]}{', '.join([found[1]] * BATCH_ROWS)}{text[found.end(1) :]}"
+        return ()
+    before, row, after = text[: found.start(1)], found[1], text[found.end(1) :]
+    return tuple((count, f"{before}{', '.join([row] * count)}{after}") for count in (BATCH_ROWS, SMALL_BATCH_ROWS))
 
 
 def _in_order(names: Sequence[str]) -> Callable[[Any], Sequence[Any]] | None:
@@ -202,13 +204,14 @@ class SqliteTransaction(TransactionLog):
     def _run_many(self, statement: SqliteStatement, rows: Sequence[Any]) -> int:
         if statement.order_params is not None:
             rows = list(map(statement.order_params, rows))
-        in_batches = 0 if statement.multi_row_text is None else len(rows) - len(rows) % BATCH_ROWS
-        written = 0
-        for start in range(0, in_batches, BATCH_ROWS):
-            batch = list(chain.from_iterable(rows[start : start + BATCH_ROWS]))
-            written += self._connection.execute(statement.multi_row_text or "", batch).rowcount
-        if in_batches < len(rows):
-            written += self._connection.executemany(statement.text, rows[in_batches:]).rowcount
+        done = written = 0
+        for count, text in statement.multi_row_texts:
+            while len(rows) - done >= count:
+                batch = list(chain.from_iterable(rows[done : done + count]))
+                written += self._connection.execute(text, batch).rowcount
+                done += count
+        if done < len(rows):
+            written += self._connection.executemany(statement.text, rows[done:]).rowcount
         return written
 
 

@@ -10,7 +10,18 @@ from msgspec.structs import replace
 from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Reason, Status
-from perdure.core.model.turn import Block, ContinueAsNew, Finish, Lease, Release, RetryLater, Trim, Turn, TurnOutcome
+from perdure.core.model.turn import (
+    Block,
+    ContinueAsNew,
+    Finish,
+    Lease,
+    Release,
+    RetryLater,
+    StepTurn,
+    Trim,
+    Turn,
+    TurnOutcome,
+)
 from perdure.core.model.waits import RunWaits, Wait, WaitKind, waits_to_json
 from perdure.errors import StoreCorrupt
 from perdure.store import Store
@@ -162,6 +173,29 @@ class Turns:
         ]
         assert await store.commit(turns, ACTOR) == [TurnOutcome.APPLIED, TurnOutcome.LOST, TurnOutcome.APPLIED]
         assert [len(await store.history(id)) for id in ("good2", "stale", "good3")] == [1, 0, 2]
+
+    @pytest.mark.parametrize("mixed", [False, True], ids=["alone", "beside an outcome"])
+    async def test_turns_of_usual_steps_are_written_repeated_and_refused_like_others(
+        self, store: Store, *, mixed: bool
+    ) -> None:
+        stale = await held(store, "stale")
+        await commit(store, stale, next=Release())
+        good = [await held(store, f"good{number}", f"w{number}") for number in (2, 3, 4)]
+        usual = a_record(0, attempts=1)
+        turns: list[Turn] = [
+            StepTurn(lease=good[0], records=(usual,)),
+            StepTurn(lease=stale, records=(usual,)),
+            StepTurn(lease=good[1], records=(usual, a_record(1, "version", kind=RecordKind.VERSION, payload="1"))),
+        ]
+        if mixed:
+            turns.append(Turn(lease=good[2], records=(usual,), next=Finish(Status.COMPLETED, "1")))
+        wanted = [TurnOutcome.APPLIED, TurnOutcome.LOST, *[TurnOutcome.APPLIED] * (len(turns) - 2)]
+        assert await store.commit(turns, ACTOR) == wanted
+        # As after a lost answer, and with the next step of one of them.
+        again = [*turns, StepTurn(lease=good[0], records=(a_record(1, "next", attempts=1),))]
+        assert await store.commit(again, ACTOR) == [*wanted, TurnOutcome.APPLIED]
+        found = [len(await store.history(id)) for id in ("good2", "stale", "good3", "good4")]
+        assert found == [2, 0, 2, 1 if mixed else 0]
 
     async def test_two_turns_of_one_run_in_one_batch_are_taken_in_order(self, store: Store) -> None:
         lease = await held(store)

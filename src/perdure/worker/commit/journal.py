@@ -11,7 +11,8 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from operator import itemgetter
+from typing import Protocol, cast
 from weakref import WeakSet
 
 from perdure.core.background_loops import LoopGuard, LoopHealth
@@ -42,6 +43,7 @@ _PASSING = (StoreUnavailable, StoreFull, StoreReadOnly)
 
 # Looking up an enum member through its class is slow; this one is needed for every step.
 _BUSY = TurnOutcome.BUSY
+_turn_of = itemgetter(1)
 
 
 class TurnAuthor(Blockable, LoggedRun, Protocol):
@@ -147,8 +149,20 @@ class Journal:
 
     def _flush(self, reading: ClockReading) -> None:
         self._flushing = False
-        batch: list[tuple[TurnAuthor, Turn]] = []
         waiting, self._waiting = self._waiting, {}
+        if len(waiting) <= MAX_BATCH and all(waiting.values()):
+            batch = cast("list[tuple[TurnAuthor, Turn]]", list(waiting.items()))
+        else:
+            batch = self._batch_of(waiting, reading)
+        if batch:
+            self.batches += 1
+            self.turns += len(batch)
+            self._under_way += 1
+            self._writing.add(self._system.spawn(self._write(batch, self._actor()), "perdure journal"))
+
+    def _batch_of(self, waiting: dict[TurnAuthor, Turn | None], reading: ClockReading) -> list[tuple[TurnAuthor, Turn]]:
+        """Ask the authors for their turns; those for which there is no room wait for the next batch."""
+        batch: list[tuple[TurnAuthor, Turn]] = []
         for author, kept in waiting.items():
             if len(batch) >= MAX_BATCH:
                 self._waiting[author] = kept
@@ -160,11 +174,7 @@ class Journal:
                 continue
             if turn is not None:
                 batch.append((author, turn))
-        if batch:
-            self.batches += 1
-            self.turns += len(batch)
-            self._under_way += 1
-            self._writing.add(self._system.spawn(self._write(batch, self._actor()), "perdure journal"))
+        return batch
 
     def _block_author(self, author: TurnAuthor, error: Exception, reading: ClockReading) -> None:
         """Block an author that could not make a turn; if it fails again, it is dropped."""
@@ -179,7 +189,7 @@ class Journal:
         sampled = self._sampling
         began = self._system.monotonic() if sampled or self._telemetry.committed is not None else 0.0
         self._sampling = False
-        verdicts = await self._commit([turn for _, turn in batch], actor)
+        verdicts = await self._commit(list(map(_turn_of, batch)), actor)
         if sampled:
             self._samples.append(self._system.monotonic() - began)
         if actor != self._actor():

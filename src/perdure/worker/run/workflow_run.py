@@ -32,6 +32,7 @@ from perdure.core.model.turn import (
     Park,
     Release,
     RetryLater,
+    StepTurn,
     Turn,
     TurnOutcome,
 )
@@ -88,6 +89,10 @@ _APPLIED, _LOST, _AWAKE = TurnOutcome.APPLIED, TurnOutcome.LOST, TurnOutcome.AWA
 _ATTEMPT, _MESSAGE = RecordKind.ATTEMPT, RecordKind.MESSAGE
 _COMPLETED = Status.COMPLETED
 _FULL = Audit.FULL
+#: Class of the usual attempts, if they have `begin`.
+_PLAIN_ATTEMPT = Attempt if Attempt.has_begin else None
+# A class that is called enters the interpreter once more, which takes longer than the rest of making an attempt.
+_new_attempt, _init_attempt = Attempt.__new__, Attempt.__init__
 
 
 class WorkflowRun(HeldRun):
@@ -124,8 +129,8 @@ class WorkflowRun(HeldRun):
         self._interrupted: dict[str, int] | None = None
         #: False once the run has had limits, transactions, orders, announced steps or notes.
         self._is_usual = True
-        #: The one step that the turn under way has led to, while nothing else happens to the run.
-        self._following: StepOperation | None = None
+        #: While nothing else happens to the run: the one step that the turn under way has led to, then its attempt.
+        self._sole: StepOperation | Attempt | None = None
         #: Length of the history at which it is packed next.
         self._pack_at = 2 * services.settings.pack_history or NEVER
 
@@ -314,51 +319,68 @@ class WorkflowRun(HeldRun):
         `step_ended`, `settle` and `make_turn` come to the same. They take over where anything is unusual.
         """
         execution, operation, services = self._execution, attempt.operation, self._services
-        stored = None
-        if self._is_usual and execution is not None and operation.open and not operation.ephemeral:
-            stored = services.codec.store_quickly(result, operation.request.spec.returns)
-        if execution is None or stored is None or self._attempts.pop(operation.location, None) is None:
+        if self._sole is not attempt and not self._is_alone_with(attempt):
             self.step_ended(attempt, result, None, reading)
             return
-        now, draft = reading.now, self._draft
+        stored = services.codec.store_quickly(result, operation.request.spec.returns)
+        if stored is None or execution is None or self._attempts.pop(operation.location, None) is None:
+            self.step_ended(attempt, result, None, reading)
+            return
         payload, value = stored
         execution.step_succeeded(
-            operation, payload, value, now, attempt.started_at, attempt.number, reading.drain_context
+            operation, payload, value, reading.now, attempt.started_at, attempt.number, reading.drain_context
         )
         fresh = execution.fresh
         if (
             len(fresh) != 1 or type(following := fresh[0]) is not StepOperation or following.ephemeral
             or not following.open or execution.outcome is not None or execution.effects or execution.dropped
-            or execution.has_earlier or execution.checkpoints.has_trimmed
-            or self._committing or self._attempts or self._ready or self._forced is not None or self._has_emitted
-            or draft.filled or draft.read or draft.unrecorded or services.emit_buffer.pending
-            or self.stage is not _ACTIVE or self.run.deadline <= now or not reading.may_start
-            or self._wakeup.timer is not None
+            or services.emit_buffer.pending or self.run.deadline <= reading.now
         ):  # fmt: skip
-            draft.urgent = True
+            self._draft.urgent = True
             self.settle(reading)
             return
         self._ready.append(following)
-        self._following = following if following.is_usual else None
+        self._sole = following if execution.next_seq < self._pack_at else None
         self._committing = True
         records = tuple(execution.unsaved)
         execution.fresh, execution.unsaved = [], []
-        services.journal.add(self, Turn(lease=self.lease, records=records))
+        services.journal.add(self, StepTurn(lease=self.lease, records=records))
+
+    def _is_alone_with(self, attempt: Attempt) -> bool:
+        """Tell whether an attempt is all that happens to the run: the door to the fast way.
+
+        What the attempt leads to is looked at afterwards. Until `_sole` is set to None, nothing of this changes.
+        """
+        execution, draft = self._execution, self._draft
+        return (
+            self._is_usual and execution is not None and attempt.operation.open and not attempt.operation.ephemeral
+            and not self._interrupted and len(self._attempts) == 1 and not self._ready
+            and not self._committing and self._forced is None and not self._has_emitted
+            and not draft.filled and not draft.read and not draft.unrecorded
+            and not execution.has_earlier and not execution.checkpoints.has_trimmed
+            and self.stage is _ACTIVE and self._wakeup.timer is None
+        )  # fmt: skip
 
     def _begin_following(self, following: StepOperation, reading: ClockReading) -> bool:
         """Begin the step that the turn that is durable now has led to; False if it is not as usual any more."""
-        services, run, execution = self._services, self.run, self._execution
+        services, run = self._services, self.run
+        system, make = services.system, services.attempts.step
         if (
-            not reading.may_start or run.deadline <= reading.now or self._interrupted or execution is None
-            or execution.next_seq >= self._pack_at or services.system.telemetry.attempt_started is not None
+            not following.is_usual or not reading.may_start or run.deadline <= reading.now
+            or system.telemetry.attempt_started is not None
         ):  # fmt: skip
             return False
         self._ready.clear()
-        attempt: Attempt = services.attempts.step(
-            following, run.id, reading.now, services.system, services.results, self
-        )
-        self._attempts[following.location] = attempt
-        if attempt.has_begin and following.request.spec.is_async:
+        attempt: Attempt
+        if make is _PLAIN_ATTEMPT:
+            self._sole = attempt = _new_attempt(Attempt)
+            self._attempts[following.location] = attempt
+            _init_attempt(attempt, following, run.id, reading.now, system, services.results, self)
+            attempt.begin(run.deadline)
+            return True
+        attempt = make(following, run.id, reading.now, system, services.results, self)
+        self._attempts[following.location] = self._sole = attempt
+        if attempt.has_begin:
             attempt.begin(run.deadline)
         else:
             attempt.start(services.threads, run.deadline)
@@ -445,7 +467,7 @@ class WorkflowRun(HeldRun):
 
     def settle(self, reading: ClockReading) -> None:
         """Collect what the workflow asked for, then write a turn, begin steps, or wait."""
-        self._following = None
+        self._sole = None
         if self.stage is not _ACTIVE:
             return
         now = reading.now
@@ -718,10 +740,10 @@ class WorkflowRun(HeldRun):
     def landed(self, verdict: TurnOutcome, reading: ClockReading) -> None:
         """Go on after a commit: begin steps, park, or let go of the run."""
         self._committing = False
-        if (following := self._following) is not None:
-            self._following = None
+        if type(following := self._sole) is StepOperation:
             if verdict is _APPLIED and self._begin_following(following, reading):
                 return
+            self._sole = None
         after, self._verdict_next = self._verdict_next, None
         if self._draft.singletons_started:
             names, self._draft.singletons_started = self._draft.singletons_started, ()
@@ -865,7 +887,7 @@ class WorkflowRun(HeldRun):
     def drop(self) -> None:
         """Let go of the run at once, writing nothing: the lease is lost, or the memory is needed."""
         self.stage = _OVER
-        self._following = None
+        self._sole = None
         if self._attempts:
             self._cancel_attempts()
         if self._step_limits is not None:
@@ -887,7 +909,7 @@ class WorkflowRun(HeldRun):
 
     def end_as(self, state: NextState) -> None:
         """End the lease with this state. If it blocks the run, nothing of this pass is written but emitted items."""
-        self._following = None
+        self._sole = None
         if isinstance(state, Block) and self._execution is not None:
             self._execution.unsaved.clear()
             self._draft.clear_all_but_emitted()

@@ -36,8 +36,8 @@ class Attempt:
     """A call of a step's function. Ends exactly once: it returns, raises or times out; never after `cancel`."""
 
     __slots__ = (
-        "__dict__", "_results", "_system", "begun", "context", "error", "info", "number", "operation", "over",
-        "pending", "recipient", "result", "run_id", "started_at", "task", "timed_out",
+        "__dict__", "_results", "_system", "begun", "context", "error", "info", "is_traced", "number", "operation",
+        "over", "pending", "recipient", "result", "run_id", "started_at", "task", "timed_out",
     )  # fmt: skip
 
     # Class attributes: most attempts neither set nor read them, and one attempt is made for every step.
@@ -50,8 +50,6 @@ class Attempt:
     begins_in_task = sys.version_info >= (3, 14)
     #: Whether `begin` calls an async function without options as `start` does, so that it may be called instead.
     has_begin = sys.version_info < (3, 14)
-    #: Whether `function_ended` is called when a function has ended that was called without a task.
-    is_traced = False
     #: Whether the task waits for a function in a thread, which cannot be interrupted.
     waits_for_thread = False
     #: Interrupted attempts before this one. They count in its number, but not for the retry policy.
@@ -89,6 +87,8 @@ class Attempt:
         self.task: asyncio.Task[None] | None = None
         #: Error of a function that was called without a task.
         self.error: BaseException | None = None
+        #: Whether `function_ended` is called when a function has ended that was called without a task.
+        self.is_traced = False
 
     def begin(self, due: int) -> None:
         """Call an async function soon that has no options; `start` comes to the same."""

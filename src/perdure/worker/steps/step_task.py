@@ -60,6 +60,8 @@ def is_end_of(task: asyncio.Task[Any] | None, error: BaseException) -> bool:
 
 #: Not a class to type checkers, which know a coroutine as an awaitable alone.
 _COROUTINE: Final[Any] = CoroutineType
+#: A method of an imported object would be bound anew by each call.
+_set_current_step: Final[Any] = current_step.set
 #: Yielded by `call_steps` when a function has ended.
 _ENDED: Final = object()
 
@@ -74,12 +76,13 @@ def call_steps() -> Generator[Any, Any, None]:
     attempt: CalledAttempt = yield _ENDED
     while True:
         try:
-            assert attempt.info is not None
-            current_step.set(attempt.info)
+            _set_current_step(attempt.info)
             request: StepRequest = attempt.operation.request
             if request.mutable:
                 request = request.copied()
-            awaitable: Any = request.spec.function(*request.args, **request.kwargs)
+            function, kwargs = request.spec.function, request.kwargs
+            # Without arguments by name, no dict is made for them.
+            awaitable: Any = function(*request.args, **kwargs) if kwargs else function(*request.args)
             if type(awaitable) is not _COROUTINE:
                 awaitable = _awaiting(awaitable)
             attempt.result = yield from awaitable
@@ -177,8 +180,8 @@ class StepCaller:
         loop = self.loop
         _enter_task(loop, task)
         try:
-            assert attempt.context is not None
-            awaited = attempt.context.run(self._send, attempt)
+            context: Any = attempt.context
+            awaited = context.run(self._send, attempt)
         finally:
             _leave_task(loop, task)
         if awaited is _ENDED:
