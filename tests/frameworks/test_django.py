@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,6 +71,17 @@ def test_the_example_survives_the_loss_of_its_worker(tmp_path: Path, server: str
         _check_connections(url)
         assert second.stop() == 0
         assert "Traceback" not in made.noise()
+
+
+@pytest.mark.parametrize("command", [("manage.py", "test", "shop"), ("-m", "pytest", "-p", "pytest_django", "-n", "0")])
+def test_the_tests_of_the_example_pass(tmp_path: Path, command: tuple[str, ...]) -> None:
+    folder = tmp_path / "django"
+    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("*.db*"))
+    (folder / "pytest.ini").write_text("[pytest]\nDJANGO_SETTINGS_MODULE = shop.settings\npython_files = tests.py\n")
+    ran = subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, check=False)
+    told = ran.stdout + ran.stderr
+    assert ran.returncode == 0, told
+    assert re.search(r"Ran 3 tests|3 passed", told), told
 
 
 def _check_connections(url: str) -> None:
@@ -191,6 +205,28 @@ def test_starts_and_messages_belong_to_the_transaction(tmp_path: Path) -> None:
         assert set(seen) == {"committed", "later"}
         assert {one.id for one in shop.runs.list().runs} == {"committed", "later", "alone", "sent-to"}
         shop.close()
+
+
+def test_a_flush_deletes_runs_so_that_tests_do_not_find_those_of_others(tmp_path: Path) -> None:
+    from django.core.management import call_command
+
+    from perdure.django import engine, start
+    from tests.frameworks.flows import count
+
+    options = {"ENGINE": "django.db.backends.sqlite3", "NAME": tmp_path / "shop.db"}
+    with database(**options) as alias, project(PERDURE={"DATABASE": alias, "WORKFLOWS": ["tests.frameworks.flows"]}):
+        call_command("migrate", database=alias, verbosity=0)
+        for upto in (2, 3):
+            # `TransactionTestCase` flushes after each test. A run of an earlier test would make this a RunExists.
+            run = start(count(upto), id="same")
+            with engine().worker():
+                assert run.result() == upto
+            call_command("migrate", database=alias, verbosity=0)
+            assert engine().runs.count().count == 1
+            call_command("flush", database=alias, verbosity=0, interactive=False)
+            assert engine().runs.count().count == 0
+            assert list(run.history()) == []
+        engine().close()
 
 
 def test_a_worker_closes_the_connections_of_steps(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ class ProjectSettings(Struct, frozen=True, kw_only=True, rename="upper", forbid_
     workflows: list[str] | None = None
     #: Options of `Engine`.
     options: dict[str, Any] = {}
-    #: False: `manage.py migrate` leaves Perdure's tables alone.
+    #: False: `manage.py migrate` and `manage.py flush` leave Perdure's tables alone.
     migrate: bool = True
     #: Path or address of the dashboard.
     dashboard: str = "/perdure/"
