@@ -6,12 +6,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import httpx
 import psycopg
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from perdure import Engine
 from perdure.errors import UsageError
 from tests.frameworks.serving import EXAMPLES, Zygote, new_database, processes
 from tests.test_docs import ROOT, snippets
@@ -89,6 +91,37 @@ def test_an_application_starts_several_times_with_an_engine_and_a_worker_each() 
         TestClient(app).get("/count?upto=3")
     with pytest.raises(UsageError, match="give an Engine"):
         engine_lifespan("sqlite://")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"engine": "application"}, r"lifespan=engine_lifespan\(engine\)"),
+        ({"engine": "coroutine function"}, "a function that makes one.*returned <coroutine"),
+        ({"worker": 5}, r"worker=5.*worker=\{'slots': 50\}"),
+    ],
+    ids=["an application", "a coroutine function", "a number"],
+)
+@pytest.mark.filterwarnings("ignore:Using `httpx`")
+def test_a_wrong_lifespan_is_told_what_is_wrong(arguments: dict[str, Any], told: str) -> None:
+    from starlette.applications import Starlette
+    from starlette.testclient import TestClient
+
+    from perdure.starlette import engine_lifespan
+    from tests.frameworks.fastapi_app import memory_engine
+
+    async def make_engine() -> Engine:
+        return memory_engine()
+
+    engines: dict[str, Any] = {"application": Starlette(), "coroutine function": make_engine}
+    engine = engines.get(arguments.pop("engine", ""), memory_engine)
+
+    def serve() -> None:
+        with TestClient(Starlette(lifespan=engine_lifespan(engine, **arguments))):
+            pass
+
+    with pytest.raises(UsageError, match=told):
+        serve()
 
 
 @pytest.mark.filterwarnings("ignore:Using `httpx`")
