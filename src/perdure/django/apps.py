@@ -9,6 +9,7 @@ from django.db import connections, transaction
 from django.db.models.signals import post_migrate
 
 from perdure.client.engine import Engine
+from perdure.django.engines import close_engine
 from perdure.django.project_settings import database_url, project_settings
 
 #: Databases that this process has migrated: tests of Django repeat the signal.
@@ -42,6 +43,8 @@ def _follow(*, using: str, **given: Any) -> None:
     # `flush` sends the signal, too, without a plan of migrations. Tests of Django flush after each test that commits.
     if "plan" not in given:
         _empty_tables(using)
+        # Else its connections keep Django from dropping the test database.
+        close_engine()
         return
     url = database_url()
     if url not in _migrated:
