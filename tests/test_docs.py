@@ -73,6 +73,22 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     assert ran.stderr == ""
 
 
+@pytest.mark.parametrize("page", [page for page in RUN if page.parent.name != "decisions"], ids=named)
+def test_a_page_tells_before_await_stands_outside_of_a_function(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for fence in FENCE.finditer(text):
+        if fence[1] == "python" and not _is_a_file(fence[2]):
+            assert "#await-outside-of-a-function)" in text[: fence.start()], fence[2]
+
+
+def _is_a_file(source: str) -> bool:
+    try:
+        compile(source, "a file", "exec", dont_inherit=True)
+    except SyntaxError:
+        return False
+    return True
+
+
 def command_lines() -> Iterator[tuple[str, str]]:
     for page in PAGES:
         for block in snippets(page, "sh"):

@@ -38,6 +38,8 @@ class Perdure:
     """
 
     def __init__(self, workflows: Iterable[Definable] = (), *, app: Flask | None = None, **options: Any) -> None:
+        if isinstance(workflows, Flask):
+            raise UsageError(f"{brief(workflows)} is no list of workflows; write Perdure([checkout], app=app)")
         self._workflows = tuple(workflows)
         self._options = options
         if app is not None:

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.responses import StreamingResponse
@@ -28,6 +29,7 @@ __all__ = ["engine_lifespan", "get_engine", "stream_response"]
 
 #: Name of the engine in the state of the application's lifespan.
 _STATE = "perdure_engine"
+_WANTED = "give an Engine, or a function that makes one: lifespan=engine_lifespan(engine)"
 #: Headers of a stream: no cache stores it, and no proxy buffers it.
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
@@ -47,13 +49,15 @@ def engine_lifespan(
     `Engine.worker`. `lifespan` is the application's own, which begins after the engine and ends before it. The lifespan
     also ends each `HttpApp` that is mounted in the application.
     """
-    if not isinstance(engine, Engine) and not callable(engine):
-        raise UsageError(f"engine={brief(engine)}: give an Engine, or a function that makes one")
+    if isinstance(engine, Starlette) or not (isinstance(engine, Engine) or callable(engine)):
+        raise UsageError(f"engine={brief(engine)}: {_WANTED}")
+    if not isinstance(worker, bool | Mapping):
+        raise UsageError(f"worker={brief(worker)}: give True, or options of a worker, such as worker={{'slots': 50}}")
 
     @asynccontextmanager
     async def live(app: Any) -> AsyncGenerator[dict[str, Any]]:
         async with AsyncExitStack() as stack:
-            opened = await stack.enter_async_context(engine if isinstance(engine, Engine) else engine())
+            opened = await stack.enter_async_context(engine if isinstance(engine, Engine) else _made_by(engine))
             if worker is not False:
                 options = WorkerOptions() if worker is True else worker
                 await stack.enter_async_context(opened.worker(**options))
@@ -66,6 +70,15 @@ def engine_lifespan(
             yield state
 
     return live
+
+
+def _made_by(factory: Callable[[], object]) -> Engine:
+    made = factory()
+    if isinstance(made, Engine):
+        return made
+    if isinstance(made, Coroutine):
+        made.close()  # else Python warns of it
+    raise UsageError(f"engine={brief(factory)}: {_WANTED}; this one returned {brief(made)}")
 
 
 def _mounted(routes: Iterable[object]) -> list[HttpApp]:

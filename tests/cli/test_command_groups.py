@@ -59,6 +59,9 @@ def test_the_help_of_a_group_says_that_it_lists(perdure: Perdure, name: str) -> 
         (("messages", URL), f"name a RUN after the TARGET {URL}"),
         (("show", URL), f"name a RUN after the TARGET {URL}"),
         (("show", "o-1"), "name a TARGET"),
+        (("send", URL, "o-1", "go"), "Missing argument 'JSON'"),
+        (("send", URL, "o-1", "--key", "k"), "Missing argument 'NAME'"),
+        (("send", "o-1", "go"), "name a TARGET"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -66,6 +69,14 @@ def test_a_line_that_lacks_a_part_is_told_which(perdure: Perdure, line: tuple[st
     answer = perdure(*line)
     assert answer.code == 2
     assert hint in answer.err
+
+
+def test_a_line_without_a_target_is_told_which_argument_it_lacks(
+    perdure: Perdure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERDURE_URL", URL)
+    answer = perdure("send", "o-1", "go")
+    assert (answer.code, "Missing argument 'JSON'" in answer.err) == (2, True)
 
 
 def test_a_shell_completes_a_group_without_a_command_as_its_list() -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,6 +71,27 @@ def test_the_example_survives_the_loss_of_its_worker(tmp_path: Path, server: str
         _check_connections(url)
         assert second.stop() == 0
         assert "Traceback" not in made.noise()
+
+
+def run_tests_of_the_example(tmp_path: Path, *command: str, **environment: str) -> None:
+    folder = tmp_path / "django"
+    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("*.db*"))
+    (folder / "pytest.ini").write_text("[pytest]\nDJANGO_SETTINGS_MODULE = shop.settings\npython_files = tests.py\n")
+    given = {**os.environ, **environment}
+    ran = subprocess.run([sys.executable, *command], cwd=folder, env=given, capture_output=True, text=True, check=False)
+    told = ran.stdout + ran.stderr
+    assert ran.returncode == 0, told
+    assert re.search(r"Ran 3 tests|3 passed", told), told
+
+
+def test_the_tests_of_the_example_pass_with_pytest_django(tmp_path: Path) -> None:
+    run_tests_of_the_example(tmp_path, "-m", "pytest", "-p", "pytest_django", "-n", "0")
+
+
+def test_the_tests_of_the_example_leave_no_connection_to_their_database(tmp_path: Path) -> None:
+    with new_database() as url:
+        # Django fails to drop a database to which a connection is open.
+        run_tests_of_the_example(tmp_path, "manage.py", "test", "shop", DATABASE_URL=url)
 
 
 def _check_connections(url: str) -> None:
@@ -191,6 +215,60 @@ def test_starts_and_messages_belong_to_the_transaction(tmp_path: Path) -> None:
         assert set(seen) == {"committed", "later"}
         assert {one.id for one in shop.runs.list().runs} == {"committed", "later", "alone", "sent-to"}
         shop.close()
+
+
+@contextmanager
+def django_tests() -> Iterator[None]:
+    from django.test.utils import setup_test_environment, teardown_test_environment
+
+    setup_test_environment()
+    try:
+        yield
+    finally:
+        teardown_test_environment()
+
+
+def test_outside_of_tests_neither_a_flush_nor_its_signal_deletes_a_run(tmp_path: Path) -> None:
+    """Migrations of projects send the signal to create permissions."""
+    from django.core.management import call_command
+    from django.core.management.sql import emit_post_migrate_signal
+
+    from perdure.django import engine, start
+    from tests.frameworks.flows import count
+
+    options = {"ENGINE": "django.db.backends.sqlite3", "NAME": tmp_path / "shop.db"}
+    with database(**options) as alias, project(PERDURE={"DATABASE": alias, "WORKFLOWS": ["tests.frameworks.flows"]}):
+        call_command("migrate", database=alias, verbosity=0)
+        start(count(1), id="kept")
+        emit_post_migrate_signal(verbosity=0, interactive=False, db=alias)
+        call_command("flush", database=alias, verbosity=0, interactive=False)
+        assert engine().runs.count().count == 1
+        engine().close()
+
+
+def test_in_tests_a_flush_deletes_runs_so_that_tests_do_not_find_those_of_others(tmp_path: Path) -> None:
+    from django.core.management import call_command
+
+    from perdure.django import engine, start
+    from tests.frameworks.flows import count
+
+    options = {"ENGINE": "django.db.backends.sqlite3", "NAME": tmp_path / "shop.db"}
+    with (
+        database(**options) as alias,
+        project(PERDURE={"DATABASE": alias, "WORKFLOWS": ["tests.frameworks.flows"]}),
+        django_tests(),
+    ):
+        call_command("migrate", database=alias, verbosity=0)
+        for upto in (2, 3):
+            # `TransactionTestCase` flushes after each test. A run of an earlier test would make this a RunExists.
+            run = start(count(upto), id="same")
+            with engine().worker():
+                assert run.result() == upto
+            call_command("migrate", database=alias, verbosity=0)
+            assert engine().runs.count().count == 1
+            call_command("flush", database=alias, verbosity=0, interactive=False)
+            assert engine().runs.count().count == 0
+        engine().close()
 
 
 def test_a_worker_closes_the_connections_of_steps(tmp_path: Path) -> None:

@@ -94,6 +94,13 @@ def test_io_is_refused_and_the_message_says_what_to_do(attempt: Callable[[], Awa
     assert "ctx.step" in str(run.error)
 
 
+def test_code_that_blocks_until_a_coroutine_ends_is_told_to_await_it() -> None:
+    async def flow(ctx: Context) -> None:
+        await run_until_complete()
+
+    assert "`await` the coroutine" in str(Driver(flow).error)
+
+
 @pytest.mark.parametrize(
     "runner", [asyncio.run, lambda coroutine: asyncio.Runner().run(coroutine)], ids=["run", "Runner"]
 )

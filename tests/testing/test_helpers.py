@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perdure import Channel, Context, Retry, step, workflow
+from perdure import Channel, Context, Retry, activity, step, workflow
 from perdure.errors import Fatal, UsageError
 from perdure.testing import (
     Environment,
@@ -153,3 +155,47 @@ async def test_a_call_or_world_that_cannot_be_crashed_is_refused() -> None:
         await crash_everywhere(order("pen"), world=5)
     with pytest.raises(UsageError, match="cannot be copied with pickle"):
         await crash_everywhere(order("pen"), world=[lambda: None])
+
+
+@dataclass(slots=True)
+class Shelf:
+    """A world without `__dict__`."""
+
+    left: int = 3
+    letters: list[str] = field(default_factory=list)
+
+
+SHELF = Shelf()
+
+
+async def take() -> int:
+    SHELF.left -= 1
+    return 1
+
+
+@activity("testing.letter.v1")
+async def letter(to: str) -> None:
+    SHELF.letters.append(to)
+
+
+@workflow("testing.helpers.sell.v1")
+async def sell(ctx: Context, to: str) -> None:
+    await ctx.step(take)
+    with suppress(TimeoutError):
+        await ctx.receive("paid", bool, timeout="2d")
+    await ctx.call(letter(to))
+
+
+async def test_a_finding_names_the_activity_and_both_values() -> None:
+    report = await crash_everywhere(sell("ann"), workflows=[letter], world=SHELF, messages=[("paid", True)])
+    assert [(finding.location, finding.text.partition("was written, ")[2]) for finding in report.findings] == [
+        ("take", "SHELF.left is 1 instead of 2"),
+        ("testing.letter.v1", "SHELF.letters has 'ann' twice instead of once"),
+    ]
+    assert report.isolated
+    assert Shelf() == SHELF
+
+
+async def test_a_message_that_the_run_never_waits_for_is_a_mistake() -> None:
+    with pytest.raises(UsageError, match="the run ended without the message 'payed'.*it waits for 'paid'"):
+        await crash_everywhere(sell("ann"), workflows=[letter], world=SHELF, messages=[("payed", True)])

@@ -18,7 +18,12 @@ DATABASES = {
         "OPTIONS": {"application_name": "shop-django"},
     }
     if SERVER.scheme
-    else {"ENGINE": "django.db.backends.sqlite3", "NAME": FOLDER / "shop.db"}
+    else {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": FOLDER / "shop.db",
+        "OPTIONS": {"transaction_mode": "IMMEDIATE"},
+        "TEST": {"NAME": FOLDER / "test.db"},
+    }
 }
 PERDURE = {"DASHBOARD": os.environ.get("DASHBOARD", "http://127.0.0.1:8470/")}
 INSTALLED_APPS = [

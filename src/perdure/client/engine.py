@@ -356,6 +356,7 @@ class Engine(AsyncOnly):
             created = await create_on(
                 connection, self._session.usable_store(), self._session.actor, runs, calls, self._session.duplicates
             )
+            self._session.lent_starts.extend(answer.run.id for answer in created)
         return [Handle(self._session, answer.run.id, call.returns) for answer, call in zip(created, calls, strict=True)]
 
     @overload

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 
 #: Seconds for which a client repeats a call while the server cannot be reached. Longer than any statement may take.
 DATABASE_TIMEOUT = 15.0
+#: Ids of runs that are kept for messages.
+_LENT_STARTS = 100
 #: Seconds for which a worker repeats a call before it makes the call anew.
 WORKER_TIMEOUT = 30.0
 
@@ -126,6 +129,8 @@ class Session:
         #: Watermarks and counts that starts are admitted by.
         self.backpressure = Backpressure(system, options.watermarks)
         self.duplicates = DuplicateCheck(self.codec, workflows)
+        #: Ids of the latest runs that were started on connections of the user.
+        self.lent_starts: deque[str] = deque(maxlen=_LENT_STARTS)
         self._state = "new"
         self._begin()
         watch_forks(self._after_fork_in_child)
@@ -319,6 +324,8 @@ class Session:
         place = shown(self.url)
         if place == "sqlite://":
             place += ", which is in memory and new with each engine"
+        if run_id in self.lent_starts:
+            place += "; it exists once the transaction in which it was started has been committed"
         return RunNotFound(f"there is no run {run_id!r} in {place}")
 
     def new_run(self, call: Call[Any], options: StartOptions, where: str = "start") -> NewRun:

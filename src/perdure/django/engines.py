@@ -33,6 +33,14 @@ def engine() -> BlockingEngine:
         return _blocking[url]
 
 
+def close_engine() -> None:
+    """Close the blocking engine of the project, if there is one; the next call of `engine` makes another."""
+    with _lock:
+        known = _blocking.pop(database_url(), None)
+    if known is not None:
+        known.close()
+
+
 def async_engine() -> Engine:
     """Return the engine of the project for async code, one for each event loop."""
     loop, url = asyncio.get_running_loop(), database_url()

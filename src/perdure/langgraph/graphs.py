@@ -75,8 +75,8 @@ class DurableGraph:
     was answered: by a message `answer`, which answers the oldest one, or `answer.<id>`. `answers` replaces this: a
     function of workflow code that returns the answers in order.
 
-    Later calls of `run` continue the same thread. The graph's own checkpointer, cache and retry policies are not used:
-    the history of the run is the checkpoint, and retries are those of the steps.
+    Later calls of `run` continue the same thread. Retry policies and timeouts of nodes become those of their steps. The
+    graph's own checkpointer and caches are not used: the history of the run is the checkpoint.
     """
 
     def __init__(

@@ -150,6 +150,16 @@ def _refuse_io(*_: object, **__: object) -> NoReturn:
     )
 
 
+def _refuse_to_block(_: object, awaited: object = None) -> NoReturn:
+    if asyncio.iscoroutine(awaited):
+        awaited.close()  # else Python warns of it
+    raise NotInWorkflow(
+        "a workflow runs in an event loop already, so no other code can run that loop; `await` the coroutine in an "
+        "`async def` workflow, such as `await agent.run(...)` in place of `agent.run_sync(...)`, or run the function "
+        "as a step: `await ctx.step(function, ...)`"
+    )
+
+
 class RunLoop(asyncio.AbstractEventLoop):
     """Event loop of one run."""
 
@@ -446,8 +456,8 @@ class RunLoop(asyncio.AbstractEventLoop):
     getnameinfo = _refuse
     add_signal_handler = _refuse
     remove_signal_handler = _refuse
-    run_forever = _refuse
-    run_until_complete = _refuse
+    run_forever: Any = _refuse_to_block
+    run_until_complete: Any = _refuse_to_block
     stop = _refuse
     close = _refuse
 

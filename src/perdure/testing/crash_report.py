@@ -216,6 +216,12 @@ async def _check_over(env: CrashEnvironment, run: Run) -> None:
             f"the run does not end without a crash: {await env.why(run)} Give the messages that it waits for, in "
             "crash_everywhere(..., messages=[(name, value)]), and its other workflows, in workflows=[...]"
         )
+    if env.unsent:
+        names = ", ".join(map(brief, sorted(env.awaited))) or "no message"
+        raise UsageError(
+            f"the run ended without the message {brief(env.unsent[0][1][0])}, for which it did not wait; it waits for "
+            f"{names}"
+        )
 
 
 async def _load_all(env: CrashEnvironment) -> list[LoadedRun]:
@@ -280,7 +286,8 @@ def _differences(mine: _Entries, its: _Entries) -> list[str]:
         elif is_item:
             texts.append(f"{path} has {shown}, which it lacks otherwise" if found else f"{path} lacks {shown}")
         elif found:
-            texts.append(f"{path} is {shown}, and not otherwise")
+            other = next((text for where, text, inside in mine if where == path and not inside), None)
+            texts.append(f"{path} is {shown}" + (", and not otherwise" if other is None else f" instead of {other}"))
     if not texts and mine != its:
         missing = sorted({path for path, _, _ in mine - its})
         texts.append(f"{', '.join(missing)} is missing")

@@ -47,6 +47,7 @@ _KILL = "UPDATE perdure_workers SET heartbeat_at = 0, lease = 0 WHERE status = '
 #: Lets the new worker look for room at once that the crashed worker did not report, instead of a while later.
 _LOOK_FOR_ROOM = "UPDATE perdure_gates SET due_at = 0 WHERE waits_for = 'room'"
 _RECORDS = "SELECT run_id, token, seq, kind, location FROM perdure_history ORDER BY at, run_id, seq"
+_ENDED = f"SELECT id, type FROM perdure_runs WHERE finished_at > 0 AND id <> '{RUN_ID}' ORDER BY finished_at, id"
 _UNFINISHED = "SELECT 1 FROM perdure_runs WHERE finished_at = 0 LIMIT 1"
 
 #: Place of a commit that writes other things than records, such as items of a stream, before the end of the run.
@@ -114,6 +115,13 @@ class CrashEnvironment(Environment):
 
     #: State to go on from.
     state: CrashState | None = None
+    #: Messages that the run has ended without, with their numbers.
+    unsent: Sequence[tuple[int, tuple[str, object]]] = ()
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        #: Names of messages that the run has waited for.
+        self.awaited: set[str] = set()
 
     @property
     def clock(self) -> VirtualClock:
@@ -154,13 +162,14 @@ class CrashEnvironment(Environment):
 
     async def drive(self, messages: Sequence[tuple[str, object]]) -> Run:
         """Execute until the run ends or cannot go on: skip to timers, and send messages once the run waits for them."""
-        unsent = list(enumerate(messages))
+        self.unsent = unsent = list(enumerate(messages))
         for _ in range(_ROUNDS):
             await self.settle()
             run = await self._session.find(RUN_ID)
             if run.status.finished or run.status is Status.BLOCKED:
                 break
             awaited = await self._awaited_names(run)
+            self.awaited.update(awaited)
             following = next((one for one in unsent if one[1][0] in awaited), None)
             if following is None and not await self.skip_to_next_timer():
                 if not unsent:
@@ -199,6 +208,7 @@ class StateRecorder:
         self._world = world
         self._seen: set[tuple[int, bytes]] = set()
         self._known: set[_RecordKey] = set()
+        self._ended: set[str] = set()
         self._commits = 0
         #: Points so far.
         self.states: list[CrashState] = []
@@ -244,6 +254,11 @@ class StateRecorder:
         rows: list[_RecordKey] = [tuple(row) for row in self._env.connection().execute(_RECORDS)]
         new = [row for row in rows if row not in self._known]
         self._known.update(new)
+        # The success of an activity is an outcome without a record.
+        ended = {id: type for id, type in self._env.connection().execute(_ENDED) if id not in self._ended}
+        self._ended.update(ended)
+        if not new and ended:
+            return tuple(ended.values())
         if not new and self._env.connection().execute(_UNFINISHED).fetchone() is not None:
             return (_NO_RECORDS,)
         return tuple(row[4] for row in new)
@@ -292,7 +307,7 @@ def check_world(world: object) -> tuple[Any, ...]:
     """Check the objects outside of the program. Raises `UsageError`."""
     objects = world if isinstance(world, tuple) else () if world is None else (world,)
     for one in objects:
-        if not isinstance(one, list | dict | set) and not hasattr(one, "__dict__"):
+        if not isinstance(one, list | dict | set) and not hasattr(one, "__dict__") and not _slots_of(one):
             raise UsageError(
                 f"world has {brief(one)}: give an object with attributes, a list, a dict or a set, or a tuple of these"
             )
@@ -300,7 +315,17 @@ def check_world(world: object) -> tuple[Any, ...]:
 
 
 def _state_of(one: object) -> object:
-    return one if isinstance(one, list | dict | set) else vars(one)
+    if isinstance(one, list | dict | set):
+        return one
+    slots = {name: getattr(one, name) for name in _slots_of(one) if hasattr(one, name)}
+    return {**getattr(one, "__dict__", {}), **slots}
+
+
+def _slots_of(one: object) -> list[str]:
+    """Names of attributes that are not in `__dict__`, as those of a dataclass with `slots=True`."""
+    slots = [vars(each).get("__slots__", ()) for each in type(one).__mro__]
+    names = [name for some in slots for name in ((some,) if isinstance(some, str) else some)]
+    return [name for name in names if not name.startswith("__")]
 
 
 def _update(one: object, state: Any) -> None:
@@ -314,7 +339,14 @@ def _update(one: object, state: Any) -> None:
         one.clear()
         one.update(kept)
     else:
-        _update(vars(one), state)
+        slots = _slots_of(one)
+        for name in slots:
+            if name in state:
+                setattr(one, name, _updated(getattr(one, name, None), state[name]))
+            elif hasattr(one, name):
+                delattr(one, name)
+        if hasattr(one, "__dict__"):
+            _update(vars(one), {name: value for name, value in state.items() if name not in slots})
 
 
 def _updated(one: object, state: Any) -> object:

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 
-from perdure import Context, Debounce, RunExists, RunFinished, RunNotFound, Singleton, SingletonBusy, Status, workflow
+from perdure import (
+    Context,
+    Debounce,
+    Engine,
+    RunExists,
+    RunFinished,
+    RunNotFound,
+    Singleton,
+    SingletonBusy,
+    Status,
+    workflow,
+)
 from tests.invariants import scan_store
 from tests.stage import Stage, until
 from tests.store.user_connections.libraries import ALL, LIBRARIES, AsyncCustomer, Customer
@@ -58,13 +73,37 @@ async def test_an_engine_on_an_event_loop_takes_a_connection_that_blocks(place: 
     # On this thread, which is that of the event loop.
     connection = someone.connect()
     run = await engine.start(echo("hello"), id="a", connection=connection)
-    with pytest.raises(RunNotFound):
+    with pytest.raises(RunNotFound, match="once the transaction in which it was started has been committed"):
         await run.status()
     connection.commit()
     await engine.send("a", "word", "kept", connection=connection)
     connection.rollback()
     connection.close()
     assert [(await run.status()), await run.inbox()] == [Status.PENDING, []]
+
+
+async def test_a_transaction_that_sqlite_began_as_a_reader_is_not_refused_as_a_writer(tmp_path: Path) -> None:
+    """As Django begins all of its transactions: another commit after the first read would make every write fail."""
+    path = tmp_path / "shop.db"
+    async with Engine(f"sqlite:///{path}", [echo]) as engine:
+        with closing(sqlite3.connect(path, timeout=0)) as other, closing(sqlite3.connect(path)) as mine:
+
+            def commit_before_the_first_insert(statement: str) -> None:
+                if statement.lstrip().startswith("INSERT"):
+                    mine.set_trace_callback(None)
+                    try:
+                        other.execute("CREATE TABLE orders (number INTEGER)")
+                    except sqlite3.OperationalError as error:
+                        refused.append(str(error))
+
+            refused: list[str] = []
+            mine.isolation_level = None
+            mine.execute("BEGIN")
+            mine.set_trace_callback(commit_before_the_first_insert)
+            await engine.start(echo("hello"), id="a", connection=mine)
+            mine.execute("COMMIT")
+            assert refused == ["database is locked"]
+        assert await (await engine.get("a")).status() is Status.PENDING
 
 
 async def test_a_run_whose_starter_rolls_back_never_was(place: Place) -> None:

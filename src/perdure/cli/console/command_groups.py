@@ -27,8 +27,25 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the line. Words get lost on the way, so completion and error messages get them as they are."""
-        ctx.meta[WORDS] = tuple(args)
-        return super().parse_args(ctx, args)
+        ctx.meta[WORDS] = words = tuple(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            if not isinstance(error.param, click.Argument):
+                raise
+            raise click.MissingParameter(ctx=ctx, param=self.lacking(ctx, words) or error.param) from None
+
+    def lacking(self, ctx: click.Context, words: tuple[str, ...]) -> click.Argument | None:
+        """Return the first argument after the TARGET for which the line has no word.
+
+        click gives the words to the arguments from the back, because the TARGET may be left out.
+        """
+        values, _, _ = self.make_parser(ctx).parse_args(list(words))
+        arguments = [one for one in self.params if isinstance(one, click.Argument)]
+        found = [values.get(one.name or "") for one in arguments]
+        given = [word for word in found if isinstance(word, str) and "://" not in word]
+        wanted = [one for one in arguments if one.name != "target" and one.nargs == 1]
+        return wanted[len(given)] if len(given) < len(wanted) else None
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the example on a line of its own, never wrapped, so that it can be copied."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 import msgspec
 
-from perdure.cli.console.command_groups import WORDS
+from perdure.cli.console.command_groups import WORDS, Command
 from perdure.cli.console.completion import (
     complete_argument,
     complete_queues,
@@ -72,10 +72,15 @@ def one_target(ctx: click.Context, param: click.Parameter | None, value: tuple[s
 
 def _refuse_target_in_place_of_another(ctx: click.Context) -> None:
     """Raise `click.UsageError` if the line has a TARGET, and lacks what follows it."""
-    given = [word for word in ctx.meta.get(WORDS, ()) if "://" in word]
+    words = ctx.meta.get(WORDS, ())
+    given = [word for word in words if "://" in word]
     others = [one for one in ctx.command.params if isinstance(one, click.Argument) and one.name != "target"]
-    if given and others:
+    if not given or not others:
+        return
+    lacking = ctx.command.lacking(ctx, words) if isinstance(ctx.command, Command) else None
+    if lacking in (None, others[0]):
         raise click.UsageError(f"name a {others[0].human_readable_name} after the TARGET {given[0]}", ctx)
+    raise click.MissingParameter(ctx=ctx, param=lacking)
 
 
 def with_target(function: F) -> F:

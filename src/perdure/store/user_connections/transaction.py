@@ -80,6 +80,8 @@ INSERT INTO perdure_events (run_id, at, kind, actor, data)
 VALUES (:run_id, :at, :kind, :actor, :data)
 """
 
+_WRITE_NOTHING = "UPDATE perdure_migrations SET version = version WHERE version < 0"
+
 _NAMES = {"sqlite": "SQLite", "postgres": "PostgreSQL", "mysql": "MySQL"}
 
 
@@ -163,6 +165,7 @@ class UserTransaction:
         """Check that this is the store's database, with queries that cannot fail, and read its time."""
         if self._database.dialect.name == "sqlite":
             await self._compare_files()
+            await self._become_writer()
         dialect = self._database.dialect
         query = (
             f"SELECT {dialect.time} FROM ({dialect.table_exists}) AS found" if dialect.time else dialect.table_exists
@@ -185,6 +188,15 @@ class UserTransaction:
                 f"the given connection leads to {there or 'a database in memory'}, and not to the engine's database; "
                 f"connect to {self._database.where}"
             )
+
+    async def _become_writer(self) -> None:
+        """Lock the file before the first read: SQLite may refuse to turn a reader into a writer later."""
+        try:
+            await self.execute(_WRITE_NOTHING, {})
+        except Exception as error:
+            # The next query tells what to do about a database without tables.
+            if "no such table" not in str(error):
+                raise
 
 
 def _real(file: str) -> str:
