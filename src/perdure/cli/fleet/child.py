@@ -21,7 +21,7 @@ from perdure.cli.children.child_side import BROKEN, READY, ParentPipe
 from perdure.cli.console import logs
 from perdure.cli.console.target import load_engine
 from perdure.cli.fleet.messages import Broken, FleetSettings, Loaded, Share
-from perdure.cli.workers import fast_loop, metrics_endpoint, tune_collector
+from perdure.cli.workers import metrics_endpoint, run_to_end, tune_collector
 from perdure.client.engine import Engine
 from perdure.client.session import session_of
 from perdure.client.workers import EngineWorker
@@ -60,8 +60,8 @@ def main(arguments: list[str]) -> int:
         if share is None:
             return 0
         tune_collector()
-        with asyncio.Runner(loop_factory=fast_loop()) as runner, suppress(asyncio.CancelledError):
-            runner.run(_work(engine, settings, share, orders, supervisor))
+        with suppress(asyncio.CancelledError):
+            run_to_end(_work(engine, settings, share, orders, supervisor))
     except (PerdureError, SystemExit) as error:
         text = f"the module ends the process: {error!r}" if isinstance(error, SystemExit) else str(error)
         supervisor.write(msgspec.json.encode(Broken(error=text)), last=True)
