@@ -67,6 +67,35 @@ async def test_threads_are_started_only_when_all_others_are_busy() -> None:
     assert len(names) <= 2
 
 
+async def test_idle_threads_end_and_later_functions_get_others() -> None:
+    host, gate = Host(), threading.Event()
+    busy = asyncio.ensure_future(host.in_thread(gate.wait))
+    idle = await host.in_thread(threading.current_thread)
+    host.end_idle_threads()
+    idle.join()
+    assert await host.in_thread(threading.current_thread) is not idle
+    gate.set()
+    assert await busy
+
+
+async def test_a_busy_thread_ends_after_its_function_if_threads_are_to_end() -> None:
+    host, gate, began = Host(), threading.Event(), threading.Event()
+    seen: list[threading.Thread] = []
+
+    def block() -> None:
+        seen.append(threading.current_thread())
+        began.set()
+        gate.wait()
+
+    busy = asyncio.ensure_future(host.in_thread(block))
+    await asyncio.to_thread(began.wait)
+    host.end_idle_threads()
+    gate.set()
+    await busy
+    seen[0].join()
+    assert await host.in_thread(lambda: 1) == 1
+
+
 async def test_blocked_functions_do_not_hold_up_each_other() -> None:
     host, barrier = Host(), threading.Barrier(8)
     places = await asyncio.gather(*(host.in_thread(barrier.wait) for _ in range(8)))
