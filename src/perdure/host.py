@@ -385,3 +385,36 @@ def _cpu_clock() -> CpuClock:
             return time.process_time(), 0.0
 
     return read
+
+
+#: Seconds in which tasks may end after they were cancelled.
+_TASK_PATIENCE = 2.0
+
+
+def run_to_end(main: Coroutine[Any, Any, T], loop: Callable[[], asyncio.AbstractEventLoop] | None = None) -> T:
+    """Run a worker on a new event loop; at the end, do not wait for tasks that ignore their cancellation.
+
+    `asyncio.run` would wait for them for ever, so one such step would keep the process.
+    """
+    runner = asyncio.Runner(loop_factory=loop)
+    try:
+        return runner.run(main)
+    finally:
+        left = _cancel_tasks(runner.get_loop())
+        if left:
+            names = ", ".join(sorted(task.get_name() for task in left))
+            _log.warning("the event loop ends without %s, which ignored a cancellation", names)
+            # Python reports unfinished tasks once more when it ends.
+            runner.get_loop().set_exception_handler(lambda loop, context: None)
+        else:
+            runner.close()
+
+
+def _cancel_tasks(loop: asyncio.AbstractEventLoop) -> set[asyncio.Task[Any]]:
+    """Cancel the tasks of a loop; return those that do not end."""
+    tasks = asyncio.all_tasks(loop)
+    if not tasks:
+        return set()
+    for task in tasks:
+        task.cancel()
+    return loop.run_until_complete(asyncio.wait(tasks, timeout=_TASK_PATIENCE))[1]

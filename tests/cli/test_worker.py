@@ -110,7 +110,7 @@ def test_a_worker_ends_although_a_step_ignores_its_cancellation(perdure: Perdure
         assert process.returncode == 0
     assert json.loads(out.splitlines()[-1])["event"] == "stopped"
     messages = [json.loads(line)["message"] for line in err.splitlines()]
-    assert "the process ends without nap, which ignored a cancellation" in messages
+    assert "the event loop ends without nap, which ignored a cancellation" in messages
     assert "Task was destroyed" not in err
 
 

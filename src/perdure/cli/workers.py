@@ -6,9 +6,8 @@ import asyncio
 import gc
 import importlib
 import importlib.util
-import logging
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
@@ -31,10 +30,9 @@ from perdure.client.session import session_of
 from perdure.core.audit import Audit
 from perdure.core.model.worker_info import BuildInfo, WorkerInfo, WorkerStatus
 from perdure.errors import UsageError
+from perdure.host import run_to_end
 from perdure.store.url import shown
 from perdure.worker import WorkerSettings
-
-logger = logging.getLogger("perdure.worker")
 
 group = CommandGroup(
     "workers",
@@ -143,7 +141,7 @@ def worker(
     if stop_at_eof:
         stop_with_parent()
     tune_collector()
-    run_to_end(_work(engine, options, metrics, output))
+    run_to_end(_work(engine, options, metrics, output), fast_loop())
 
 
 def supervise(settings: FleetSettings, processes: int | str, output: Printer, *, stop_at_eof: bool) -> None:
@@ -384,36 +382,3 @@ def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     # Imported by name, so that type checkers see the same types without it.
     factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module("uvloop").new_event_loop
     return factory
-
-
-#: Seconds in which tasks may end after they were cancelled.
-_TASK_PATIENCE = 2.0
-
-
-def run_to_end(main: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine on a new event loop; at the end, do not wait for tasks that ignore their cancellation.
-
-    `asyncio.run` would wait for them for ever, so one step that ignores its cancellation would keep the process.
-    """
-    runner = asyncio.Runner(loop_factory=fast_loop())
-    try:
-        runner.run(main)
-    finally:
-        left = _cancel_tasks(runner.get_loop())
-        if left:
-            names = ", ".join(sorted(task.get_name() for task in left))
-            logger.warning("the process ends without %s, which ignored a cancellation", names)
-            # Python reports unfinished tasks once more when it ends.
-            runner.get_loop().set_exception_handler(lambda loop, context: None)
-        else:
-            runner.close()
-
-
-def _cancel_tasks(loop: asyncio.AbstractEventLoop) -> set[asyncio.Task[Any]]:
-    """Cancel the tasks of a loop; return those that do not end."""
-    tasks = asyncio.all_tasks(loop)
-    if not tasks:
-        return set()
-    for task in tasks:
-        task.cancel()
-    return loop.run_until_complete(asyncio.wait(tasks, timeout=_TASK_PATIENCE))[1]

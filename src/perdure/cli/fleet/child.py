@@ -21,13 +21,14 @@ from perdure.cli.children.child_side import BROKEN, READY, ParentPipe
 from perdure.cli.console import logs
 from perdure.cli.console.target import load_engine
 from perdure.cli.fleet.messages import Broken, FleetSettings, Loaded, Share
-from perdure.cli.workers import metrics_endpoint, run_to_end, tune_collector
+from perdure.cli.workers import fast_loop, metrics_endpoint, tune_collector
 from perdure.client.engine import Engine
 from perdure.client.session import session_of
 from perdure.client.workers import EngineWorker
 from perdure.core.audit import Audit
 from perdure.core.codec.decoders import decoder_for
 from perdure.errors import PerdureError, UsageError
+from perdure.host import run_to_end
 from perdure.store.url import is_in_memory, shown
 from perdure.worker import Worker, WorkerSettings, work_until_signalled
 
@@ -61,7 +62,7 @@ def main(arguments: list[str]) -> int:
             return 0
         tune_collector()
         with suppress(asyncio.CancelledError):
-            run_to_end(_work(engine, settings, share, orders, supervisor))
+            run_to_end(_work(engine, settings, share, orders, supervisor), fast_loop())
     except (PerdureError, SystemExit) as error:
         text = f"the module ends the process: {error!r}" if isinstance(error, SystemExit) else str(error)
         supervisor.write(msgspec.json.encode(Broken(error=text)), last=True)
