@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import queue
@@ -11,7 +12,7 @@ import threading
 import pytest
 
 from perdure.core.system import DUE, CpuClock, LoopTrace, System
-from perdure.host import Host
+from perdure.host import Host, run_to_end
 from tests.helpers import eventually
 
 
@@ -65,6 +66,68 @@ async def test_threads_are_started_only_when_all_others_are_busy() -> None:
     host = Host()
     names = {await host.in_thread(threading.get_ident) for _ in range(50)}
     assert len(names) <= 2
+
+
+def test_an_event_loop_ends_although_a_task_ignores_its_cancellation(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.host._TASK_PATIENCE", 0.01)
+    tasks: list[asyncio.Task[None]] = []
+
+    async def main() -> int:
+        tasks.append(asyncio.create_task(nap(), name="nap"))
+        await asyncio.sleep(0)
+        return 7
+
+    async def nap() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+        await go_on.wait()
+
+    go_on = asyncio.Event()
+    assert run_to_end(main()) == 7
+    assert "the event loop ends without nap, which ignored a cancellation" in caplog.text
+    go_on.set()
+    loop = tasks[0].get_loop()
+    loop.run_until_complete(tasks[0])
+    loop.close()
+
+
+def test_an_event_loop_whose_tasks_end_is_closed() -> None:
+    async def main() -> asyncio.AbstractEventLoop:
+        asyncio.create_task(asyncio.sleep(3600))  # noqa: RUF006 - it is forgotten on purpose
+        return asyncio.get_running_loop()
+
+    assert run_to_end(main()).is_closed()
+
+
+async def test_idle_threads_end_and_later_functions_get_others() -> None:
+    host, gate = Host(), threading.Event()
+    busy = asyncio.ensure_future(host.in_thread(gate.wait))
+    idle = await host.in_thread(threading.current_thread)
+    host.end_idle_threads()
+    idle.join()
+    assert await host.in_thread(threading.current_thread) is not idle
+    gate.set()
+    assert await busy
+
+
+async def test_a_busy_thread_ends_after_its_function_if_threads_are_to_end() -> None:
+    host, gate, began = Host(), threading.Event(), threading.Event()
+    seen: list[threading.Thread] = []
+
+    def block() -> None:
+        seen.append(threading.current_thread())
+        began.set()
+        gate.wait()
+
+    busy = asyncio.ensure_future(host.in_thread(block))
+    await asyncio.to_thread(began.wait)
+    host.end_idle_threads()
+    gate.set()
+    await busy
+    seen[0].join()
+    assert await host.in_thread(lambda: 1) == 1
 
 
 async def test_blocked_functions_do_not_hold_up_each_other() -> None:

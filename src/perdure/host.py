@@ -73,6 +73,10 @@ class Host:
         """Run a blocking function in a thread of a small pool. Cancelling the future does not stop the function."""
         return self._threads.submit(function)
 
+    def end_idle_threads(self) -> None:
+        """End the threads of the pool that wait for a blocking function, and the others after their present one."""
+        self._threads.end_idle()
+
     def background(self, main: Callable[[], Coroutine[Any, Any, None]], name: str) -> Background:
         """Run a coroutine on a thread and an event loop of its own."""
         return _Thread(main, name)
@@ -168,9 +172,12 @@ class _Threads:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._jobs: queue.SimpleQueue[Callable[[], Callable[[], None]]] = queue.SimpleQueue()
+        #: None ends the thread that gets it.
+        self._jobs: queue.SimpleQueue[Callable[[], Callable[[], None]] | None] = queue.SimpleQueue()
         self._threads = 0
         self._unfinished = 0
+        #: Whether a thread that has nothing to do waits for another job.
+        self._waits = True
 
     def _after_fork_in_child(self) -> None:
         self._begin()
@@ -183,8 +190,16 @@ class _Threads:
                 threading.Thread(target=self._work, name="perdure-thread", daemon=True).start()
                 self._threads += 1
             self._unfinished += 1
+            self._waits = True
             self._jobs.put(lambda: _call(function, answer, loop))
         return answer
+
+    def end_idle(self) -> None:
+        with self._lock:
+            self._waits = False
+            for _ in range(self._threads - self._unfinished):
+                self._threads -= 1
+                self._jobs.put(None)
 
     def _work(self) -> None:
         while True:
@@ -196,12 +211,18 @@ class _Threads:
                         self._threads -= 1
                         return
                 continue
+            if job is None:
+                return
             deliver = job()
             # Free before the answer is delivered: the caller may submit again at once, and then needs no further
             # thread.
             with self._lock:
                 self._unfinished -= 1
+                ends = not self._waits and self._jobs.empty()
+                self._threads -= ends
             deliver()
+            if ends:
+                return
             # An idle thread holds no reference to its last job.
             del job, deliver
 
@@ -366,3 +387,36 @@ def _cpu_clock() -> CpuClock:
             return time.process_time(), 0.0
 
     return read
+
+
+#: Seconds in which tasks may end after they were cancelled.
+_TASK_PATIENCE = 2.0
+
+
+def run_to_end(main: Coroutine[Any, Any, T], loop: Callable[[], asyncio.AbstractEventLoop] | None = None) -> T:
+    """Run a worker on a new event loop; at the end, do not wait for tasks that ignore their cancellation.
+
+    `asyncio.run` would wait for them for ever, so one such step would keep the process.
+    """
+    runner = asyncio.Runner(loop_factory=loop)
+    try:
+        return runner.run(main)
+    finally:
+        left = _cancel_tasks(runner.get_loop())
+        if left:
+            names = ", ".join(sorted(task.get_name() for task in left))
+            _log.warning("the event loop ends without %s, which ignored a cancellation", names)
+            # Python reports unfinished tasks once more when it ends.
+            runner.get_loop().set_exception_handler(lambda loop, context: None)
+        else:
+            runner.close()
+
+
+def _cancel_tasks(loop: asyncio.AbstractEventLoop) -> set[asyncio.Task[Any]]:
+    """Cancel the tasks of a loop; return those that do not end."""
+    tasks = asyncio.all_tasks(loop)
+    if not tasks:
+        return set()
+    for task in tasks:
+        task.cancel()
+    return loop.run_until_complete(asyncio.wait(tasks, timeout=_TASK_PATIENCE))[1]

@@ -78,6 +78,42 @@ def test_a_worker_that_watches_its_parent_stops_at_a_signal_while_the_parent_liv
         assert (process.wait(timeout=90), "Fatal" in process.stderr.read()) == (0, False)
 
 
+STUBBORN = """
+import asyncio
+from pathlib import Path
+from perdure import Context, Engine, workflow
+
+async def nap() -> None:
+    Path("begun").touch()
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            continue
+
+@workflow("stubborn")
+async def stubborn(ctx: Context) -> None:
+    await ctx.step(nap)
+
+engine = Engine("sqlite:///shop.db", [stubborn])
+"""
+
+
+def test_a_worker_ends_although_a_step_ignores_its_cancellation(perdure: Perdure) -> None:
+    Path("shop.py").write_text(STUBBORN, encoding="utf-8")
+    perdure("start", "shop:engine", "stubborn", "--id", "s-1")
+    with worker("--grace", "1ms") as process:
+        while not Path("begun").exists():
+            assert process.poll() is None
+        process.terminate()
+        out, err = process.communicate(timeout=90)
+        assert process.returncode == 0
+    assert json.loads(out.splitlines()[-1])["event"] == "stopped"
+    messages = [json.loads(line)["message"] for line in err.splitlines()]
+    assert "the event loop ends without nap, which ignored a cancellation" in messages
+    assert "Task was destroyed" not in err
+
+
 def test_a_worker_of_impossible_settings_does_not_begin(perdure: Perdure) -> None:
     answer = subprocess.run(
         [sys.executable, "-m", "perdure.cli", "worker", "shop:engine", "--slots", "0"],

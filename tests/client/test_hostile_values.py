@@ -13,8 +13,9 @@ import pytest
 
 from perdure import Breaker, Cron, Engine, Limit, Retry, Watermark
 from perdure.admin import Role
-from perdure.errors import EncodeError, UsageError
-from tests.fuzz.hostile import Number, Text, act, anything
+from perdure.dashboard import Dashboard
+from perdure.errors import DecodeError, EncodeError, UsageError
+from tests.fuzz.hostile import Number, Rude, Text, act, anything
 from tests.http.serving import served
 
 THREE, WORD = Number(3), Text("word")
@@ -73,6 +74,19 @@ async def test_a_backfill_goes_from_one_datetime_to_another(engine: Engine, mome
             await verb("nightly", moment, now)
         with pytest.raises(UsageError, match="end=.*give a datetime"):
             await verb("nightly", now, moment)
+
+
+async def test_a_type_that_cannot_be_shown_is_refused(engine: Engine) -> None:
+    await engine.events.emit("rates", 1)
+    for verb in (engine.events.get, engine.events.wait):
+        with pytest.raises(DecodeError, match="<Rude>, the type of value of event 'rates', cannot be decoded"):
+            await verb("rates", Rude())
+
+
+def test_a_neighbour_with_a_name_of_more_digits_than_python_shows_is_refused() -> None:
+    neighbours: Any = {HUGE[0]: HUGE[0]}
+    with pytest.raises(UsageError, match="the address of <int> is <int>"):
+        Dashboard(neighbours=neighbours)
 
 
 async def test_runs_without_workers_are_asked_for_by_runs(engine: Engine) -> None:

@@ -540,6 +540,22 @@ async def test_a_fork_from_a_number_that_is_no_step_says_which_are(stage: Stage)
     assert await stage.dump() == before
 
 
+async def test_a_fork_of_a_run_without_steps_says_what_to_do_instead(on_disk: Stage) -> None:
+    @workflow("second.fork-nothing.v1")
+    async def waiting(ctx: Context) -> None:
+        await ctx.receive("name", str)
+        await ctx.receive("name", str)
+
+    engine = on_disk.engine(waiting)
+    async with engine.worker():
+        run = await engine.start(waiting())
+        await run.send("name", "Ada")
+        await until_recorded(run)
+    for step in (0, 7, "charge"):
+        with pytest.raises(UsageError, match="; it has recorded no step to fork from; start another run with the same"):
+            await run.fork(from_step=step)
+
+
 async def _has_record(run: Handle[Any], location: str) -> bool:
     return location in {record.location for record in await run.history()}
 

@@ -474,7 +474,9 @@ def test_context_variables_belong_to_the_task() -> None:
 
 def test_the_debugger_steps_over_a_blocking_call() -> None:
     told = io.StringIO()
-    orders = io.StringIO("n\np 'value', value\nc\n")
+    # From Python 3.13 on, the debugger begins at the line that starts it, and not at the next one.
+    steps = "n\n" * (2 if sys.version_info >= (3, 13) else 1)
+    orders = io.StringIO(f"{steps}p 'value', value\nc\n")
     before = sys.gettrace()
 
     def flow(ctx: BlockingContext) -> Any:

@@ -552,6 +552,20 @@ async def test_a_process_that_was_suspended_has_blocked_nothing(
     assert "was blocked for 0.20 s by the workflow of run r (t)" in one["message"]
 
 
+async def test_a_block_that_ends_with_the_work_of_its_worker_is_in_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No sample follows it that would find the loop free."""
+    clock = Clock()
+    watch = clock.watch()
+    monkeypatch.setattr(loop_watch, "_find_culprit", lambda *_: Culprit("r", "t"))
+    for moment, cpu in ((0.01, 0.01), (0.02, 0.01), (0.12, 0.1), (0.13, 0.01)):
+        clock.tick(watch, moment, cpu)
+    await watch.stop()
+    [one] = reports(caplog)
+    assert "was blocked for 0.12 s by the workflow of run r (t)" in one["message"]
+
+
 def test_no_garbage_is_collected_while_the_frames_of_threads_are_read() -> None:
     """A finalizer in between would let other threads run while the interpreter's list of threads is locked."""
     assert gc.isenabled()

@@ -64,8 +64,11 @@ async def test_a_bug_blocks_the_run_and_undoes_nothing(stage: Stage, caplog: pyt
     assert done == ["charge"]
     assert [record.kind for record in await run.history()] == [RecordKind.STEP, RecordKind.BROKEN]
     assert "Its code is broken" in await run.why()
-    assert "name 'undefined' is not defined" in caplog.text
-    assert "Traceback" in caplog.text
+    [told] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "is blocked" in told.getMessage()
+    assert "name 'undefined' is not defined" in told.getMessage()
+    assert told.exc_text is not None
+    assert told.exc_text.splitlines()[1].endswith("in order"), "the traceback begins with the user's frames"
     assert (await run.events())[-1].kind == "blocked"
 
 

@@ -30,6 +30,7 @@ from perdure.client.session import session_of
 from perdure.core.audit import Audit
 from perdure.core.model.worker_info import BuildInfo, WorkerInfo, WorkerStatus
 from perdure.errors import UsageError
+from perdure.host import run_to_end
 from perdure.store.url import shown
 from perdure.worker import WorkerSettings
 
@@ -140,8 +141,7 @@ def worker(
     if stop_at_eof:
         stop_with_parent()
     tune_collector()
-    with asyncio.Runner(loop_factory=fast_loop()) as runner:
-        runner.run(_work(engine, options, metrics, output))
+    run_to_end(_work(engine, options, metrics, output), fast_loop())
 
 
 def supervise(settings: FleetSettings, processes: int | str, output: Printer, *, stop_at_eof: bool) -> None:

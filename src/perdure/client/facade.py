@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 from perdure.client.session import refuse_in_workflow
 from perdure.core.process_fork import detach_loop, never_finalize, watch_forks
 from perdure.errors import EngineClosed, UsageError
+from perdure.host import run_to_end
 from perdure.store.sql.dialect import drive
 from perdure.store.user_connections.adapter import adapter_for
 
@@ -112,7 +113,7 @@ class Portal:
         except BaseException:
             coroutine.close()
             raise
-        return asyncio.run(coroutine)
+        return run_to_end(coroutine)
 
     def iterate(self, items: AsyncGenerator[T]) -> Generator[T]:
         """Iterate over an async generator on the background loop."""

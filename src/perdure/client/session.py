@@ -226,6 +226,7 @@ class Session:
         await self.results.close()
         if was_open:
             await self.store.close()
+        self.system.end_idle_threads()
 
     def set_call_timeout(self, timeout: Duration) -> None:
         """Set how long a call waits for a server that cannot be reached.

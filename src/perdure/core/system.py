@@ -145,6 +145,9 @@ class System(Protocol):
     def in_thread(self, function: Callable[[], T]) -> Awaitable[T]:
         """Run a blocking function (the database's) without blocking the event loop."""
 
+    def end_idle_threads(self) -> None:
+        """End threads that have no blocking function to execute, now or soon. A later function gets another."""
+
     def background(self, main: Callable[[], Coroutine[Any, Any, None]], name: str) -> Background:
         """Run a coroutine on its own thread and event loop, so that it continues while the main loop is blocked."""
 

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from perdure.client.engine import Engine
 from perdure.core.access import Role
 from perdure.core.option_checks import check_mapping, check_text
+from perdure.core.printed_text import brief
 from perdure.dashboard import actions, backfill_page, deploy_page, events_page, pages
 from perdure.dashboard.charts import RANGES, Charts
 from perdure.dashboard.diff_page import choose_diff, show_diff
@@ -202,7 +203,9 @@ class Dashboard:
         others = check_mapping("neighbours", {} if neighbours is None else neighbours, '{"billing": "/billing/"}')
         for label, address in others.items():
             if not isinstance(address, str) or not address.startswith(("/", "http://", "https://")):
-                raise UsageError(f"the address of {label!r} is {address!r}; give one such as /billing/ or https://...")
+                raise UsageError(
+                    f"the address of {brief(label)} is {brief(address)}; give one such as /billing/ or https://..."
+                )
         self._name = check_text("name", name)
         self._neighbours: dict[str, str] = others
         self._login = check_text("login", login)

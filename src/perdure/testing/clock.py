@@ -119,6 +119,10 @@ class VirtualClock:
         """A real thread."""
         return self._host.in_thread(function)
 
+    def end_idle_threads(self) -> None:
+        """End the real threads that wait for a blocking function."""
+        self._host.end_idle_threads()
+
     def background(self, main: Callable[[], Coroutine[Any, Any, None]], name: str) -> Background:
         """A task of the running loop: a thread would not keep to the clock."""
         return BackgroundTask(self.spawn(main(), name))

@@ -159,9 +159,10 @@ class LoopWatch:
         self._ticker = self._system.ticker(self.tick, "perdure loop watch", self._trace)
 
     async def stop(self) -> None:
-        """Stop to watch."""
+        """Stop to watch. A block that has just ended is reported: no sample will find the loop free."""
         if self._ticker is not None:
             await self._ticker.stop()
+        self._finish()
 
     def wake(self) -> None:
         """Go on after a rest, because the worker holds a run. From the loop's thread."""

@@ -10,6 +10,7 @@ from typing import NoReturn, cast
 
 import pytest
 
+from perdure import Engine
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.sqlite.connection import SerialThread
@@ -35,6 +36,15 @@ async def test_jobs_are_done_in_order_and_urgent_ones_first() -> None:
     gate.set()
     await asyncio.gather(blocked, *later, urgent)
     assert done == [0, 1, 2]
+
+
+async def test_a_closed_engine_leaves_no_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.host._IDLE_SECONDS", 3600.0)
+    before = set(threading.enumerate())
+    async with Engine(f"sqlite:///{tmp_path}/runs.db") as engine:
+        await engine.runs.list()
+        assert set(threading.enumerate()) - before
+    await eventually(lambda: not set(threading.enumerate()) - before)
 
 
 async def test_an_error_reaches_whoever_asked_and_nobody_else() -> None:

@@ -28,6 +28,7 @@ from perdure.client.workers import EngineWorker
 from perdure.core.audit import Audit
 from perdure.core.codec.decoders import decoder_for
 from perdure.errors import PerdureError, UsageError
+from perdure.host import run_to_end
 from perdure.store.url import is_in_memory, shown
 from perdure.worker import Worker, WorkerSettings, work_until_signalled
 
@@ -60,8 +61,8 @@ def main(arguments: list[str]) -> int:
         if share is None:
             return 0
         tune_collector()
-        with asyncio.Runner(loop_factory=fast_loop()) as runner, suppress(asyncio.CancelledError):
-            runner.run(_work(engine, settings, share, orders, supervisor))
+        with suppress(asyncio.CancelledError):
+            run_to_end(_work(engine, settings, share, orders, supervisor), fast_loop())
     except (PerdureError, SystemExit) as error:
         text = f"the module ends the process: {error!r}" if isinstance(error, SystemExit) else str(error)
         supervisor.write(msgspec.json.encode(Broken(error=text)), last=True)

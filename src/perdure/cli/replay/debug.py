@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import pdb  # noqa: T100 - the debugger is the feature
 import sys
+import sysconfig
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE
@@ -14,6 +15,7 @@ from typing import Any
 
 import click
 
+from perdure import errors
 from perdure.cli.console.command_groups import Command
 from perdure.cli.console.output import Printer
 from perdure.cli.console.params import with_output
@@ -33,6 +35,8 @@ _OWN = (
     *("perdure.replay.*", "perdure.workflow.*", "perdure.worker.*", "perdure.core.*"),
     *("asyncio.*", "contextlib", "typing"),
 )
+_STANDARD = sysconfig.get_path("stdlib")
+_PACKAGE = errors.__file__.removesuffix("errors.py")
 #: Characters of a payload that the list of records shows.
 _SHOWN = 60
 
@@ -74,6 +78,8 @@ class Debugger(pdb.Pdb):
         import greenlet
 
         before = greenlet.settrace(self._switched)
+        # From Python 3.12 on, lines of a function are traced only if tracing was on when it was called.
+        sys.settrace(lambda *_: None)
         try:
             yield
         finally:
@@ -97,7 +103,8 @@ class Debugger(pdb.Pdb):
 
     def user_line(self, frame: FrameType) -> None:
         """Stop at a line; the first time only in workflow code, which a decoder's code is not."""
-        if self._armed and not (self._in_greenlet or frame.f_code.co_flags & (CO_COROUTINE | CO_ASYNC_GENERATOR)):
+        in_workflow = self._in_greenlet or frame.f_code.co_flags & (CO_COROUTINE | CO_ASYNC_GENERATOR)
+        if self._armed and (not in_workflow or _is_foreign(frame)):
             return
         self._armed = False
         self.stops += 1
@@ -129,6 +136,12 @@ class Debugger(pdb.Pdb):
             mark = ">" if record.seq == self._applied else " "
             failed = " failed" if record.failed else ""
             self.message(f"{mark} {record.seq:5} {record.kind}{failed} {record.location}  {_payload(record)}")
+
+
+def _is_foreign(frame: FrameType) -> bool:
+    """True for code that Perdure calls on the stack of a `def` workflow: of Python, or made while the process runs."""
+    file = frame.f_code.co_filename
+    return file.startswith((_PACKAGE, "<")) or (file.startswith(_STANDARD) and "site-packages" not in file)
 
 
 def _payload(record: Record) -> str:

@@ -100,14 +100,16 @@ async def explain(store: Store, run: Run, snapshot: RunSnapshot | None = None, *
     search = DeadlockSearch(store)
     permits = () if standing is None else await search.permits(standing.gate)
     now = await store.now()
-    needs_worker = run.status is Status.WAITING and (standing is not None or run.wake_at <= now)
+    needs_worker = ready or (run.status is Status.WAITING and (standing is not None or run.wake_at <= now))
+    workers = await store.workers() if needs_worker or run.status is Status.RUNNING else ()
+    needs_worker = needs_worker or _is_lost(run, workers, now)
     facts = Facts(
         now=now,
-        workers=await store.workers() if ready or needs_worker or run.status is Status.RUNNING else (),
+        workers=workers,
         pauses=await store.pauses() if ready else (),
         history=snapshot.records if retries and snapshot is not None else (),
         inbox=await store.inbox(run.id, 0) if run.reason is Reason.PAUSED else (),
-        types={one.type: one for one in await store.types()} if ready or needs_worker else {},
+        types={one.type: one for one in await store.types()} if needs_worker else {},
         beat=_beat(snapshot) if run.status is Status.RUNNING or run.reason is Reason.COMPLETION else None,
         standing=standing,
         permits=permits,
@@ -177,7 +179,8 @@ def _explained(run: Run, facts: Facts) -> str:
             return _pending(run, facts) + _start_by(run, now)
         case Status.RUNNING:
             under_way = running(running_of(run, workers), now)
-            return f"It is being worked on by worker {run.worker}{_alive(run, workers, now)}.{under_way}{_signs(facts)}"
+            told = f"It is being worked on by worker {run.worker}{_alive(run, workers, now)}."
+            return f"{told}{under_way}{_signs(facts)}{_without_successor(run, facts)}"
         case Status.WAITING:
             return _waiting(run, facts) + _without_worker(run, facts)
         case Status.BLOCKED:
@@ -378,6 +381,21 @@ def _without_worker(run: Run, facts: Facts) -> str:
     due = facts.standing is not None or run.wake_at <= facts.now
     unserved = _unserved(run, facts) if due else None
     return f" Nothing lets it go on: {unserved}" if unserved is not None else ""
+
+
+def _is_lost(run: Run, workers: Sequence[WorkerInfo], now: int) -> bool:
+    """True if the lease of a run's worker is over."""
+    if run.status is not Status.RUNNING:
+        return False
+    if run.lease_until:
+        return run.lease_until < now
+    return all(worker.id != run.worker for worker in living_workers(workers, now))
+
+
+def _without_successor(run: Run, facts: Facts) -> str:
+    """Sentence about a run whose worker has lost it, if no live worker takes it over."""
+    unserved = _unserved(run, facts) if _is_lost(run, facts.workers, facts.now) else None
+    return f" Nothing takes it over: {unserved}" if unserved is not None else ""
 
 
 def _in_all(named: RunWaits | None, now: int) -> str:

@@ -39,6 +39,7 @@ _PLACES = (RecordKind.STEP, RecordKind.ATTEMPT, RecordKind.TIMER, RecordKind.CHI
 _RESULTS = (RecordKind.STEP, RecordKind.CHILD)
 #: Most steps that an error message names.
 _SHOWN = 10
+_NO_STEPS = "it has recorded no step to fork from; start another run with the same input"
 
 
 class ForkOptions(TypedDict, total=False):
@@ -267,8 +268,9 @@ def _past_by_location(source: Run, history: Sequence[Record], location: str) -> 
     """Return the first record of a step in the last attempt at the run that came to it, and the records before it."""
     found = [record for record in history if record.location == location and record.kind in _PLACES]
     if not found:
-        known = ", ".join(dict.fromkeys(record.location for record in history if record.kind in _PLACES)) or "none"
-        raise UsageError(f"the history of run {source.id!r} has no step {location!r}; it has: {known}")
+        problem = f"the history of run {source.id!r} has no step {location!r}"
+        known = ", ".join(dict.fromkeys(record.location for record in history if record.kind in _PLACES))
+        raise UsageError(f"{problem}; it has: {known}" if known else f"{problem}; {_NO_STEPS}")
     attempt = found[-1].run_attempt
     first = next(record for record in found if record.run_attempt == attempt)
     return first, [record for record in history if record.run_attempt == attempt and record.seq < first.seq]
@@ -297,13 +299,15 @@ def _no_step_of_number(source: Run, history: Sequence[Record], number: int, foun
         )
     steps = [record for record in history if record.kind in _PLACES]
     near = sorted(sorted(steps, key=lambda record: abs(record.seq - number))[:_SHOWN], key=lambda record: record.seq)
-    shown = ", ".join(f"{record.seq} ({record.location})" for record in near) or "none"
     if found is not None:
         problem = f"record {number} of run {source.id!r} is a {found.kind.value}, not a step"
     elif history and number < history[-1].seq:
         problem = f"record {number} of run {source.id!r} was deleted by the checkpoint of a loop or race"
     else:
         problem = f"the history of run {source.id!r} has no record {brief(number)}"
+    if not near:
+        return f"{problem}; {_NO_STEPS}"
+    shown = ", ".join(f"{record.seq} ({record.location})" for record in near)
     return f"{problem}; fork it from a record of a step, such as: {shown}"
 
 

@@ -21,6 +21,7 @@ from perdure.core.codec.json_problems import DEPTH, find_flaw, has_set_of_sets, 
 from perdure.core.codec.pydantic_models import AdaptedDecoder, decode_model, encode_model, mentions_model, order_model
 from perdure.core.codec.roundtrip import all_plain, find_difference, find_lost, is_flat, is_open, plain_fields
 from perdure.core.codec.unions import TaggedDecoder
+from perdure.core.printed_text import brief
 from perdure.errors import DecodeError, EncodeError, PayloadTooLarge
 
 WARN_BYTES = 256 * 1024
@@ -356,4 +357,4 @@ def _message(what: str, path: str, problem: str) -> str:
 
 
 def _name(type: Any) -> str:
-    return getattr(type, "__name__", None) or repr(type)
+    return getattr(type, "__name__", None) or brief(type)

@@ -23,7 +23,7 @@ from perdure.core.model.claim import ClaimedRun
 from perdure.core.model.headers import HEADERS_KEY, headers_of
 from perdure.core.model.outputs import Interruption
 from perdure.core.model.record import Message, Record, RecordKind
-from perdure.core.model.run import Reason, Run, Status
+from perdure.core.model.run import Run, Status
 from perdure.core.model.turn import (
     Block,
     ContinueAsNew,
@@ -763,11 +763,6 @@ class WorkflowRun(HeldRun):
         elif verdict is _AWAKE:
             self._leaves_entries = True
             self.settle(reading)
-        elif type(after) is Block and after.reason is Reason.BROKEN and self._execution is not None:
-            outcome = self._execution.outcome
-            error = None if outcome is None else outcome.error
-            logger.error("run %s is blocked: its code is broken: %s", self.run.id, error, exc_info=error)
-            self._let_go(after)
         elif isinstance(after, Park):
             self.stage = Stage.PARKED
             self._services.owner.parked(self, after)
