@@ -104,7 +104,7 @@ async def test_timers_fire_one_after_the_other_within_one_advance() -> None:
 async def test_a_result_that_cannot_come_is_an_error_that_says_what_is_missing() -> None:
     async with Environment([nap, patient]) as env:
         sleeping = await env.start(nap(3), id="nap")
-        with pytest.raises(StillWaiting, match=r"run 'nap' .*sleeps until 2026-01-04.*advance"):
+        with pytest.raises(StillWaiting, match=r"run 'nap' .*sleeps until Sunday 2026-01-04.*advance"):
             await sleeping.result()
         waiting = await env.start(patient(), id="patient")
         with pytest.raises(StillWaiting, match=r"run 'patient' .*waits for message 'word'.*send"):
