@@ -47,6 +47,7 @@ async def claim_by_id(plain: Plain, run_id: str) -> None:
 
 async def admit(plain: Plain, run_id: str) -> None:
     await plain.store.register(a_worker())
+    await plain.store.now()  # as above
     arrival = RunArrival(run_id, 0, RequiredGates((RequiredGate("limit:mail"),)))
     request = AdmissionRequest(
         worker="w1", nonce="n", limit=1, types=(TYPE, ""), queues=("default",), arrivals=(arrival,)

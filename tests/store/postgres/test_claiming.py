@@ -16,7 +16,17 @@ from perdure.core.time.duration import NEVER
 from perdure.store.postgres import claim as claiming
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.postgres.transaction import PostgresTransaction
-from perdure.testing.conformance.harness import ACTOR, OTHER_TYPE, TYPE, a_park, a_record, a_run, a_worker, lease_of
+from perdure.testing.conformance.harness import (
+    ACTOR,
+    OTHER_TYPE,
+    TYPE,
+    a_park,
+    a_record,
+    a_run,
+    a_worker,
+    claim,
+    lease_of,
+)
 from tests.servers.claimers import claimed_by_many, create_many, statements_of_idle_workers, taken_of_timers
 
 PROVE = bool(os.environ.get("PERDURE_PROVE"))
@@ -212,6 +222,29 @@ async def test_a_run_that_somebody_else_has_locked_is_busy_and_its_neighbours_la
     await other.close()
     assert await store.commit([records[0], parks[0]], ACTOR) == [TurnOutcome.APPLIED, TurnOutcome.APPLIED]
     assert len(await store.history("held")) == len(await store.history("free")) == 1
+
+
+async def test_a_claim_that_passes_over_a_locked_run_asks_for_another_claim_soon(
+    store: PostgresStore, url: str
+) -> None:
+    """The sender of a message locks the run; nothing announces that the run is free again."""
+    import asyncpg
+
+    for name in ("held", "free"):
+        await store.create([a_run(name)], ACTOR)
+    await store.now()
+    schema = url.rpartition("schema=")[2]
+    other = await asyncpg.connect(url.partition("?")[0])
+    transaction = other.transaction()
+    await transaction.start()
+    await other.execute(f"SELECT 1 FROM {schema}.perdure_runs WHERE id = 'held' FOR UPDATE")
+    claimed = await claim(store, limit=10)
+    await transaction.rollback()
+    await other.close()
+    assert [one.run.id for one in claimed.runs] == ["free"]
+    assert claimed.next_wake <= claimed.now + claiming.MOMENT
+    claimed = await claim(store, limit=10, nonce="another")
+    assert [one.run.id for one in claimed.runs] == ["held"]
 
 
 @pytest.mark.usefixtures("straight")

@@ -599,10 +599,12 @@ async def claim_ready(
         return preview, preview.empty_handed() if preview.nothing else None
     taken = rows if rows[0][_FACT_COUNT] is not None else []
     next_wake = min(preview.next_wake, preview.look_again)
-    if len(taken) < request.limit and preview.left is not None:
-        next_wake = min(next_wake, preview.left + request.affinity)
-    elif not taken and preview.early_at is None:
-        next_wake = min(next_wake, preview.now + MOMENT)
+    if len(taken) < request.limit:
+        if preview.left is not None:
+            next_wake = min(next_wake, preview.left + request.affinity)
+        if preview.early_at is None and (taken or preview.left is None):
+            # A ready run may have been locked, by the sender of a message for example, and passed over.
+            next_wake = min(next_wake, preview.now + MOMENT)
     runs = to_runs(row[_FACT_COUNT + 2 :] for row in taken)
     if tx.observed is not None:
         for claimed in runs if tx.repeats else [one for one in runs if one.run.started_at == at]:
