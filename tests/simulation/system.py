@@ -85,6 +85,9 @@ class SimSystem(System):
         """Nothing in a simulation blocks."""
         raise NotImplementedError("a simulated process has no real threads")
 
+    def end_idle_threads(self) -> None:
+        """Do nothing: a simulated process has no threads."""
+
     def background(self, main: Callable[[], Coroutine[Any, Any, None]], name: str) -> Background:
         """A task on a lane of its own."""
         context = copy_context()
