@@ -104,7 +104,11 @@ class Person:
         press(self.driver, By.CSS_SELECTOR, f"{form} .actions button")
         wait(self.driver, lambda one: one.execute_script(LOADED), f"the page after {form}")
         assert not self.driver.find_elements(By.CSS_SELECTOR, ".notice.bad"), text_of(self.driver, "main")
-        assert says in text_of(self.driver, "main")
+        self.sees(says)
+
+    def sees(self, text: str) -> None:
+        """Wait until the page says something: a click may be answered before the next page is there."""
+        wait(self.driver, lambda one: text in text_of(one, "main"), f"the page says {text!r}")
 
     def log_in(self, token: str) -> None:
         look(self.driver, *LOOKS[0])
@@ -115,7 +119,7 @@ class Person:
 
     def log_out(self) -> None:
         press(self.driver, By.CSS_SELECTOR, ".tools form button")
-        assert "Log in with a token" in text_of(self.driver, "main")
+        self.sees("Log in with a token")
         self.driver.get("about:blank")
         self.driver.delete_all_cookies()
 
