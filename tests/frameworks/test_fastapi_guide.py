@@ -65,7 +65,7 @@ def test_a_session_of_the_usual_scope_commits_after_the_answer(guide: ModuleType
     from sqlalchemy import event
 
     async def put_late(session: object = Depends(guide.get_session)) -> None:
-        await session.execute(guide.INSERT, {"number": 1, "article": "chair"})  # type: ignore[attr-defined]
+        await session.execute(guide.INSERT, {"number": 1, "article": "chair"})  # type: ignore[attr-defined] # of the page
 
     guide.app.put("/late")(put_late)
     log: list[str] = []

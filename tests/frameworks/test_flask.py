@@ -88,4 +88,4 @@ def test_steps_run_in_the_context_of_their_application(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="PERDURE_URL.*is None"):
         Perdure(app=Flask("other"))
     with pytest.raises(UsageError, match=r"<Flask 'other'> is no list of workflows.*Perdure\(\[checkout\], app=app\)"):
-        Perdure(Flask("other"))  # type: ignore[arg-type]
+        Perdure(Flask("other"))  # type: ignore[arg-type] # on purpose
