@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -235,6 +236,72 @@ def test_a_step_that_was_removed_is_passed_over_wherever_the_run_stood(cut: int)
             run.complete(location, 1)
     assert [run.result[0], *run.result[2:]] == [1, 1, 1]
     assert run.again().result == run.result
+
+
+async def unguarded(ctx: Context) -> Any:
+    cents = await named(ctx, "a")
+    cents = await named(ctx, "tax", cents)
+    return [cents, await named(ctx, "b", cents)]
+
+
+async def mended(ctx: Context) -> Any:
+    new = ctx.patched("tax")
+    cents = await named(ctx, "a")
+    if new:
+        cents = await named(ctx, "tax", cents)
+    elif (taxed := await ctx.removed("tax", "step")) is not None:
+        cents = taxed
+    return [cents, await named(ctx, "b", cents)]
+
+
+@pytest.mark.parametrize(
+    ("flow", "done", "cents"),
+    [
+        (old, [("a", 1)], 1),
+        (old, [("a", 1), ("b", 5)], 1),
+        (unguarded, [("a", 1)], 1),
+        (unguarded, [("a", 1), ("tax", {"cents": 3})], {"cents": 3}),
+        (unguarded, [("a", 1), ("tax", {"cents": 3}), ("b", 5)], {"cents": 3}),
+        (mended, [], 7),
+    ],
+)
+def test_a_change_that_was_deployed_without_a_guard_is_mended_for_every_run(
+    flow: Function, done: list[tuple[str, Any]], cents: Any
+) -> None:
+    before = Driver(flow)
+    for location, value in done:
+        before.complete(location, value)
+    history = list(before.history)
+    before.execution.evict()
+    run = Driver(mended, history=history)
+    for location, value in [("a", 1), ("tax", 7), ("b", 5)]:
+        if location in run.open:
+            run.complete(location, value)
+    assert run.result == run.again().result == [cents, 5]
+
+
+def test_the_result_of_what_was_removed_is_plain_data_or_nothing() -> None:
+    async def before(ctx: Context) -> Any:
+        for name in ["failed", "nothing"]:
+            with contextlib.suppress(ValueError):
+                await named(ctx, name)
+        await ctx.sleep(1)
+        await ctx.call(child(1))
+        return await named(ctx, "end")
+
+    async def after(ctx: Context) -> Any:
+        steps = [await ctx.removed(name, "step") for name in ["failed", "nothing", "never"]]
+        slept = await ctx.removed("sleep", "timer")
+        return [*steps, slept, await ctx.removed("test.child.v1", "child"), await named(ctx, "end")]
+
+    run = Driver(before)
+    run.fail("failed", ValueError("no"))
+    run.complete("nothing", None)
+    run.fire()
+    run.complete("test.child.v1", 9)
+    changed = Driver(after, history=run.history)
+    changed.complete("end", "done")
+    assert changed.result == changed.again().result == [None, None, None, None, 9, "done"]
 
 
 def test_attempts_at_a_step_that_was_removed_are_passed_over() -> None:

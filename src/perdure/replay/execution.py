@@ -805,8 +805,8 @@ class Execution(OperationsApi):
         self._pin(location, latest)
         return latest
 
-    def removed(self, name: str, kind: RecordKind) -> asyncio.Future[None]:
-        """Accept a record of an operation that the code no longer has."""
+    def removed(self, name: str, kind: RecordKind) -> asyncio.Future[Any]:
+        """Accept a record of an operation that the code no longer has; resolves to the recorded result."""
         self._check_inside()
         if kind is RecordKind.VERSION:
             self._versions.setdefault(self._version_place(name), _ANY)
@@ -819,7 +819,9 @@ class Execution(OperationsApi):
         if kind is RecordKind.CHILD:
             self._closed_children.add(location)
         early = self._early_children.pop(location, None)
-        if not location or early is not None or self.recorded.find(kind, location) is None:
+        if early is not None:
+            future.set_result(self._removed_result(early))
+        elif not location or self.recorded.find(kind, location) is None:
             future.set_result(None)
         else:
             self._open[location] = RemovedOperation(location, future, kind)
@@ -889,9 +891,15 @@ class Execution(OperationsApi):
             return True
         if isinstance(operation, RemovedOperation) and operation.was is record.kind:
             self._close(operation)
-            operation.future.set_result(None)
+            operation.future.set_result(self._removed_result(record))
             return True
         return False
+
+    def _removed_result(self, record: Record) -> Any:
+        """Return the result of a removed operation as plain data, because no annotation describes it any more."""
+        if record.failed or record.payload is None or record.kind is RecordKind.TIMER:
+            return None
+        return self._codec.decode(record.payload, Any, f"result of the removed operation {record.location!r}")
 
     def _check_version(self, record: Record) -> None:
         known = self._versions.get(record.location)

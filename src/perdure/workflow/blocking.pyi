@@ -356,11 +356,12 @@ class Context:
         It is 0 for a run that passed this place before the call of `version` was added. The answer is recorded at each
         place; each iteration of a loop has its own.
         """
-    def removed(self, name: str, kind: Literal["step", "timer", "child", "version"]) -> None:
+    def removed(self, name: str, kind: Literal["step", "timer", "child", "version"]) -> Any:
         """Stand in for an operation that was removed from the code, so that older runs still replay.
 
         `ctx.removed("charge", "step")` replaces a call of `charge`, `("sleep", "timer")` a sleep,
         `("shop.ship.v1", "child")` a child, `("new-tax", "version")` a `patched` or `version`. New runs skip it.
+        The value is the recorded result of the step or child as plain data (numbers, texts, lists, dicts), or None.
         """
     @property
     def run_id(self) -> str:

@@ -672,15 +672,16 @@ class Context:
             raise UsageError(f"the latest version of {name!r} has to be a whole number from 1, not {brief(latest)}")
         return self._runtime.version(name, latest)
 
-    def removed(self, name: str, kind: Literal["step", "timer", "child", "version"]) -> Operation[None]:
+    def removed(self, name: str, kind: Literal["step", "timer", "child", "version"]) -> Operation[Any]:
         """Stand in for an operation that was removed from the code, so that older runs still replay; await it.
 
         `await ctx.removed("charge", "step")` replaces a call of `charge`, `("sleep", "timer")` a sleep,
         `("shop.ship.v1", "child")` a child, `("new-tax", "version")` a `patched` or `version`. New runs skip it.
+        The value is the recorded result of the step or child as plain data (numbers, texts, lists, dicts), or None.
         """
         if not isinstance(kind, str) or kind not in _REMOVABLE:
             raise UsageError(f"what was removed is one of {', '.join(_REMOVABLE)}, not {brief(kind)}")
-        return cast("Operation[None]", self._runtime.removed(check_name(name, "name"), _REMOVABLE[kind]))
+        return cast("Operation[Any]", self._runtime.removed(check_name(name, "name"), _REMOVABLE[kind]))
 
     # The run itself
 

@@ -183,8 +183,8 @@ class Runtime(Protocol):
     def version(self, name: str, latest: int) -> int:
         """The version of the code that the run follows here."""
 
-    def removed(self, name: str, kind: RecordKind) -> asyncio.Future[None]:
-        """Stand in for an operation that was removed from the code."""
+    def removed(self, name: str, kind: RecordKind) -> asyncio.Future[Any]:
+        """Stand in for an operation that was removed from the code; resolves to the recorded result."""
 
     def encode(self, value: Any, what: str, declared: Any = Any) -> str:
         """Encode a value of a declared type as JSON. Raises `EncodeError`."""
