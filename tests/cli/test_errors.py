@@ -105,6 +105,19 @@ def test_a_misuse_exits_with_two(perdure: Perdure, arguments: tuple[str, ...]) -
 
 
 @pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("start", "shop:engine", "checkout", '"x"'), "1 argument too many: the command takes [TARGET] TYPE; give the"),
+        (("show", URL, "a", "b", "c"), "2 arguments too many: the command takes [TARGET] RUN\n"),
+    ],
+)
+def test_a_line_with_too_many_arguments_is_told_which_the_command_takes(
+    perdure: Perdure, arguments: tuple[str, ...], complaint: str
+) -> None:
+    assert complaint in perdure(*arguments).err
+
+
+@pytest.mark.parametrize(
     ("target", "complaint"),
     [
         ("nowhere:engine", "there is no module nowhere"),

@@ -29,7 +29,8 @@ _ROLES = click.Choice([role.value for role in Role])
 
 @click.command("serve", cls=Command, example="perdure serve sqlite:///shop.db --bind 127.0.0.1:8470")
 @with_target
-@click.option("--bind", default="127.0.0.1:8470", show_default=True, metavar="HOST:PORT", help="Address to listen on.")
+@click.option("--bind", metavar="HOST:PORT", help="Address to listen on.  [default: 127.0.0.1:8470]")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port on this machine: --bind 127.0.0.1:PORT.")
 @click.option("--host", "hosts", multiple=True, help="Name under which the server is reached.  [default: localhost]")
 @click.option("--origin", "origins", multiple=True, help="Other site whose pages may call: https://app.example.com")
 @click.option("--proxy", "proxies", multiple=True, help="Address or network of a trusted reverse proxy: 10.0.0.0/8")
@@ -50,7 +51,8 @@ _ROLES = click.Choice([role.value for role in Role])
 @with_output
 def serve(
     target: str,
-    bind: str,
+    bind: str | None,
+    port: int | None,
     hosts: tuple[str, ...],
     origins: tuple[str, ...],
     proxies: tuple[str, ...],
@@ -77,9 +79,11 @@ def serve(
     from perdure.dashboard import Dashboard
     from perdure.http import Access, HttpApp, ProxyLogin, Redaction
     from perdure.http.access import LOOPBACK_HOSTS
-    from perdure.http.server import parse_bind
+    from perdure.http.server import PORT, parse_bind
 
-    address, port = parse_bind(bind)
+    if bind is not None and port is not None:
+        raise UsageError("--port is short for --bind 127.0.0.1:PORT; give one of the two")
+    address, port = parse_bind(bind or f"127.0.0.1:{PORT if port is None else port}")
     access = Access(
         hosts=hosts or LOOPBACK_HOSTS,
         origins=origins,

@@ -54,7 +54,7 @@ def default_target(ctx: click.Context) -> str:
 def one_target(ctx: click.Context, param: click.Parameter | None, value: tuple[str, ...]) -> str:
     """Return the one TARGET among the words, or the default one. Raises `click.UsageError`."""
     if len(value) > 1:
-        raise click.UsageError(f"unexpected argument {value[1]!r}", ctx)
+        raise click.UsageError(_too_many(ctx, len(value) - 1), ctx)
     target = value[0] if value else default_target(ctx)
     if not target:
         _refuse_target_in_place_of_another(ctx)
@@ -68,6 +68,14 @@ def one_target(ctx: click.Context, param: click.Parameter | None, value: tuple[s
             f"{target!r} is neither an engine such as shop:engine nor a database such as sqlite:///shop.db", ctx, param
         )
     return target
+
+
+def _too_many(ctx: click.Context, extra: int) -> str:
+    """Say that a line has `extra` words too many. Which ones they are cannot be told: the TARGET may be left out."""
+    wanted = " ".join(one.human_readable_name for one in ctx.command.params if isinstance(one, click.Argument))
+    data = any("--input" in one.opts for one in ctx.command.params)
+    hint = "; give the arguments of the workflow with --input or --arg" if data else ""
+    return f"{extra} argument{'s' if extra > 1 else ''} too many: the command takes {wanted}{hint}"
 
 
 def _refuse_target_in_place_of_another(ctx: click.Context) -> None:
