@@ -3,10 +3,11 @@ from __future__ import annotations
 import json
 import unicodedata
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.cli.console.output import dump
+from perdure.cli.console.output import Printer, dump
 from perdure.core.printed_text import harmless
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))
@@ -30,3 +31,15 @@ def test_json_is_printable_ascii_and_says_the_same(text: str) -> None:
     assert written.isascii()
     assert written.isprintable()
     assert json.loads(written) == {text: text}
+
+
+def test_further_lines_of_a_value_stand_below_its_first_and_imitate_no_field(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Printer(json=False).fields([("why", "blocked:\n- quote\nstatus  completed\x1b[2K"), ("status", "blocked")])
+    assert capsys.readouterr().out.splitlines() == [
+        "  why     blocked:",
+        "          - quote",
+        "          status  completed\\x1b[2K",
+        "  status  blocked",
+    ]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from perdure.core.printed_text import harmless
+from perdure.core.printed_text import harmless, harmless_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,6 +64,13 @@ class Printer:
         else:
             self._console.print(harmless(text), style=style or None, soft_wrap=True)
 
+    def lines(self, text: str, style: str = "", indent: int = 4) -> None:
+        """Print text that may have several lines, such as an error; the indent shows that those belong to the first."""
+        first, *rest = harmless_lines(text)
+        self.line(first, style)
+        for line in rest:
+            self.line(f"{'':<{indent}}{line}", style)
+
     def hint(self, text: str) -> None:
         """Print a remark to standard error, which is not part of the result; nothing with `--json`."""
         if not self.json:
@@ -83,11 +90,11 @@ class Printer:
         self._console.print(rich_table(columns, safe, style))
 
     def fields(self, pairs: Sequence[tuple[str, str]]) -> None:
-        """Print names and values, a pair a line; skip pairs without a value."""
+        """Print names and values; skip pairs without a value. Further lines of a value stand below its first."""
         width = max(len(name) for name, _ in pairs)
         for name, value in pairs:
             if value:
-                self.line(f"  {name:<{width}}  {value}")
+                self.lines(f"  {name:<{width}}  {value}", indent=width + 4)
 
 
 def rich_table(columns: Sequence[str], rows: Rows, style: RowStyle | None = None) -> Table:

@@ -111,4 +111,4 @@ async def _print_unfinished(output: Printer, handle: Handle[object]) -> None:
         document: Document = {**run_document(run), "timed_out": True, "why": why}
         output.document(document)
     else:
-        output.line(f"{run.id}  {status(run)}  timed out: {why}", status_style(run.status.value))
+        output.lines(f"{run.id}  {status(run)}  timed out: {why}", status_style(run.status.value))

@@ -394,11 +394,10 @@ def why(target: str, run: str, output: Printer) -> None:
         return await handle.status(), await handle.why()
 
     status, reason = with_engine(target, read)
-    # An error may have several lines.
-    first, *rest = harmless_lines(reason)
-    output.result({"id": run, "status": status.value, "why": reason}, first)
-    for line in () if output.json else rest:
-        output.line(f"    {line}")
+    if output.json:
+        output.document({"id": run, "status": status.value, "why": reason})
+    else:
+        output.lines(reason)
 
 
 @click.command("states", cls=Command, example="perdure runs states sqlite:///shop.db order-42")
