@@ -74,7 +74,7 @@ SEES: dict[str, tuple[str, ...]] = {
     "a sleep without await": ("ended without awaiting sleep", "first_day.py:", "`ctx.sleep(3)`", "await each"),
     "a step whose operation is returned": ("without awaiting charge", "`return ctx.step(charge)`", "await each"),
     "a start without await": ("first_day.py:", "RuntimeWarning: coroutine 'Engine.start' was never awaited"),
-    "a start without await whose handle is used": ("coroutine 'Engine.start' was never awaited", "run.result("),
+    "a start without await whose handle is used": ("object has no attribute 'result'", "run.result("),
     "a result without await": ("first_day.py:", "RuntimeWarning: coroutine 'Handle.result' was never awaited"),
     "a send without await": ("first_day.py:", "RuntimeWarning: coroutine 'send' was never awaited"),
     "a worker whose run is not awaited": ("first_day.py:", "coroutine 'EngineWorker.run' was never awaited"),
