@@ -142,7 +142,7 @@ class DurableGraph:
                     self._emit(chunk)
         if isinstance(values, dict):
             values.pop(_INTERRUPTS, None)
-        return values, interrupts
+        return values, None if interrupts is None else self._runner.in_order(interrupts)
 
     def _emit(self, updates: Mapping[str, Any]) -> None:
         for node, update in updates.items():

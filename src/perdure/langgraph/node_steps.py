@@ -106,6 +106,17 @@ class StepRunner:
         self._values = values
         self._options = options
         self._stream = stream
+        self._asked: list[str] = []
+
+    def in_order(self, interrupts: Sequence[Interrupt]) -> list[Interrupt]:
+        """Sort interrupts as their nodes ended, which is the same on replay, and begin a new order.
+
+        LangGraph collects the interrupts of a subgraph in a set of tasks, which on Python 3.12 and newer iterates by
+        their addresses in memory.
+        """
+        places = {id: place for place, id in enumerate(self._asked)}
+        self._asked = []
+        return sorted(interrupts, key=lambda one: places.get(one.id, len(places)))
 
     async def node(self, name: str, bound: Runnable[Any, Any], input: Any, config: RunnableConfig) -> Any:
         """Run a node as a step, and return its result. Raises `GraphInterrupt` if it asks a human."""
@@ -176,6 +187,7 @@ class StepRunner:
     def _interrupt(self, recorded: RecordedInterrupt, namespace: str) -> Interrupt:
         # Its id follows from the place of the node in this execution of the graph, which is another one on replay.
         made = Interrupt.from_ns(self._values.restore(recorded.value), namespace)
+        self._asked.append(made.id)
         if recorded.schema is not None:
             made.response_schema = recorded.schema
         return made
