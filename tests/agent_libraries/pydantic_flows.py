@@ -109,8 +109,9 @@ def of_shop(ctx: RunContext[Shop]) -> str:
 
 @buyer.tool_plain
 async def price(article: str) -> int:
-    # The last call is the first to end.
-    await asyncio.sleep({"tea": 0.03, "cup": 0.02, "pot": 0.01}[article])
+    # The last call is the first to end: the calls begin in one turn of the loop, and each waits for a number of turns.
+    for _ in range({"tea": 300, "cup": 200, "pot": 100}[article]):
+        await asyncio.sleep(0)
     note_call()
     return {"tea": 250, "cup": 300, "pot": 900}[article]
 
