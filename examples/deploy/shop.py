@@ -15,4 +15,9 @@ async def order(ctx: Context, article: str) -> str:
 
 
 # `perdure migrate` makes the tables before the workers start.
-engine = Engine(os.environ.get("PERDURE_URL", "sqlite:///shop.db"), [order], migrate=False)
+engine = Engine(
+    os.environ.get("PERDURE_URL", "sqlite:///shop.db"),
+    [order],
+    migrate=False,
+    build=os.environ.get("SHOP_BUILD") or None,
+)

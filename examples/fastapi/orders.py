@@ -3,7 +3,7 @@
 import asyncio
 import os
 
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from perdure import Context, Engine, workflow
@@ -11,6 +11,10 @@ from perdure import Context, Engine, workflow
 DATABASE = os.environ.get("DATABASE_URL", "sqlite+aiosqlite:///shop.db")
 database = create_async_engine(DATABASE)
 sessions = async_sessionmaker(database)
+if DATABASE.startswith("sqlite"):  # before SQLite 3.51.3: Perdure alone writes checkpoints
+    event.listen(
+        database.sync_engine, "connect", lambda connection, _: connection.execute("PRAGMA wal_autocheckpoint = 0")
+    )
 
 
 async def reserve(session: AsyncSession, number: int) -> None:

@@ -10,7 +10,7 @@ import os
 import time
 
 from flask import Flask, current_app, request
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, event, text
 from sqlalchemy.orm import Session, sessionmaker
 
 from perdure import Context, RunExists, workflow
@@ -19,6 +19,8 @@ from perdure.flask import Perdure
 DATABASE = os.environ.get("DATABASE_URL", "sqlite:///shop.db")
 database = create_engine(DATABASE)
 sessions = sessionmaker(database)
+if DATABASE.startswith("sqlite"):  # before SQLite 3.51.3: Perdure alone writes checkpoints
+    event.listen(database, "connect", lambda connection, _: connection.execute("PRAGMA wal_autocheckpoint = 0"))
 
 
 def reserve(session: Session, number: int) -> None:
