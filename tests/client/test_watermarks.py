@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,7 @@ def test_a_transaction_is_refused_and_never_waits(tmp_path: Path) -> None:
         engine.start(quick())
         engine.queues.watermarks.set(Watermark(high=1, queue="presses", when_full="wait"))
         assert [one.high for one in engine.queues.watermarks.list()] == [1]
-        with sqlite3.connect(tmp_path / "press.db") as connection:
+        with closing(sqlite3.connect(tmp_path / "press.db")) as connection, connection:
             connection.execute("BEGIN")
             with pytest.raises(Overloaded):
                 engine.start(quick(), connection=connection)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import operator
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -163,7 +164,7 @@ async def test_wrong_configurations_and_damaged_rows_are_named(tmp_path: Path) -
         assert await saver.aget_tuple(thread(checkpoint_ns=f"{long}y")) is None
         import sqlite3
 
-        with sqlite3.connect(path) as connection:
+        with closing(sqlite3.connect(path)) as connection, connection:
             connection.execute("UPDATE perdure_graph_checkpoints SET body = '{'")
         with pytest.raises(DecodeError, match="of the thread 't' cannot be read"):
             await saver.aget_tuple(thread(checkpoint_ns=long))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ def waiting(perdure: Perdure) -> None:
     )
     work("b")
     # Both were taken by the same worker; the one that waits has its record by now.
-    with sqlite3.connect("shop.db") as database:
+    with closing(sqlite3.connect("shop.db")) as database, database:
         assert database.execute("SELECT count(*) FROM perdure_history WHERE run_id = 'a'").fetchall() == [(1,)]
     database.close()
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 
 from tests.cli.conftest import URL, Perdure, work
 
@@ -23,7 +24,7 @@ def test_a_failed_run_is_opened_again(perdure: Perdure) -> None:
 
 def test_a_run_set_aside_as_poison_is_retried(perdure: Perdure) -> None:
     failed(perdure)
-    with sqlite3.connect("shop.db") as database:
+    with closing(sqlite3.connect("shop.db")) as database, database:
         database.execute(
             "UPDATE perdure_runs SET status = 'blocked', reason = 'poison', error = '{}', finished_at = 0 "
             "WHERE id = 'o-1'"

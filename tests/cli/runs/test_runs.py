@@ -205,7 +205,7 @@ def test_cancelling_a_run_keeps_the_reason(perdure: Perdure) -> None:
 
 def test_a_blocked_run_continues_when_it_is_retried(perdure: Perdure) -> None:
     start(perdure, "o-1")
-    with sqlite3.connect("shop.db") as database:
+    with closing(sqlite3.connect("shop.db")) as database, database:
         database.execute("UPDATE perdure_runs SET status = 'blocked', reason = 'poison', error = '{}' WHERE id = 'o-1'")
     database.close()
     assert "retry" in perdure("why", URL, "o-1").out
@@ -219,7 +219,7 @@ def test_a_blocked_run_continues_when_it_is_retried(perdure: Perdure) -> None:
 
 def test_what_others_wrote_into_the_tables_is_shown_as_it_is(perdure: Perdure) -> None:
     perdure("migrate", URL)
-    with sqlite3.connect("shop.db") as database:
+    with closing(sqlite3.connect("shop.db")) as database, database:
         database.execute("INSERT INTO perdure_runs (id, type, input) VALUES ('x', 'odd', '{not json')")
     database.close()
     assert perdure("show", URL, "x", "--json").json["run"]["input"] == "{not json"
@@ -229,7 +229,7 @@ def test_what_others_wrote_into_the_tables_is_shown_as_it_is(perdure: Perdure) -
 def test_stored_text_cannot_act_on_the_terminal(perdure: Perdure) -> None:
     perdure("migrate", URL)
     evil = "\x1b[2J\x9b31m\r\n\u202egnp.exe\x07[red]"
-    with sqlite3.connect("shop.db") as database:
+    with closing(sqlite3.connect("shop.db")) as database, database:
         database.execute(
             "INSERT INTO perdure_runs (id, type, input, status, error) VALUES (?, ?, ?, 'failed', ?)",
             (
@@ -328,7 +328,7 @@ def test_interruptions_are_shown(perdure: Perdure) -> None:
     assert "Interruptions" not in perdure("show", URL, "a-1").out
     lost = Interruption(worker="w-1", reason="lost", generation=1, attempt=1, last=-1)
     stopped = Interruption(worker="w-2", reason="stopped", generation=1, attempt=1, last=3, steps=("charge",))
-    with sqlite3.connect("shop.db") as database:
+    with closing(sqlite3.connect("shop.db")) as database, database:
         for position, one in enumerate((lost, stopped)):
             database.execute(
                 "INSERT INTO perdure_outputs (run_id, kind, name, position, payload, failed, at, output_key) "
