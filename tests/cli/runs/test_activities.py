@@ -34,7 +34,8 @@ def ask(*run_ids: str) -> list[str]:
 def test_a_pending_activity_is_completed_failed_and_kept_alive(perdure: Perdure) -> None:
     first, second = ask("one", "two")
     assert "completion from outside since" in perdure("why", URL, "one").out
-    assert perdure("activities", "heartbeat", URL, first, "--details", "7").out == "The heartbeat is recorded.\n"
+    alive = perdure("activities", "heartbeat", URL, first, "--details", "7")
+    assert (alive.out, alive.err) == ("The heartbeat is recorded.\n", "")
     assert perdure("activities", "complete", URL, first, "--value", "5").out == "The activity has completed.\n"
     done = perdure("activities", "complete", URL, first, "--value", "5", "--json")
     assert done.json == {"token": first, "completed": True}
