@@ -22,7 +22,7 @@ from perdure.core.model.worker_info import DrainOrder, WorkerInfo
 from perdure.host import Host
 from perdure.store import migration_script
 from perdure.store.migrations import indexes
-from perdure.store.sql.diagnosis import work_counts_statement
+from perdure.store.sql.diagnosis import UNREAD_STATEMENTS, work_counts_statement
 from perdure.store.sql.dialect import MYSQL, POSTGRES, SQLITE
 from perdure.store.sql.invariants import BOUNDED_INVARIANTS, LIVE_INVARIANTS
 from perdure.store.url import MysqlUrl, PostgresUrl, parse, shown
@@ -513,6 +513,9 @@ def test_usual_checks_leave_out_rules_that_read_finished_runs() -> None:
         for statement in [work_counts_statement(5), *(rule.broken_by for rule in BOUNDED_INVARIANTS)]:
             plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}")]
             assert not {"SCAN perdure_runs", "SCAN r", "SCAN perdure_history"} & set(plan), plan
+        for statement in UNREAD_STATEMENTS:
+            plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", (5,))]
+            assert not {"SCAN perdure_runs", "SCAN m"} & set(plan), plan
     assert not any(
         "perdure_history" in rule.broken_by or "perdure_events" in rule.broken_by for rule in BOUNDED_INVARIANTS
     )

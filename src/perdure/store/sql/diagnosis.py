@@ -112,25 +112,31 @@ SELECT r.id, r.worker, r.lease_until FROM perdure_runs r
 WHERE r.status = 'running' AND r.lease_until > 0 AND r.lease_until < ? ORDER BY r.id
 """
 
-#: Parked runs with messages under names that their code has not asked for.
+#: Parked runs with messages under names that their code has not asked for, a bounded number of them. In the order of an
+#: index: by id, SQLite would read all runs that there are.
 _UNREAD = """
 SELECT id, token, waits FROM perdure_runs
-WHERE status = 'waiting' AND reason IN ('message', 'paused') AND waits LIKE '%"unread":{%' ORDER BY id LIMIT ?
+WHERE status = 'waiting' AND reason IN ('message', 'paused') AND waits LIKE '%"unread":{%' LIMIT ?
 """
 
 #: Runs that wait for messages, that a message has woken or that are paused, and that no worker has claimed since:
 #: some of them, with what they wait for, and the names in their inboxes.
-_WOKEN = """
+_WOKEN = [
+    f"""
 SELECT r.id, r.token, r.waits, m.name, COUNT(*) FROM (
   SELECT id, token, waits FROM perdure_runs
-  WHERE status IN ('pending', 'waiting') AND (status = 'pending' OR reason = 'paused')
-    AND inbox_seq > inbox_read AND waits LIKE '%"kind":"message"%'
+  WHERE {condition} AND inbox_seq > inbox_read AND waits LIKE '%"kind":"message"%'
   LIMIT ?
 ) AS r
 JOIN perdure_messages m ON m.run_id = r.id
 WHERE m.consumed = 0 AND m.kind = 'message'
 GROUP BY r.id, r.token, r.waits, m.name ORDER BY r.id, m.name
 """
+    for condition in ("status = 'pending'", "status = 'waiting' AND reason = 'paused'")
+]
+
+#: The statements of `unread_names`.
+UNREAD_STATEMENTS = (_UNREAD, *_WOKEN)
 
 #: Latest value that was sent to a run under a name: one that the run has taken in, or one in its inbox.
 _VALUES = (
@@ -270,10 +276,11 @@ async def unread_names(store: SqlStore, limit: int) -> list[tuple[str, RunWaits]
     """
     found = [(run_id, token, waits_from_json(waits)) for run_id, token, waits in await store.query(_UNREAD, (limit,))]
     unread = {run_id: waits for run_id, token, waits in found if waits is not None and waits.token == token}
-    for run_id, token, cell, name, count in await store.query(_WOKEN, (limit,)):
-        waits = unread.get(run_id) or waits_from_json(cell)
-        if waits is not None and waits.token == token:
-            unread[run_id] = replace(waits, unread={**waits.unread, name: waits.unread.get(name, 0) + count})
+    for statement in _WOKEN:
+        for run_id, token, cell, name, count in await store.query(statement, (limit,)):
+            waits = unread.get(run_id) or waits_from_json(cell)
+            if waits is not None and waits.token == token:
+                unread[run_id] = replace(waits, unread={**waits.unread, name: waits.unread.get(name, 0) + count})
     return sorted(unread.items())
 
 
