@@ -6,6 +6,8 @@ import asyncio
 import importlib
 import json
 import logging
+import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -134,6 +136,21 @@ def parse_command(command: click.Command, words: list[str], parent: click.Contex
     name, inner, rest = command.resolve_command(context, command.with_default(context, words[1:]))
     assert inner is not None
     parse_command(inner, [str(name), *rest], context)
+
+
+def commands_in(text: str) -> list[list[str]]:
+    """Words of the commands that a text suggests; each is between backquotes, and none elsewhere."""
+    assert "perdure " not in re.sub(r"`[^`]*`", "", text), text
+    return [shlex.split(found) for found in re.findall(r"`(perdure [^`]*)`", text)]
+
+
+def check_suggestions(command: click.Command, text: str, target: str) -> list[list[str]]:
+    """Parse the commands that a text suggests; those that need a database name the target, not a placeholder."""
+    found = commands_in(text)
+    for words in found:
+        parse_command(command, words)
+        assert target in words or (words[1] in ("worker", "check") and "://" in target), words
+    return found
 
 
 def work(*run_ids: str, **options: Any) -> None:

@@ -87,7 +87,8 @@ async def test_the_lines_of_an_error_are_below_the_sentence(stage: Stage, capsys
         with pytest.raises(RunFailed):
             await run.result("20s")
     assert await asyncio.to_thread(perdure, ["why", stage.url, "lines"]) == 0
-    first, second = capsys.readouterr().out.splitlines()
+    first, second, third = capsys.readouterr().out.splitlines()
     assert first.endswith(": ValueError: one")
     assert second == "      - two\\x1b[2J."
+    assert third.strip().startswith("Once the cause is gone")
     await stage.close()

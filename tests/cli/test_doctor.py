@@ -16,16 +16,17 @@ import pytest
 from msgspec.structs import replace
 
 from perdure import Context, Engine, step, workflow
+from perdure.cli.app import cli
 from perdure.cli.doctor.checks import CheckResult, Examination, Level, judge_clock, judge_settings, judge_workers
 from perdure.core.model.worker_info import DrainOrder, WorkerInfo
 from perdure.host import Host
 from perdure.store import migration_script
 from perdure.store.migrations import indexes
-from perdure.store.sql.diagnosis import work_counts_statement
+from perdure.store.sql.diagnosis import UNREAD_STATEMENTS, work_counts_statement
 from perdure.store.sql.dialect import MYSQL, POSTGRES, SQLITE
 from perdure.store.sql.invariants import BOUNDED_INVARIANTS, LIVE_INVARIANTS
-from perdure.store.url import MysqlUrl, PostgresUrl, parse
-from tests.cli.conftest import URL, Perdure
+from perdure.store.url import MysqlUrl, PostgresUrl, parse, shown
+from tests.cli.conftest import URL, Perdure, check_suggestions
 from tests.servers import schemas as postgres_server
 from tests.servers.databases import Databases
 from tests.servers.mariadb import Mariadb
@@ -124,7 +125,29 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
         "workers",
         "warning",
         "claims nothing: all of its queues or types are paused",
-        "queues resume",
+        "default`",
+    ),
+    f"""{FUTURE}; UPDATE perdure_workers SET types = '["a b", "c"]';
+    INSERT INTO perdure_pauses (kind, name, reason) VALUES ('type', 'a b', '');
+    INSERT INTO perdure_pauses (kind, name, reason) VALUES ('type', 'c', '')""": (
+        "workers",
+        "warning",
+        "claims nothing: all of its queues or types are paused",
+        "--type 'a b'` and `perdure queues resume",
+    ),
+    f"""{FUTURE}; INSERT INTO perdure_pauses (kind, name, reason) VALUES ('queue', 'default', '');
+    INSERT INTO perdure_runs (id, type) VALUES ('r', 'lonely')""": (
+        "work",
+        "warning",
+        "serves 1 ready run of type lonely in queue default",
+        "--queue default",
+    ),
+    """INSERT INTO perdure_pauses (kind, name, reason, actor) VALUES ('type', 'lonely', '', '');
+    INSERT INTO perdure_runs (id, type, queue) VALUES ('r', 'lonely', 'far')""": (
+        "work",
+        "warning",
+        "and the type is paused, too",
+        "--queue far",
     ),
     """INSERT INTO perdure_pauses (kind, name, reason, actor) VALUES ('type', 't t', 'a leak', 'ops')""": (
         "pauses",
@@ -183,7 +206,17 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
         "messages",
         "warning",
         "run 'r r' waits for the message 'approval', and a message 'aproval' is unread",
-        "'r r' approval`",
+        "'r r' approval null`, with its value",
+    ),
+    """INSERT INTO perdure_pauses (kind, name, reason) VALUES ('queue', 'default', '');
+    INSERT INTO perdure_runs (id, type, token, started_at, seed, inbox_seq, waits) VALUES
+    ('r', 't', 3, 1, 's', 2, '{"token":3,"waits":[{"kind":"message","name":"approval"}]}');
+    INSERT INTO perdure_messages (run_id, seq, kind, name, payload, message_key, sent_at) VALUES
+    ('r', 1, 'message', 'aproval', '"it''s"', 'k1', 1), ('r', 2, 'message', 'approval', '1', 'k2', 1)""": (
+        "messages",
+        "warning",
+        "run 'r' waits for the message 'approval', and a message 'aproval' is unread",
+        """r approval '"it'"'"'s"'`""",
     ),
     """INSERT INTO perdure_gates (name, concurrency, override) VALUES ('g', 1, '{')""": (
         "limits",
@@ -243,6 +276,8 @@ def test_a_planted_problem_is_reported_with_a_remedy(perdure: Perdure, place: Pl
         one["check"] == check and one["level"] == level and text in one["text"] and remedy in one["remedy"]
         for one in found
     ), found
+    for one in found:
+        check_suggestions(cli, one["remedy"] or "", shown(place.url))
 
 
 def test_an_empty_database_lacks_nothing_but_a_worker(perdure: Perdure, place: Place) -> None:
@@ -362,7 +397,9 @@ def test_a_url_that_is_wrong_is_reported(perdure: Perdure) -> None:
 
 def test_an_engine_names_its_database(perdure: Perdure) -> None:
     perdure("migrate", "shop:engine")
-    assert perdure("doctor", "shop:engine", "--json").json["target"] == URL
+    answer = perdure("doctor", "shop:engine", "--json").json
+    assert answer["target"] == URL
+    assert "start one: `perdure worker shop:engine`" in [one["remedy"] for one in answer["checks"]]
 
 
 def test_a_setting_in_the_url_that_loses_commits_is_reported(perdure: Perdure) -> None:
@@ -461,11 +498,11 @@ def test_the_time_that_the_question_takes_is_no_skew() -> None:
 
 def test_workers_that_are_late_or_cannot_claim_are_reported() -> None:
     fresh = WorkerInfo(id="w", host="h", pid=1, queues=("q",), types=("t",), slots=5, lease=15_000_000)
-    [late] = judge_workers([replace(fresh, read_at=9_000_000)], [])
+    [late] = judge_workers([replace(fresh, read_at=9_000_000)], [], URL)
     assert "others take over in 6" in late.text
-    [draining] = judge_workers([replace(fresh, drain=DrainOrder(key="k"))], [])
+    [draining] = judge_workers([replace(fresh, drain=DrainOrder(key="k"))], [], URL)
     assert "ordered to drain" in draining.text
-    [idle] = judge_workers([replace(fresh, types=())], [])
+    [idle] = judge_workers([replace(fresh, types=())], [], URL)
     assert "serves no type" in idle.text
 
 
@@ -476,6 +513,9 @@ def test_usual_checks_leave_out_rules_that_read_finished_runs() -> None:
         for statement in [work_counts_statement(5), *(rule.broken_by for rule in BOUNDED_INVARIANTS)]:
             plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}")]
             assert not {"SCAN perdure_runs", "SCAN r", "SCAN perdure_history"} & set(plan), plan
+        for statement in UNREAD_STATEMENTS:
+            plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", (5,))]
+            assert not {"SCAN perdure_runs", "SCAN m"} & set(plan), plan
     assert not any(
         "perdure_history" in rule.broken_by or "perdure_events" in rule.broken_by for rule in BOUNDED_INVARIANTS
     )

@@ -45,6 +45,17 @@ def test_a_limit_that_no_run_has_met_is_set_without_a_word_of_another(perdure: P
     )
 
 
+def test_a_value_for_a_limit_whose_keys_have_their_own_is_warned_of(perdure: Perdure) -> None:
+    perdure("migrate", URL)
+    assert perdure("limits", "set", URL, "tenant/acme", "--concurrency", "1").err == ""
+    said = perdure("limits", "set", URL, "tenant", "--concurrency", "2")
+    assert (said.code, said.out) == (0, "tenant: 2 at once.\n")
+    assert said.err == (
+        "'tenant' is a limit of its own; the keys tenant/… keep theirs: set each key, or change the code.\n"
+    )
+    assert perdure("limits", "set", URL, "tenan", "--concurrency", "2").err == ""
+
+
 @activity("shop.desk.v1", limit=Limit("desk", concurrency=1))
 async def desk() -> None:
     await asyncio.sleep(3600)

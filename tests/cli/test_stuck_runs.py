@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import time
+from contextlib import closing
 
 import pytest
 
 from perdure import Context, Engine, Limit, Status, activity, workflow
 from perdure.admin import Reason
+from perdure.cli.app import cli
 from perdure.workflow.definition import Workflow
-from tests.cli.conftest import URL, Perdure
+from tests.cli.conftest import URL, Perdure, check_suggestions
 from tests.helpers import eventually
 from tests.stage import until
 
@@ -121,3 +125,69 @@ def test_workers_are_listed_with_the_first_types_and_queues(perdure: Perdure) ->
     out, types = asyncio.run(scene())
     assert "stuck.many.v0, stuck.many.v1 and 3 more  default, mail and 1 more" in out
     assert len(types) == 5
+
+
+#: Rows of a run, and a command that `why` suggests for it, with TARGET for the target.
+SUGGESTED = {
+    """INSERT INTO perdure_runs (id, type, status, finished_at, error)
+    VALUES ('r 1', 't', 'failed', 1, '{"type":"OSError"}')""": "perdure retry TARGET 'r 1'",
+    "INSERT INTO perdure_runs (id, type) VALUES ('r 1', 't')": "perdure worker module:engine",
+    "INSERT INTO perdure_runs (id, type, queue) VALUES ('r 1', 't', 'default~1.4')": "perdure worker module:engine",
+    """INSERT INTO perdure_workers (id, host, pid, queues, types, slots, lease, heartbeat_at)
+    VALUES ('w', 'h', 7, '["default"]', '["t"]', 5, 9, 4000000000000000);
+    INSERT INTO perdure_runs (id, type, queue) VALUES ('r 1', 't', 'default~1.4')""": "perdure runs unpin TARGET 'r 1'",
+    """INSERT INTO perdure_runs (id, type, status, reason, wake_at, started_at, seed)
+    VALUES ('r 1', 't', 'waiting', 'message', 253402300799999999, 1, 's');
+    INSERT INTO perdure_outputs (run_id, position, kind, name, payload, failed, at)
+    VALUES ('r 1', 0, 'aside', '', '{"name":"go","payload":"1","error":{"type":"x","message":"no"}}', 1, 1)""": (
+        "perdure messages deliver TARGET 'r 1' 0 --value null"
+    ),
+    """INSERT INTO perdure_gates (name, concurrency, pace, burst, due_at, waits_for)
+    VALUES ('g', 1, 600000, 3, 253402300799999999, 'room');
+    INSERT INTO perdure_runs (id, type, status, reason, wake_at, token, started_at, seed, waits) VALUES
+    ('p', 't', 'waiting', 'child', 253402300799999999, 3, 1, 's',
+    '{"token": 3, "waits": [{"kind": "child", "name": "r 1"}]}');
+    INSERT INTO perdure_runs (id, type, status, reason, wake_at, parent_id, parent_location) VALUES
+    ('r 1', 't', 'waiting', 'limit', 253402300799999999, 'p', 'c');
+    INSERT INTO perdure_permits (gate, run_id, token, hold, granted_at) VALUES ('g', 'p', 1, 'run', 1);
+    INSERT INTO perdure_lines (run_id, gate, queue, type, priority, turn, gating, since)
+    VALUES ('r 1', 'g', 'q', 't', 0, 1, '{}', 1)""": (
+        "perdure limits set TARGET g --concurrency 2 --rate 100/m --burst 3"
+    ),
+}
+
+
+@pytest.mark.parametrize("rows", SUGGESTED)
+def test_every_command_that_why_suggests_parses_and_names_the_target(perdure: Perdure, rows: str) -> None:
+    perdure("migrate", URL)
+    with closing(sqlite3.connect("shop.db")) as connection:
+        connection.executescript(rows)
+    wanted = SUGGESTED[rows].replace("TARGET", URL)
+    for answer in (perdure("why", URL, "r 1"), perdure("show", URL, "r 1")):
+        assert f"`{wanted}`" in answer.out
+    check_suggestions(cli, perdure("why", URL, "r 1").out, URL)
+    check_suggestions(cli, perdure("why", "shop:engine", "r 1", "--json").json["why"], "shop:engine")
+
+
+def test_why_tells_the_age_of_a_heartbeat_before_the_worker_counts_as_late(perdure: Perdure) -> None:
+    perdure("migrate", URL)
+    with closing(sqlite3.connect("shop.db")) as connection:
+        connection.executescript(
+            f"""INSERT INTO perdure_workers (id, host, pid, queues, types, slots, lease, heartbeat_at)
+            VALUES ('w', 'h', 7, '["default"]', '["t"]', 5, 99000000000, {int(time.time() * 1e6) - 7_000_000});
+            INSERT INTO perdure_runs (id, type, status, worker, nonce, token, started_at, seed)
+            VALUES ('r', 't', 'running', 'w', 'n', 1, 1, 's')"""
+        )
+    assert "by worker w (pid 7 on h), last heard of " in perdure("why", URL, "r").out
+
+
+def test_a_build_without_a_name_has_a_row(perdure: Perdure) -> None:
+    perdure("migrate", URL)
+    with closing(sqlite3.connect("shop.db")) as connection:
+        connection.executescript(
+            """INSERT INTO perdure_workers (id, host, pid, queues, types, slots, lease, heartbeat_at)
+            VALUES ('w', 'h', 7, '["default"]', '["t"]', 5, 9, 4000000000000000)"""
+        )
+    assert perdure("workers", "builds", URL).out.splitlines()[1].split()[:2] == ["(none)", "1"]
+    [document] = perdure("workers", "builds", URL, "--json").json
+    assert (document["build"], document["workers"]) == ("", 1)

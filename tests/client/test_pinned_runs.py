@@ -6,10 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from perdure import Call, Context, Engine, Handle, RunNotFound, Status, UsageError, activity, step, workflow
 from perdure.admin import Run
 from perdure.blocking import Engine as BlockingEngine
+from perdure.core.model.run import RunGroup
+from perdure.core.model.worker_info import WorkerInfo, WorkerStatus, list_builds
 from perdure.push import Pusher
 from perdure.workflow.discover import Definable
 from tests.helpers import eventually
@@ -182,6 +185,17 @@ async def test_builds_are_listed_with_their_workers_and_runs(stage: Stage) -> No
         assert [(one.build, one.pinned.count) for one in found] == [(NEW, 1), (OLD, 0)]
     counts = {str(one.value): one.count for one in await new.runs.count_by("build", type="pin.order.v1")}
     assert counts == {OLD: 3, NEW: 1}
+
+
+def test_workers_without_a_build_are_listed_with_the_runs_that_no_build_has() -> None:
+    nameless = WorkerInfo(id="w", host="h", pid=1, queues=("q",), types=("t",), slots=5, lease=15_000_000)
+    begun = [RunGroup("", 4), RunGroup(OLD, 2)]
+    found = list_builds([nameless, replace(nameless, build=OLD)], begun, [RunGroup(f"q~{OLD}", 1)])
+    assert [(one.build, one.workers, one.runs.count, one.pinned.count) for one in found] == [
+        ("", 1, 4, 0), (OLD, 1, 2, 1),
+    ]  # fmt: skip
+    # Runs alone may only not have begun.
+    assert list_builds([replace(nameless, status=WorkerStatus.STOPPED)], begun[:1], []) == []
 
 
 async def test_a_run_without_history_is_pinned_to_the_build_that_continues_it(on_disk: Stage) -> None:

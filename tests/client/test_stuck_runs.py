@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
 
-from perdure import Call, Context, Engine, Handle, Limit, Status, activity, step, workflow
+from perdure import Call, Context, Engine, Handle, Limit, Retry, Status, activity, step, workflow
 from perdure.admin import Reason, Run
 from perdure.core.model.worker_info import WorkerInfo
 from perdure.core.routing import TypeInfo
@@ -325,3 +326,61 @@ async def test_why_of_a_run_past_its_time_tells_that_no_worker_wakes_it(stage: S
         return "Nothing lets it go on: no worker is alive" in await run.why()
 
     await eventually(tells)
+
+
+async def test_a_pause_hides_no_other_reason(stage: Stage) -> None:
+    @workflow("stuck.flaky.v1", retry=Retry.fixed("0.2s", attempts=100))
+    async def flaky(ctx: Context) -> None:
+        raise OSError("the bank is closed")
+
+    @step(retry=Retry.fixed("0.2s", attempts=100))
+    async def charge() -> None:
+        raise OSError("no card")
+
+    @workflow("stuck.charge.v1")
+    async def charging(ctx: Context) -> None:
+        await ctx.step(charge)
+
+    @workflow("stuck.either.v1")
+    async def either(ctx: Context) -> None:
+        await asyncio.gather(ctx.call(here()), ctx.receive("go", str))
+
+    engine = stage.engine(here, flaky, charging, either)
+    async with engine.worker():
+        waiting = await engine.start(here())
+        parent = await engine.start(either())
+        for run in (waiting, parent):
+            await until(run, Status.WAITING)
+        tried = [await engine.start(flaky()), await engine.start(charging())]
+
+        async def has_failed(run: Handle[Any]) -> bool:
+            return "last attempt failed" in await run.why()
+
+        for run in tried:
+            await eventually(partial(has_failed, run))
+        misspelt = await engine.start(Call.named("stuck.heere.v1"))
+        await engine.queues.pause(queue="default", reason="stocktaking")
+
+        async def says(run: Handle[Any], *parts: str) -> bool:
+            why = await run.why()
+            return "the queue 'default' was paused" in why and all(part in why for part in parts)
+
+        for run in (waiting, parent):
+            await run.send("goo", "x")
+        for run, error in zip(tried, ("OSError: the bank is closed", "OSError: no card"), strict=True):
+            await eventually(partial(says, run, f"stocktaking. Its last attempt failed: {error}."))
+        assert await says(misspelt, "stocktaking. It is also not served: none of", "Did you mean 'stuck.here.v1'?")
+        await eventually(lambda: says(waiting, "It last waited for message 'go'", "Was 'go' meant by 'goo'?"))
+        await eventually(lambda: says(parent, "; child '", "(stuck.here.v1) since", "Was 'go' meant by 'goo'?"))
+
+
+async def test_why_of_a_failed_run_tells_how_to_retry_it(stage: Stage) -> None:
+    @workflow("stuck.failing.v1")
+    async def failing(ctx: Context) -> None:
+        raise OSError("closed")
+
+    engine = stage.engine(failing)
+    async with engine.worker():
+        run = await engine.start(failing(), id="o 1")
+        await until(run, Status.FAILED)
+    assert (await run.why()).endswith(": OSError: closed. Once the cause is gone, retry it: `perdure retry URL 'o 1'`.")

@@ -13,7 +13,7 @@ from perdure.cli.console.params import with_output, with_reason, with_target
 from perdure.cli.console.target import with_engine
 from perdure.client.engine import Engine
 from perdure.core.limits.breaker import BreakerInfo, Circuit
-from perdure.core.limits.limit import LimitBounds, LimitInfo, PermitInfo, make_bounds
+from perdure.core.limits.limit import KEYED, LimitBounds, LimitInfo, PermitInfo, make_bounds
 
 _PAGE = 100
 
@@ -88,19 +88,24 @@ def override(
 ) -> None:
     """Override a limit that the code declares, from now on.
 
-    NAME is a limit, one of its keys (tenant/acme), a type (type:billing.charge.v1) or a queue (queue:emails). The
+    NAME is a limit, one key of a limit (tenant/acme), a type (type:billing.charge.v1) or a queue (queue:emails). The
     override replaces concurrency and rate together: name both to keep both.
     """
     bounds = make_bounds(concurrency=concurrency, rate=rate, burst=burst)
 
-    async def replace(engine: Engine) -> LimitBounds:
+    async def replace(engine: Engine) -> tuple[LimitBounds, bool]:
         before = await _bounds_of(engine, name)
         await engine.limits.set(name, concurrency=concurrency, rate=rate, burst=burst, reason=reason)
-        return before
+        next_names = await engine.limits.list(limit=_PAGE, after=f"{name}{KEYED}")
+        return before, any(one.name.startswith(f"{name}{KEYED}") for one in next_names)
 
-    before = with_engine(target, replace)
+    before, keyed = with_engine(target, replace)
     document = {"name": name, "override": msgspec.to_builtins(bounds), "replaced": msgspec.to_builtins(before)}
     output.result(document, f"{name}: {bounds}{_describe_replaced(before, bounds)}.")
+    if keyed:
+        output.hint(
+            f"{name!r} is a limit of its own; the keys {name}{KEYED}… keep theirs: set each key, or change the code."
+        )
 
 
 async def _bounds_of(engine: Engine, name: str) -> LimitBounds:

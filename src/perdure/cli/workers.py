@@ -255,7 +255,8 @@ def list_workers(target: str, output: Printer) -> None:
 def list_builds(target: str, output: Printer) -> None:
     """List the builds of the application that have live workers or unfinished runs, the latest first.
 
-    Only workers of its build continue a pinned run. A build whose last run has ended needs no workers.
+    Only workers of its build continue a pinned run. A build whose last run has ended needs no workers. Workers without
+    a build are in the row (none); its runs include those that no worker has begun.
     """
     builds = with_engine(target, lambda engine: engine.workers.builds())
     if output.json:
@@ -268,13 +269,15 @@ def list_builds(target: str, output: Printer) -> None:
 
 def _print_builds(output: Printer, builds: Sequence[BuildInfo]) -> None:
     rows = [
-        (one.build, str(one.workers), str(one.draining or ""), str(one.runs), str(one.pinned), _advice(one))
+        (one.build or "(none)", str(one.workers), str(one.draining or ""), str(one.runs), str(one.pinned), _advice(one))
         for one in builds
     ]
     output.table(("build", "workers", "draining", "unfinished runs", "pinned", ""), rows)
 
 
 def _advice(one: BuildInfo) -> str:
+    if not one.build:
+        return "set Engine(build=...) to tell deployed versions apart"
     if one.pinned.count and not one.workers:
         return "start a worker of this build, or unpin its runs: perdure runs unpin"
     if not one.runs.count and one.runs.exact:

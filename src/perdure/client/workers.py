@@ -49,6 +49,7 @@ class Workers:
     async def builds(self) -> builtins.list[BuildInfo]:
         """List the builds that have live workers or unfinished runs, the latest first.
 
+        Live workers without a build are listed as the build "", with the runs that they or no worker have begun.
         The counts are exact while at most 10,000 runs are unfinished. A build without live workers that has pinned runs
         is to be started again, or its runs are to be unpinned.
         """

@@ -781,7 +781,7 @@ async def find_group(request: PageRequest, key: str) -> ErrorGroup | None:
 
 def _builds(lines: Sequence[WorkerLine]) -> str:
     """The builds of live workers, if there are several."""
-    builds = Counter(line.info.build or "unknown" for line in lines if line.info.status is WorkerStatus.ALIVE)
+    builds = Counter(line.info.build or "(none)" for line in lines if line.info.status is WorkerStatus.ALIVE)
     if len(builds) < 2:
         return ""
     named = ", ".join(f"{number} of build {build}" for build, number in builds.most_common(3))

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from tests.cli.conftest import URL, Perdure, work
+from perdure.cli.console.target import load_engine
+from perdure.client.runs.namespace import Runs
+from perdure.errors import StoreUnavailable
+from tests.cli.conftest import URL, Answer, Perdure, work
 
 ORDER = '{"order": {"id": "o-1", "cents": 7}}'
 
@@ -138,3 +143,34 @@ def test_a_singleton_is_started_once_and_starts_are_put_off(perdure: Perdure) ->
     assert "waits for its turn" in perdure("why", URL, waiting["id"]).out
     ids = {perdure("start", "shop:engine", "approval", "--debounce", "1h", "--json").json["id"] for _ in range(2)}
     assert len(ids) == 1
+
+
+def test_a_type_that_no_live_worker_serves_is_told_of_on_standard_error(perdure: Perdure) -> None:
+    async def scene() -> tuple[Answer, Answer, Answer]:
+        def call(*arguments: str) -> Answer:
+            return perdure("start", URL, *arguments)
+
+        engine = load_engine("shop:engine")
+        async with engine, engine.worker():
+            wrong = await asyncio.to_thread(call, "aproval", "--id", "wrong")
+            document = await asyncio.to_thread(call, "aproval", "--id", "wrong", "--json")
+            return wrong, document, await asyncio.to_thread(call, "approval", "--id", "right")
+
+    perdure("migrate", URL)
+    wrong, document, right = asyncio.run(scene())
+    assert (wrong.code, wrong.out) == (0, "wrong  pending\n")
+    assert "It is ready, but none of the 1 live worker(s) serves the type 'aproval'" in wrong.err
+    assert "Did you mean 'approval'?" in wrong.err
+    assert (document.json["status"], document.err) == ("pending", "")
+    assert right.err == ""
+
+
+def test_an_error_of_the_question_who_serves_a_type_does_not_fail_the_start(
+    perdure: Perdure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unserved(self: Runs, runs: object) -> set[str]:
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(Runs, "unserved", unserved)
+    answer = perdure("start", URL, "checkout", "--id", "o-1")
+    assert (answer.code, answer.out, answer.err) == (0, "o-1  pending\n", "")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import re
+import shlex
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -21,9 +23,14 @@ from perdure.client.remote.transport import is_server
 from perdure.client.session import session_of
 from perdure.core.printed_text import brief
 from perdure.errors import StoreUnavailable, UsageError
-from perdure.store.url import SqliteUrl, parse
+from perdure.store.url import SqliteUrl, parse, shown
 
 T = TypeVar("T")
+
+#: A command in an explanation, and the words in place of a URL and of any target.
+_COMMAND = re.compile(r"`perdure [^`]*`")
+_URL = re.compile(r"(?<= )URL(?=[ `])")
+_TARGET = re.compile(r"(?<= )(URL|(app|module):engine)(?=[ `])")
 
 
 def with_engine(target: str, act: Callable[[Engine], Awaitable[T]], *, create: bool = False) -> T:
@@ -67,6 +74,13 @@ def read_token() -> str | None:
         return Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeError) as error:
         raise UsageError(f"the token in {path} cannot be read: {type(error).__name__}") from None
+
+
+def fill_in_target(text: str, target: str) -> str:
+    """Write the target into the commands of an explanation, which knows none and says URL, or app:engine, for it."""
+    shell = shlex.quote(shown(target) if is_url(target) else target)
+    place = _URL if is_url(target) else _TARGET
+    return _COMMAND.sub(lambda found: place.sub(lambda _: shell, found[0], count=1), text)
 
 
 def is_url(target: str) -> bool:

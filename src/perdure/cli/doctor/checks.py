@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib.metadata
 import shlex
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from perdure.client.engine import Engine
@@ -47,6 +48,12 @@ _NAMED = 10
 _PAGE = 1000
 #: Full limits that are searched for deadlocks.
 _SEARCHED = 500
+#: Stands for an engine that is not known.
+_ENGINE = "MODULE:ENGINE"
+#: Queues or types of a worker that one remedy resumes.
+_RESUMED = 3
+#: Characters of a message's value that a command repeats.
+_LONGEST_VALUE = 200
 #: Least `max_allowed_packet`, in bytes.
 _LEAST_PACKET = 4 * 1024 * 1024
 
@@ -92,8 +99,12 @@ def problem(check: str, text: str, remedy: str) -> CheckResult:
 class Examination:
     """One examination of a database and of the work in it."""
 
-    def __init__(self, url: str, system: System, *, timeout: float, thorough: bool = False) -> None:
+    def __init__(
+        self, url: str, system: System, *, timeout: float, thorough: bool = False, target: str = _ENGINE
+    ) -> None:
+        """Prepare an examination. `target` is the engine whose worker is to be started; a placeholder if not known."""
         self._url = url
+        self._engine = target
         self._shown = shown(url)
         self._system = system
         self._timeout = timeout
@@ -166,7 +177,7 @@ class Examination:
         ready = [one for one in await diagnosis.ready_runs(store) if one.type not in elsewhere]
         held = await diagnosis.held_runs(store)
         found = [
-            *judge_ready(ready, living_workers(workers, now), await store.pauses(), now),
+            *judge_ready(ready, living_workers(workers, now), await store.pauses(), now, self._engine),
             *judge_held(held, workers),
             *judge_abandoned(await diagnosis.abandoned_runs(store, now - _FORGOTTEN)),
         ]
@@ -175,7 +186,7 @@ class Examination:
 
     async def _waitlists(self, store: SqlStore) -> CheckResults:
         now = await store.now()
-        return judge_waitlists(await diagnosis.forgotten_waitlists(store, now - _FORGOTTEN), now)
+        return judge_waitlists(await diagnosis.forgotten_waitlists(store, now - _FORGOTTEN), now, self._shown)
 
     async def _deadlocks(self, store: SqlStore) -> CheckResults:
         """Check that the holders of permits do not wait for the runs that wait for them."""
@@ -191,14 +202,16 @@ class Examination:
 
     async def _messages(self, store: SqlStore) -> CheckResults:
         """Check that no run waits for a message that was sent under a misspelt name."""
-        return judge_messages(await diagnosis.unread_names(store, _PAGE), self._shown)
+        near = misspelt_messages(await diagnosis.unread_names(store, _PAGE))
+        values = [await diagnosis.unread_value(store, run_id, name) for run_id, name, _ in near[:_NAMED]]
+        return judge_messages(near, values, self._shown)
 
     async def fleet(self, engine: Engine) -> AsyncIterator[CheckResults]:
         """Check workers, limits, pauses, schedules and blocked runs, through the engine."""
         target = self._shown
 
         async def workers() -> CheckResults:
-            return judge_workers(await engine.workers.list(), await engine.queues.paused())
+            return judge_workers(await engine.workers.list(), await engine.queues.paused(), target, self._engine)
 
         async def limits() -> CheckResults:
             limits, breakers = await engine.limits.list(limit=_PAGE), await engine.breakers.list(limit=_PAGE)
@@ -358,7 +371,7 @@ def judge_invariants(broken: Sequence[BrokenInvariant], checked: int, target: st
         promise = one.invariant.promise.rpartition(" (I")[0] or one.invariant.promise
         ids = ", ".join(map(brief, one.run_ids)) or "a row that has changed since"
         more = f" and {one.count - len(one.run_ids)} more" if one.count > len(one.run_ids) > 0 else ""
-        first = command("show", target, one.run_ids[0]) if one.run_ids else "run this command again"
+        first = command("show", target, one.run_ids[0]) if one.run_ids else command("doctor", target)
         return problem(
             "invariants",
             f"the rule that {promise} is broken by {ids}{more}",
@@ -369,15 +382,18 @@ def judge_invariants(broken: Sequence[BrokenInvariant], checked: int, target: st
 
 
 def judge_ready(
-    ready: Sequence[ReadyRuns], alive: Sequence[WorkerInfo], pauses: Sequence[Pause], now: int
+    ready: Sequence[ReadyRuns], alive: Sequence[WorkerInfo], pauses: Sequence[Pause], now: int, engine: str = _ENGINE
 ) -> CheckResults:
-    """Find the ready runs that no live worker can claim."""
+    """Find the ready runs that no live worker can claim, nor could if what is paused was resumed."""
     paused = {(one.kind, one.name) for one in pauses}
 
     def is_served(one: ReadyRuns) -> bool:
-        if (PauseKind.TYPE, one.type) in paused or (PauseKind.QUEUE, base_queue(one.queue)) in paused:
-            return True
         return any(one.type in worker.types and one.queue in worker.queues for worker in alive)
+
+    def pause(one: ReadyRuns) -> str:
+        kinds = ((PauseKind.TYPE, one.type), (PauseKind.QUEUE, base_queue(one.queue)))
+        found = next((kind for kind, name in kinds if (kind, name) in paused), None)
+        return "" if found is None else f", and the {found.value} is paused, too"
 
     served = {type for worker in alive for type in worker.types}
     return _each(
@@ -386,13 +402,13 @@ def judge_ready(
         lambda one: warning(
             "work",
             f"no live worker serves {_count(one.count, 'ready run')} of type {one.type} in queue {one.queue}; "
-            f"the oldest has waited for {span(now - one.oldest)}",
-            _worker_for(one, served),
+            f"the oldest has waited for {span(now - one.oldest)}{pause(one)}",
+            _worker_for(one, served, engine),
         ),
     )
 
 
-def _worker_for(ready: ReadyRuns, served: set[str]) -> str:
+def _worker_for(ready: ReadyRuns, served: set[str], engine: str) -> str:
     """Advice on runs that no worker serves."""
     queue = ready.queue
     if build := pinned_build(queue):
@@ -400,7 +416,7 @@ def _worker_for(ready: ReadyRuns, served: set[str]) -> str:
     near = None if ready.type in served else misspelt(ready.type, served)
     if near is not None:
         return f"did you mean {near}, which is served? Else start a worker whose engine has the type"
-    return f"start a worker whose engine has it: {command('worker', 'MODULE:ENGINE', '--queue', queue)}"
+    return f"start a worker whose engine has it: {command('worker', engine, '--queue', queue)}"
 
 
 def judge_held(held: Mapping[str, int], workers: Sequence[WorkerInfo]) -> CheckResults:
@@ -441,7 +457,7 @@ def judge_abandoned(run_ids: Sequence[str]) -> CheckResults:
     ]
 
 
-def judge_waitlists(forgotten: Sequence[ForgottenWaitlist], now: int) -> CheckResults:
+def judge_waitlists(forgotten: Sequence[ForgottenWaitlist], now: int, target: str) -> CheckResults:
     """Find waitlists that no worker looks at."""
     return _each(
         "waitlists",
@@ -450,28 +466,47 @@ def judge_waitlists(forgotten: Sequence[ForgottenWaitlist], now: int) -> CheckRe
             "waitlists",
             f"no worker has looked at the waitlist of {one.gate} for {span(now - one.due_at)}; "
             f"{_some(one.waiting, 'run or step', 'runs or steps')} waiting there",
-            "start a worker that serves their types; perdure limits list names the limits",
+            f"start a worker that serves their types; {command('limits', 'list', target)} names the limits",
         ),
     ) or ok("waitlists", "workers look at every waitlist")
 
 
-def judge_messages(found: Sequence[tuple[str, RunWaits]], target: str) -> CheckResults:
-    """Find runs that wait for a message while one with a name like it is unread."""
-    near = [
+def misspelt_messages(found: Sequence[tuple[str, RunWaits]]) -> list[tuple[str, str, str]]:
+    """List run, name and probably meant name of unread messages whose names resemble an awaited one."""
+    return [
         (run_id, name, meant)
         for run_id, waits in found
         for name in waits.unread
         if (meant := meant_by(name, waits)) is not None
     ]
-    return _each(
-        "messages",
-        near,
-        lambda one: warning(
+
+
+def judge_messages(near: Sequence[tuple[str, str, str]], values: Sequence[str | None], target: str) -> CheckResults:
+    """Find runs that wait for a message while one with a name like it is unread. `values` are those of the first."""
+
+    def describe(one: tuple[tuple[str, str, str], str | None]) -> CheckResult:
+        (run_id, name, meant), value = one
+        known = value is not None and len(value) <= _LONGEST_VALUE and is_json(value)
+        send = command("send", target, run_id, meant, value if value is not None and known else "null")
+        return warning(
             "messages",
-            f"run {brief(one[0])} waits for the message {brief(one[2])}, and a message {brief(one[1])} is unread",
-            f"send it under the right name: `perdure send {shlex.join((target, one[0], one[2]))}`",
-        ),
-    ) or ok("messages", "no run waits for a message that was sent under a name like it")
+            f"run {brief(run_id)} waits for the message {brief(meant)}, and a message {brief(name)} is unread",
+            f"send it under the right name: {send}{'' if known else ', with its value in place of null'}",
+        )
+
+    padded = [*values, *[None] * (len(near) - len(values))]
+    return _each("messages", list(zip(near, padded, strict=True)), describe) or ok(
+        "messages", "no run waits for a message that was sent under a name like it"
+    )
+
+
+def is_json(text: str) -> bool:
+    """Tell whether a stored value is JSON, as it is unless a codec of the user's has stored it."""
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def judge_deadlocks(found: Sequence[tuple[LimitInfo, Deadlock]], target: str) -> CheckResults:
@@ -488,18 +523,20 @@ def judge_deadlocks(found: Sequence[tuple[LimitInfo, Deadlock]], target: str) ->
     ) or ok("deadlocks", "no holder of a permit waits for a run that waits for this permit")
 
 
-def judge_workers(workers: Sequence[WorkerInfo], pauses: Sequence[Pause]) -> CheckResults:
+def judge_workers(
+    workers: Sequence[WorkerInfo], pauses: Sequence[Pause], target: str, engine: str = _ENGINE
+) -> CheckResults:
     """Find workers that are overdue, and workers that cannot claim."""
     alive = [one for one in workers if one.status is WorkerStatus.ALIVE]
-    found = [finding for one in alive for finding in _judge_worker(one, pauses)]
+    found = [finding for one in alive for finding in _judge_worker(one, pauses, target)]
     if not alive:
-        remedy = "start one: perdure worker MODULE:ENGINE"
+        remedy = f"start one: {command('worker', engine)}"
         return [warning("workers", "no worker is alive, so no run begins or continues", remedy)]
     text = f"{_some(len(alive), 'worker')} alive, with {sum(one.slots for one in alive):,} slots"
     return found[:_NAMED] or ok("workers", text)
 
 
-def _judge_worker(worker: WorkerInfo, pauses: Sequence[Pause]) -> Iterable[CheckResult]:
+def _judge_worker(worker: WorkerInfo, pauses: Sequence[Pause], target: str) -> Iterable[CheckResult]:
     named = f"worker {worker.id} ({worker.host}, process {worker.pid})"
     paused = {(one.kind, one.name) for one in pauses}
     late = worker.read_at - worker.heartbeat_at
@@ -525,12 +562,22 @@ def _judge_worker(worker: WorkerInfo, pauses: Sequence[Pause]) -> Iterable[Check
         )
     elif not worker.types:
         yield warning("workers", f"{named} claims nothing: it serves no type", "check its option --types")
-    elif all((PauseKind.QUEUE, queue) in paused for queue in worker.queues) or all(
-        (PauseKind.TYPE, type) in paused for type in worker.types
-    ):
-        yield warning(
-            "workers", f"{named} claims nothing: all of its queues or types are paused", "perdure queues resume"
-        )
+    elif resume := _resume(worker, paused, target):
+        yield warning("workers", f"{named} claims nothing: all of its queues or types are paused", resume)
+
+
+def _resume(worker: WorkerInfo, paused: Container[tuple[PauseKind, str]], target: str) -> str:
+    """Commands that let a worker claim again, all of whose queues or types are paused; empty if they are not."""
+    for kind, names in ((PauseKind.QUEUE, [base_queue(one) for one in worker.queues]), (PauseKind.TYPE, worker.types)):
+        if all((kind, name) in paused for name in names):
+            first = [resume_command(kind, name, target) for name in dict.fromkeys(names)]
+            return " and ".join(first[:_RESUMED]) + (f" and {len(first) - _RESUMED} more" * (len(first) > _RESUMED))
+    return ""
+
+
+def resume_command(kind: PauseKind, name: str, target: str) -> str:
+    """Spell the command that resumes a queue or a type."""
+    return command("queues", "resume", target, *(["--type", name] if kind is PauseKind.TYPE else [name]))
 
 
 def judge_limits(limits: Sequence[LimitInfo], target: str) -> CheckResults:
@@ -542,7 +589,7 @@ def judge_limits(limits: Sequence[LimitInfo], target: str) -> CheckResults:
         lambda one: problem(
             "limits",
             f"the row of the limit {one.name} cannot be read, so it admits nothing: {one.problem}",
-            f"set it anew with perdure limits set, or clear it: {command('limits', 'clear', target, one.name)}",
+            f"clear it, and set it anew if it was set at run time: {command('limits', 'clear', target, one.name)}",
         ),
     )
 
@@ -592,21 +639,20 @@ def judge_pauses(pauses: Sequence[Pause], target: str) -> CheckResults:
     """List what is paused."""
 
     def describe(one: Pause) -> CheckResult:
-        named = ["--type", one.name] if one.kind is PauseKind.TYPE else [one.name]
         why = f": {one.reason}" if one.reason else ""
         by = f" by {one.actor}" if one.actor else ""
         return warning(
             "pauses",
             f"the {one.kind.value} {one.name} is paused{by}{why}",
-            f"{command('queues', 'resume', target, *named)}, once the reason is gone",
+            f"{resume_command(one.kind, one.name, target)}, once the reason is gone",
         )
 
     return _each("pauses", pauses, describe) or ok("pauses", "no queue and no type is paused")
 
 
 def command(*words: str) -> str:
-    """Spell a command so that a shell reads the words as they are, names of runs included."""
-    return shlex.join(["perdure", *words])
+    """Spell a command so that a shell reads the words as they are, names of runs included, between backquotes."""
+    return f"`{shlex.join(['perdure', *words])}`"
 
 
 def _each(check: str, items: Sequence[T], describe: Callable[[T], CheckResult]) -> CheckResults:

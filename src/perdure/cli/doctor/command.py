@@ -73,7 +73,8 @@ async def _examine(target: str, url: str, output: Printer, *, thorough: bool) ->
 async def _findings(target: str, url: str, *, thorough: bool) -> AsyncIterator[CheckResults]:
     timeout = click.get_current_context().meta.get(DATABASE_TIMEOUT)
     seconds = DEFAULT_TIMEOUT if timeout is None else microseconds(timeout) / 1e6
-    examination = Examination(url, Host(), timeout=seconds, thorough=thorough)
+    named = {} if is_url(target) else {"target": target}
+    examination = Examination(url, Host(), timeout=seconds, thorough=thorough, **named)
     if not is_server(url):
         try:
             check_exists(url)

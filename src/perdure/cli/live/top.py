@@ -197,7 +197,7 @@ def needs_person(snapshot: Snapshot, target: str) -> list[str]:
     ]
     served = [one for one in snapshot.ready if one.type and one.type not in snapshot.elsewhere]
     findings = [
-        *judge_workers(snapshot.workers, snapshot.pauses),
+        *judge_workers(snapshot.workers, snapshot.pauses, target),
         *judge_ready(served, living_workers(snapshot.workers, snapshot.at), snapshot.pauses, snapshot.at),
         *judge_pauses(snapshot.pauses, target),
     ]

@@ -25,7 +25,7 @@ from perdure.cli.console.document import (
 )
 from perdure.cli.console.output import Printer, dump
 from perdure.cli.console.params import JsonParam, read_filters, with_filters, with_output, with_target
-from perdure.cli.console.target import engine_at, with_engine
+from perdure.cli.console.target import engine_at, fill_in_target, with_engine
 from perdure.cli.runs.messages import print_set_aside, set_aside_document
 from perdure.cli.runs.watch import watch_runs
 from perdure.client.engine import Engine
@@ -205,7 +205,7 @@ def show(target: str, run: str, output: Printer) -> None:
         handle = await engine.get(run)
         return RunDetails(
             run=await handle.info(),
-            why=await handle.why(),
+            why=fill_in_target(await handle.why(), target),
             history=await handle.history(),
             interruptions=await handle.interruptions(),
             inbox=await handle.inbox(),
@@ -391,7 +391,7 @@ def why(target: str, run: str, output: Printer) -> None:
 
     async def read(engine: Engine) -> tuple[Status, str]:
         handle = await engine.get(run)
-        return await handle.status(), await handle.why()
+        return await handle.status(), fill_in_target(await handle.why(), target)
 
     status, reason = with_engine(target, read)
     if output.json:

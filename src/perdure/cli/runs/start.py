@@ -14,13 +14,14 @@ from perdure.cli.console.describe import short, status, status_style
 from perdure.cli.console.document import run_document
 from perdure.cli.console.output import Printer
 from perdure.cli.console.params import AttributeParam, HeaderParam, JsonParam, TimeParam, with_output, with_target
-from perdure.cli.console.target import with_engine
+from perdure.cli.console.target import fill_in_target, with_engine
 from perdure.client.engine import Engine
+from perdure.client.handle import Handle
 from perdure.client.runs.start import StartOptions
 from perdure.core.model.run import Run
 from perdure.core.policy.singleton import POLICIES, Debounce, Singleton
 from perdure.core.printed_text import closest
-from perdure.errors import RunCancelled, RunFailed, UnknownWorkflow
+from perdure.errors import PerdureError, RunCancelled, RunFailed, UnknownWorkflow
 from perdure.workflow.definition import Call, Definition
 
 
@@ -76,32 +77,51 @@ def start(
     output: Printer,
     **options: Any,
 ) -> None:
-    """Start a run of the workflow TYPE."""
+    """Start a run of the workflow TYPE.
+
+    A TARGET that is an engine, such as shop:engine, checks type and arguments before the start. A database or a server
+    takes any type; standard error says if no live worker serves it.
+    """
     chosen = cast("StartOptions", options)
     chosen["singleton"] = None if single is None else Singleton(single, policy)
     chosen["attributes"] = dict(options["attributes"]) or None
     chosen["headers"] = dict(options["headers"]) or None
     chosen["debounce"] = None if delay is None else Debounce(delay)
 
-    async def act(engine: Engine) -> tuple[Run, RunFailed | RunCancelled | None]:
+    async def act(engine: Engine) -> tuple[Run, RunFailed | RunCancelled | None, str]:
         handle = await engine.start(make_call(engine, type, given, named_values(named)), **chosen)
         error: RunFailed | RunCancelled | None = None
+        unserved = "" if output.json else await _unserved(engine, handle, target)
         if wait:
+            if unserved:
+                output.hint(unserved)
             try:
                 await handle.result()
             except (RunFailed, RunCancelled) as failed:
                 error = failed
-        return await handle.info(), error
+        return await handle.info(), error, unserved
 
-    run, error = with_engine(target, act, create=True)
+    run, error, unserved = with_engine(target, act, create=True)
     if output.json:
         output.document(run_document(run))
     else:
         output.line(f"{run.id}  {status(run)}", status_style(run.status.value))
         if wait and run.output is not None:
             output.line(short(run.output))
+        if unserved and not wait:
+            output.hint(unserved)
     if error is not None:
         raise error
+
+
+async def _unserved(engine: Engine, handle: Handle[Any], target: str) -> str:
+    """Say that no live worker serves a run that was started, and which type was probably meant; empty if one does."""
+    try:
+        run = await handle.info()
+        return fill_in_target(await handle.why(), target) if await engine.runs.unserved([run]) else ""
+    except PerdureError:
+        # The run is started, and the commands that inspect it report the error.
+        return ""
 
 
 def make_call(engine: Engine, type: str, given: Any, named: Mapping[str, str]) -> Call[Any]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from perdure.core.limits.limit import LimitInfo, PermitInfo, WaitlistPosition
+from perdure.core.limits.limit import LimitInfo, PermitInfo, WaitlistPosition, rate_of
 from perdure.core.model.run import Reason, Run, Status
 from perdure.core.model.waits import WaitKind
 from perdure.core.time.duration import NEVER
@@ -153,8 +153,10 @@ def is_full(limit: LimitInfo) -> bool:
 
 def advice(limit: LimitInfo, target: str = "URL") -> str:
     """Say what ends a deadlock over a limit, and what prevents the next one."""
-    # The command would remove a rate.
-    bounds = [] if limit.bounds.pace else ["--concurrency", str(limit.held + limit.waiting)]
+    bounds = ["--concurrency", str(limit.held + limit.waiting)]
+    if limit.bounds.pace:
+        # Without them, the command would remove the rate.
+        bounds += ["--rate", rate_of(limit.bounds.pace), "--burst", str(limit.bounds.burst)]
     command = shlex.join(["perdure", "limits", "set", target, limit.name, *bounds])
     return f"raise the limit (`{command}`) or cancel one of these runs, and give the child a limit of another name"
 

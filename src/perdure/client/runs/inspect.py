@@ -7,6 +7,8 @@ long as that is kept and was not pruned.
 from __future__ import annotations
 
 import datetime
+import shlex
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
@@ -38,6 +40,8 @@ from perdure.store.sql.runs.pause_and_evict import pausing_of
 
 #: Characters of a heartbeat's details that are shown.
 _SHOWN = 200
+#: Age of a worker's last heartbeat that is told, in microseconds.
+_HEARD = 1_000_000
 #: The store counts no more runs ahead of a run on a waitlist.
 _MOST_COUNTED = 1000
 
@@ -92,10 +96,12 @@ async def explain(store: Store, run: Run, snapshot: RunSnapshot | None = None, *
     A `snapshot` that was just read has all of its records, and its outputs of the kinds `EXPLAINING`. `deep` is the
     number of generations of children that are explained, too.
     """
-    retries = run.reason is Reason.RETRY
+    ready = run.status is Status.PENDING
+    pauses = await store.pauses() if ready else ()
+    paused = _pause_of(run, pauses) is not None
+    retries = paused or run.reason is Reason.RETRY
     if snapshot is None:
         snapshot = await store.snapshot(run.id, -1 if retries else _NO_RECORDS, EXPLAINING)
-    ready = run.status is Status.PENDING
     standing = await store.waitlist_position(run.id) if run.reason in (Reason.LIMIT, Reason.BREAKER) else None
     search = DeadlockSearch(store)
     permits = () if standing is None else await search.permits(standing.gate)
@@ -106,19 +112,19 @@ async def explain(store: Store, run: Run, snapshot: RunSnapshot | None = None, *
     facts = Facts(
         now=now,
         workers=workers,
-        pauses=await store.pauses() if ready else (),
+        pauses=pauses,
         history=snapshot.records if retries and snapshot is not None else (),
-        inbox=await store.inbox(run.id, 0) if run.reason is Reason.PAUSED else (),
+        inbox=await store.inbox(run.id, 0) if paused or run.reason is Reason.PAUSED else (),
         types={one.type: one for one in await store.types()} if needs_worker else {},
         beat=_beat(snapshot) if run.status is Status.RUNNING or run.reason is Reason.COMPLETION else None,
         standing=standing,
         permits=permits,
         holders=await search.runs([one.run_id for one in permits[:_HOLDERS]]),
         deadlock=None if standing is None else await search.find(standing.gate, run.id),
-        waits=None if snapshot is None else _waits_of(run, snapshot.waits),
+        waits=None if snapshot is None else _waits_of(run, snapshot.waits, also=Status.PENDING if paused else None),
     )
     if run.reason is not Reason.CHILD or not deep:
-        return _explained(run, facts) + _unread(facts.waits) + _undecided(run, snapshot)
+        return _explained(run, facts) + _unread(facts.waits, facts.inbox) + _undecided(run, snapshot)
     page = await store.list(RunFilter(parent_id=run.id, status=_OPEN), 1000, None)
     if not page.runs:
         return _explained(run, facts)
@@ -135,19 +141,27 @@ async def current_waits(store: Store, run: Run) -> RunWaits | None:
     return _waits_of(run, await store.waits(run.id)) if run.status is Status.WAITING else None
 
 
-def _waits_of(run: Run, stored: RunWaits | None) -> RunWaits | None:
-    """Return the names that a parked run waits for, if they were stored when it was last parked."""
+def _waits_of(run: Run, stored: RunWaits | None, *, also: Status | None = None) -> RunWaits | None:
+    """Return the names that a parked run waits for, if they were stored when it was last parked.
+
+    `also` is a status of runs that were woken since, and that no worker has claimed again.
+    """
     # A run that waits for another attempt, or to be admitted, was parked under an earlier lease, if ever.
-    known = run.status is Status.WAITING and stored is not None and stored.token == run.token
+    known = run.status in (Status.WAITING, also) and stored is not None and stored.token == run.token
     return stored if known else None
 
 
-def _unread(found: RunWaits | None) -> str:
-    """Sentence about messages that have arrived under names that the code has not asked for."""
-    if found is None or not found.unread:
+def _unread(found: RunWaits | None, inbox: Sequence[Message] = ()) -> str:
+    """Sentence about messages, taken in or still in the inbox, under names that the code has not asked for."""
+    if found is None:
         return ""
-    names = ", ".join(f"{name!r} ({count})" if count > 1 else repr(name) for name, count in found.unread.items())
-    near = {name: meant_by(name, found) for name in found.unread}
+    awaited = {wait.name for wait in found.waits if wait.kind is WaitKind.MESSAGE}
+    unread = Counter(one.name for one in inbox if one.kind is RecordKind.MESSAGE and one.name not in awaited)
+    unread.update(found.unread)
+    if not unread:
+        return ""
+    names = ", ".join(f"{name!r} ({count})" if count > 1 else repr(name) for name, count in unread.items())
+    near = {name: meant_by(name, found) for name in unread}
     meant = "".join(f" Was {awaited!r} meant by {name!r}?" for name, awaited in near.items() if awaited is not None)
     return f" Messages are unread that its code has not asked for so far: {names}.{meant}"
 
@@ -162,8 +176,9 @@ def _undecided(run: Run, snapshot: RunSnapshot | None) -> str:
     first = set_aside_of(open_[0])
     return (
         f" It has set aside {len(open_)} message(s) that do not fit its code, the first under {first.name!r} "
-        f"({first.error.message}); it still waits. Send one that fits, or change the code and deliver it again: "
-        f"`perdure messages deliver URL {run.id} {first.number}`."
+        f"({first.error.message}); it still waits. Send one that fits, or deliver it with a value that fits in place "
+        f"of null: `perdure messages deliver URL {shlex.quote(run.id)} {first.number} --value null`; without --value, "
+        "once the code takes it as it is."
     )
 
 
@@ -190,15 +205,18 @@ def _explained(run: Run, facts: Facts) -> str:
         case Status.CANCELLED:
             return f"It was cancelled {ago(run.finished_at, now)}{_error(run)}."
         case Status.FAILED:
-            return f"It failed {ago(run.finished_at, now)}{_error(run)}."
+            told = f"It failed {ago(run.finished_at, now)}{_error(run)}."
+            # Below an error of several lines, not at the end of the last one.
+            gap = "\n" if "\n" in told else " "
+            return f"{told}{gap}Once the cause is gone, retry it: `perdure retry URL {shlex.quote(run.id)}`."
 
 
 def _pending(run: Run, facts: Facts) -> str:
     now = facts.now
-    for pause in facts.pauses:
-        if pause.name == (run.type if pause.kind is PauseKind.TYPE else base_queue(run.queue)):
-            because = f": {pause.reason}" if pause.reason else ""
-            return f"It is ready, but the {pause.kind} {pause.name!r} was paused {ago(pause.paused_at, now)}{because}."
+    if (pause := _pause_of(run, facts.pauses)) is not None:
+        because = f": {pause.reason}" if pause.reason else ""
+        told = f"It is ready, but the {pause.kind} {pause.name!r} was paused {ago(pause.paused_at, now)}{because}."
+        return f"{told}{_besides(run, facts)}"
     if (unserved := _unserved(run, facts)) is not None:
         return f"It is ready, but {unserved}"
     elsewhere = served_elsewhere(facts.types.values())
@@ -206,6 +224,39 @@ def _pending(run: Run, facts: Facts) -> str:
         return f"It has been ready for {span(now - run.wake_at)} and waits for a worker in {elsewhere[run.type]!r}."
     serving = workers_for(run, living_workers(facts.workers, now))
     return f"It has been ready for {span(now - run.wake_at)} and waits for a free slot of {len(serving)} worker(s)."
+
+
+def _pause_of(run: Run, pauses: Sequence[Pause]) -> Pause | None:
+    """Pause of the queue or the type of a run; None if neither is paused."""
+    named = {PauseKind.TYPE: run.type, PauseKind.QUEUE: base_queue(run.queue)}
+    return next((pause for pause in pauses if pause.name == named[pause.kind]), None)
+
+
+def _besides(run: Run, facts: Facts) -> str:
+    """Sentences about a ready run that is paused: what else keeps it from going on, and what it waited for."""
+    unserved, failed, named = _unserved(run, facts), _last_failure(run, facts.history), facts.waits
+    # What was to end at a time that has passed is over.
+    open_ = [] if named is None else [wait for wait in named.waits if not wait.until or wait.until > facts.now]
+    return (
+        ("" if unserved is None else f" It is also not served: {unserved}")
+        + ("" if failed is None else f" Its last attempt failed: {_summary(failed)}.")
+        + (
+            ""
+            if named is None or not open_
+            else f" It last waited for {waits(replace(named, waits=tuple(open_)), facts.now)}."
+        )
+    )
+
+
+def _last_failure(run: Run, history: Sequence[Record]) -> str | None:
+    """Error of the last failed attempt at the run, or at a step of it that has not ended."""
+    ended = set[str]()
+    for record in reversed(history):
+        if record.kind is RecordKind.ATTEMPT and record.failed and record.payload and record.location not in ended:
+            return record.payload
+        if record.kind is RecordKind.STEP:
+            ended.add(record.location)
+    return run.error
 
 
 def _unserved(run: Run, facts: Facts) -> str | None:
@@ -254,7 +305,8 @@ def _unserved_pin(run: Run, build: str, alive: Sequence[WorkerInfo]) -> str:
         there = f"no worker of that build takes the type {run.type!r} in the queue {base_queue(run.queue)!r}"
     return (
         f"it is pinned to the build {build!r}, and {there}. Start a worker of that build; or, if "
-        f"other code follows its history (`perdure check app:engine --pinned`), `perdure runs unpin URL {run.id}`."
+        "other code follows its history (`perdure check app:engine --pinned`), "
+        f"`perdure runs unpin URL {shlex.quote(run.id)}`."
     )
 
 
@@ -443,7 +495,10 @@ def _alive(run: Run, workers: Sequence[WorkerInfo], now: int) -> str:
     if info is None:
         return ", which is not known any more; its runs will be given to others"
     # A page may show what was read a moment ago.
-    late = silence(info, info.read_at or now)
+    read_at = info.read_at or now
+    late = silence(info, read_at)
+    if not late and read_at - info.heartbeat_at >= _HEARD:
+        late = f"last heard of {seconds_ago(read_at - info.heartbeat_at)}"
     return f" (pid {info.pid} on {info.host}){f', {late}' if late else ''}"
 
 

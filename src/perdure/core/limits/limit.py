@@ -239,6 +239,15 @@ def pace_of(rate: str) -> int:
     return pace
 
 
+def rate_of(pace: int) -> str:
+    """Rate that `pace_of` converts to a pace; rounded if no unit of time is a multiple of the pace."""
+    for unit, seconds in _UNITS.items():
+        admitted, rest = divmod(SECOND * seconds, pace)
+        if admitted and not rest:
+            return f"{admitted}/{unit}"
+    return f"{SECOND * _UNITS['d'] / pace:f}/d"
+
+
 def check_gate(name: str) -> str:
     """Check the name of a limit, which has no `/`. Raises `InvalidName`."""
     return check_name(name, "limit")

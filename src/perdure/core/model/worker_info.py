@@ -153,6 +153,7 @@ def workers_for(run: Run, alive: Sequence[WorkerInfo]) -> list[WorkerInfo]:
 class BuildInfo(Struct, frozen=True, kw_only=True):
     """A build of the application: its live workers, and the unfinished runs that it began."""
 
+    #: Empty: that of workers without a build.
     build: str
     #: Live workers, and those of them that drain.
     workers: int
@@ -167,7 +168,11 @@ class BuildInfo(Struct, frozen=True, kw_only=True):
 def list_builds(
     workers: Sequence[WorkerInfo], begun: Sequence[RunGroup], queues: Sequence[RunGroup]
 ) -> list[BuildInfo]:
-    """Combine workers with counts of unfinished runs by build and by queue; builds without either are left out."""
+    """Combine workers with counts of unfinished runs by build and by queue; builds without either are left out.
+
+    Workers without a build are those of the build "". Its runs include those that no worker has begun, so runs alone do
+    not list it.
+    """
     runs = {str(one.value): one for one in begun}
     exact = all(one.exact for one in (*begun, *queues))
     pinned: dict[str, int] = {}
@@ -184,8 +189,7 @@ def list_builds(
             pinned=RunGroup(build, pinned.get(build, 0), exact),
             started_at=max((worker.started_at for worker in workers if worker.build == build), default=0),
         )
-        for build in {*runs, *pinned, *(worker.build for worker in alive)}
-        if build
+        for build in ({*runs, *pinned} - {""}) | {worker.build for worker in alive}
     ]
     return sorted(found, key=lambda one: (-one.started_at, one.build))
 

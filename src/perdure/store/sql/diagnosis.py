@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from perdure.core.model.run import Status
 from perdure.core.model.waits import RunWaits, waits_from_json
@@ -111,11 +112,43 @@ SELECT r.id, r.worker, r.lease_until FROM perdure_runs r
 WHERE r.status = 'running' AND r.lease_until > 0 AND r.lease_until < ? ORDER BY r.id
 """
 
-#: Runs with messages under names that their code has not asked for.
+#: Parked runs with messages under names that their code has not asked for, a bounded number of them. In the order of an
+#: index: by id, SQLite would read all runs that there are.
 _UNREAD = """
 SELECT id, token, waits FROM perdure_runs
-WHERE status = 'waiting' AND reason = 'message' AND waits LIKE '%"unread":{%' ORDER BY id LIMIT ?
+WHERE status = 'waiting' AND reason IN ('message', 'paused') AND waits LIKE '%"unread":{%' LIMIT ?
 """
+
+#: Runs that wait for messages, that a message has woken or that are paused, and that no worker has claimed since:
+#: some of them, with what they wait for, and the names in their inboxes.
+_WOKEN = [
+    f"""
+SELECT r.id, r.token, r.waits, m.name, COUNT(*) FROM (
+  SELECT id, token, waits FROM perdure_runs
+  WHERE {condition} AND inbox_seq > inbox_read AND waits LIKE '%"kind":"message"%'
+  LIMIT ?
+) AS r
+JOIN perdure_messages m ON m.run_id = r.id
+WHERE m.consumed = 0 AND m.kind = 'message'
+GROUP BY r.id, r.token, r.waits, m.name ORDER BY r.id, m.name
+"""
+    for condition in ("status = 'pending'", "status = 'waiting' AND reason = 'paused'")
+]
+
+#: The statements of `unread_names`.
+UNREAD_STATEMENTS = (_UNREAD, *_WOKEN)
+
+#: Latest value that was sent to a run under a name: one that the run has taken in, or one in its inbox.
+_VALUES = (
+    """
+SELECT payload FROM perdure_messages
+WHERE run_id = ? AND consumed = 0 AND kind = 'message' AND name = ? ORDER BY seq DESC LIMIT 1
+""",
+    """
+SELECT payload FROM perdure_history
+WHERE run_id = ? AND kind = 'message' AND location = ? ORDER BY seq DESC LIMIT 1
+""",
+)
 
 #: Rows of one broken invariant that are named.
 _NAMED = 5
@@ -237,6 +270,23 @@ async def broken_invariants(store: SqlStore, invariants: Sequence[Invariant]) ->
 
 
 async def unread_names(store: SqlStore, limit: int) -> list[tuple[str, RunWaits]]:
-    """Runs that wait for messages while others are unread, with what they wait for, by id."""
+    """Runs that wait for messages while others are unread, with what they wait for, by id.
+
+    A paused run has not looked at its inbox, so the names in it count as unread.
+    """
     found = [(run_id, token, waits_from_json(waits)) for run_id, token, waits in await store.query(_UNREAD, (limit,))]
-    return [(run_id, waits) for run_id, token, waits in found if waits is not None and waits.token == token]
+    unread = {run_id: waits for run_id, token, waits in found if waits is not None and waits.token == token}
+    for statement in _WOKEN:
+        for run_id, token, cell, name, count in await store.query(statement, (limit,)):
+            waits = unread.get(run_id) or waits_from_json(cell)
+            if waits is not None and waits.token == token:
+                unread[run_id] = replace(waits, unread={**waits.unread, name: waits.unread.get(name, 0) + count})
+    return sorted(unread.items())
+
+
+async def unread_value(store: SqlStore, run_id: str, name: str) -> str | None:
+    """Read the latest value that was sent to a run under a name, as it is stored; None if it is not there any more."""
+    for statement in _VALUES:
+        for (payload,) in await store.query(statement, (run_id, name)):
+            return payload if payload is None else str(payload)
+    return None
