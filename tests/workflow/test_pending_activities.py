@@ -400,11 +400,20 @@ async def test_a_token_cannot_be_forged(stage: Stage, change: Callable[[str], st
         with pytest.raises(AttemptNotFound):
             await engine.runs.heartbeat(forged)
         assert await run.status() is Status.WAITING
-        assert tokens[0].replace("-", "").replace("_", "").isalnum()
+        assert tokens[0].removeprefix(".").replace("-", "").replace("_", "").isalnum()
         assert read_token(tokens[0]).run_id == "p"
         with pytest.raises(BadArguments, match="error is an exception or a message"):
             await engine.runs.fail(tokens[0], 7)  # type: ignore[arg-type] # what it is about
         await engine.runs.complete(tokens[0], Receipt(1, True))
+
+
+def test_no_token_looks_like_an_option_of_a_command() -> None:
+    tokens = [make_token("p", 1, number, "seed") for number in range(500)]
+    assert not [one for one in tokens if one.startswith("-")]
+    assert [one for one in tokens if one.startswith(".-")]
+    assert all(read_token(one).is_genuine("seed") for one in tokens)
+    # Tokens of earlier versions began with `-`.
+    assert all(read_token(one.removeprefix(".")).is_genuine("seed") for one in tokens)
 
 
 async def test_an_activity_in_a_process_gives_out_its_token(stage: Stage, tmp_path: Path) -> None:

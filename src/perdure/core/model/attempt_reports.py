@@ -51,9 +51,11 @@ class AttemptToken(Struct, frozen=True, kw_only=True):
 
 
 def make_token(run_id: str, generation: int, number: int, seed: str) -> str:
-    """Make the token of an attempt, of letters, digits, `-` and `_`."""
+    """Make the token of an attempt, of letters, digits, `-` and `_`; it may begin with `.`."""
     place = f"{generation}.{number}.{run_id}".encode()
-    return base64.urlsafe_b64encode(_proof(run_id, generation, number, seed) + place).decode().rstrip("=")
+    token = base64.urlsafe_b64encode(_proof(run_id, generation, number, seed) + place).decode().rstrip("=")
+    # A command line takes a word that begins with `-` for an option.
+    return f".{token}" if token.startswith("-") else token
 
 
 def read_token(text: str) -> AttemptToken:
@@ -61,6 +63,7 @@ def read_token(text: str) -> AttemptToken:
     try:
         if len(text) > _TOKEN_CHARACTERS:
             raise ValueError
+        text = text.removeprefix(".")
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         generation, number, run_id = data[_PROOF_BYTES:].decode().split(".", 2)
         token = AttemptToken(
