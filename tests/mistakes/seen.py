@@ -60,4 +60,10 @@ def run_program(source: str) -> str:
         for name, (one, names) in ours.items():
             sys.modules[name] = one
             vars(one).update(names)
+        if sys.version_info >= (3, 13):
+            # It warns of the connections of engines that a program left open, in whichever test they are collected.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ResourceWarning)
+                vars(module).clear()
+                gc.collect()
     return "\n".join(line.rstrip() for line in [*printed.getvalue().splitlines(), *shown, *lines])

@@ -178,6 +178,9 @@ class World:
         for worker in [*(life.worker for life in self.lives), *pushers]:
             worker.drop_everything()
             worker._claimer.residents.clear()
+        if self.database.store is not None:
+            for connection in self.database.store._connections:
+                connection.close()
 
     @property
     def store(self) -> SqliteStore:
