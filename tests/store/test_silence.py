@@ -31,7 +31,8 @@ async def test_a_late_worker_says_when_it_was_heard_of_and_when_others_take_over
     assert f"'charge' for {late} s, attempt 2" in told
     match late:
         case 0 | 5:
-            assert "heard of" not in told
+            assert ("last heard of 5 s ago." in told, "heard of" in told) == (late == 5, late == 5)
+            assert "taken over" not in told
             assert worker.taken_over_in is None
         case 6 | 14:
             assert f"last heard of {late} s ago, taken over in {15 - late} s." in told
