@@ -15,7 +15,7 @@ from perdure.core.time.duration import NEVER
 from perdure.store.mysql import claim as claiming
 from perdure.store.mysql.driver import MysqlConnector
 from perdure.store.mysql.store import MysqlStore
-from perdure.store.mysql.transaction import MysqlTransaction, sql_list
+from perdure.store.mysql.transaction import MysqlTransaction, Sql, sql_list
 from perdure.store.sql import watermarks
 from perdure.store.sql.runs import claim
 from perdure.store.url import MysqlUrl, parse
@@ -83,6 +83,7 @@ VALUES = {
     "suspect_after": 2,
     "left_before": 0,
     "limit": 50,
+    "pairs": Sql(f"SELECT 'default' AS queue, '{TYPE}' AS type UNION ALL SELECT 'default', 't2'"),
     "after": "",
 }
 HOT = {
@@ -103,6 +104,14 @@ async def test_the_plans_of_a_claim_follow_their_indexes_and_sort_nothing(store:
         assert plan["key"] == index, name
         assert "filesort" not in str(plan["Extra"]), name
         assert "temporary" not in str(plan["Extra"]), name
+    # In a page, the names of the pairs come from another table.
+    for template, index in [
+        (claiming.PAGE_BY_PRIORITY, "perdure_runs_to_claim"),
+        (claiming.PAGE_BY_AGE, "perdure_runs_to_claim_by_age"),
+    ]:
+        plans = [plan for plan in await explain(store, template, **claiming.PAIR) if plan["table"] == "perdure_runs"]
+        assert [plan["key"] for plan in plans] == [index, index]
+        assert not {"filesort", "temporary"} & set(str([plan["Extra"] for plan in plans]).replace(";", " ").split())
     for plan in await explain(store, claiming.PREVIEW):
         table = plan["table"]
         assert table in (None, "perdure_workers") or str(table).startswith("<derived") or plan["key"], plan
@@ -160,9 +169,9 @@ async def test_a_run_that_somebody_had_since_it_was_chosen_is_not_taken_for_new(
     assert not claimed.fresh
 
 
-async def explain(store: MysqlStore, template: str) -> list[dict[str, object]]:
+async def explain(store: MysqlStore, template: str, **values: object) -> list[dict[str, object]]:
     async def ask(tx: MysqlTransaction) -> list[dict[str, object]]:
-        [answer] = await tx.send("EXPLAIN FORMAT=TRADITIONAL " + tx.fill(template, **VALUES))
+        [answer] = await tx.send("EXPLAIN FORMAT=TRADITIONAL " + tx.fill(template, **{**VALUES, **values}))
         names = ["id", "select_type", "table", *([] if len(answer.rows[0]) == 10 else ["partitions"]), "type"]
         names += ["possible_keys", "key", "key_len", "ref", "rows"]
         names += ["Extra"] if len(names) + 1 == len(answer.rows[0]) else ["filtered", "Extra"]

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from perdure.core.model.claim import SUSPECT_AFTER, ClaimedRun, ClaimRequest, ClaimResult
 from perdure.core.model.run import Run, Status
 from perdure.core.time.duration import NEVER
-from perdure.store.mysql.transaction import MysqlTransaction, Sql, sql_list
+from perdure.store.mysql.transaction import MysqlTransaction, Sql, literal, sql_list
 from perdure.store.sql.audit import note_claims, note_inserted
 from perdure.store.sql.dialect import Row
 from perdure.store.sql.limits.gates import limited
@@ -155,6 +155,23 @@ ORDER BY wake_at, id
 LIMIT :limit)
 """
 
+#: Number of pairs from which the first two runs of each pair are read before more of any pair. MariaDB takes 89 ms for
+#: a union of 1,000 queries, and 13 ms for such a page of 1,000 pairs.
+_MANY_PAIRS = 16
+
+
+def _page(select: str) -> str:
+    """Return the statement that reads the first two runs of each of many pairs, as JSON."""
+    columns = "priority, wake_at, id, claims, token"
+    first = select.replace(columns, f"JSON_ARRAY({columns})").replace("LIMIT :limit", "LIMIT 1 OFFSET {}")
+    return f"SELECT pair.queue, pair.type, {first.format(0)}, {first.format(1)} FROM (:pairs) AS pair"
+
+
+PAGE_BY_PRIORITY = _page(BY_PRIORITY)
+PAGE_BY_AGE = _page(BY_AGE)
+#: In a page, the queue and the type of a query are those of the pair.
+PAIR = {"queue": Sql("pair.queue"), "type": Sql("pair.type")}
+
 #: Runs whose claims have led to no progress so far.
 SUSPECTS = """
 (SELECT priority, wake_at, id, claims, token
@@ -211,6 +228,15 @@ async def claim(
     return await _Claim(tx, request, preview, entropy).claim()
 
 
+#: The orders of rows of `BY_PRIORITY` and `BY_AGE`.
+_PLACE = itemgetter(0, 1, 2)
+_AGE = itemgetter(1, 2)
+
+
+def _row(cell: str) -> Row:
+    return tuple(msgspec.json.decode(cell, type=list[int | str]))
+
+
 class _Claim:
     """One claim under way."""
 
@@ -249,7 +275,7 @@ class _Claim:
             # Suspects filled part of the page, so candidates are read again without them.
             ready, old = await self._candidates(SUSPECT_AFTER)
             if request.alone:
-                [found] = await self._tx.send(self._for_all_pairs(SUSPECTS, 2 * request.limit, NEVER))
+                [found] = await self._tx.send(self._for_pairs(self._pairs, SUSPECTS, 2 * request.limit, NEVER))
                 doubtful = sorted({*doubtful, *found.rows})
         suspects = await self._sort_out_suspects(ready, doubtful)
         if old and len(ready) >= first:
@@ -302,14 +328,42 @@ class _Claim:
         by_age = self._request.by_age if self._preview.due or self._preview.ready >= min(first, MANY) else 0
         # Read some more than wanted, because other workers, if there are any, may take some meanwhile.
         spare = 16 if self._preview.alive == [self._request.worker] else max(16, first)
-        queries = [self._for_all_pairs(BY_PRIORITY, first + spare, claims_below)]
+        age = first + 2 * by_age + 16
+        if len(self._pairs) > _MANY_PAIRS:
+            ready = await self._best_of_many(BY_PRIORITY, PAGE_BY_PRIORITY, _PLACE, first + spare, claims_below)
+            old = await self._best_of_many(BY_AGE, PAGE_BY_AGE, _AGE, age, claims_below) if by_age else []
+            return ready, old
+        queries = [self._for_pairs(self._pairs, BY_PRIORITY, first + spare, claims_below)]
         if by_age:
-            queries.append(self._for_all_pairs(BY_AGE, first + 2 * by_age + 16, claims_below))
+            queries.append(self._for_pairs(self._pairs, BY_AGE, age, claims_below))
         answers = [answer.rows for answer in await self._tx.send(*queries)]
-        return sorted(answers[0]), sorted(answers[-1], key=itemgetter(1, 2)) if by_age else []
+        return sorted(answers[0]), sorted(answers[-1], key=_AGE) if by_age else []
 
-    def _for_all_pairs(self, template: str, limit: int, claims_below: int) -> str:
-        pairs = [(queue, type) for queue in self._request.queues for type in self._request.types]
+    @property
+    def _pairs(self) -> list[tuple[str, str]]:
+        return [(queue, type) for queue in self._request.queues for type in self._request.types]
+
+    async def _best_of_many(
+        self, template: str, page: str, order: Callable[[Row], tuple[object, ...]], limit: int, claims_below: int
+    ) -> list[Row]:
+        """Return the best runs of many pairs: more of a pair only if both runs of its page are among the best."""
+        values = {**self._values, "claims_below": claims_below}
+        named = Sql(" UNION ALL ".join(f"SELECT {literal(queue)}, {literal(type)}" for queue, type in self._pairs[1:]))
+        queue, type = map(literal, self._pairs[0])
+        pairs = Sql(f"SELECT {queue} AS queue, {type} AS type UNION ALL {named}")
+        [answer] = await self._tx.send(self._tx.fill(page, **{**values, **PAIR, "pairs": pairs}))
+        pages = [(row[:2], [_row(cell) for cell in row[2:] if cell is not None]) for row in answer.rows]
+        found = sorted((row for _, rows in pages for row in rows), key=order)
+        full = [(pair, rows[1]) for pair, rows in pages if len(rows) > 1]
+        if len(found) >= limit:
+            last = order(found[limit - 1])
+            full = [(pair, row) for pair, row in full if order(row) < last]
+        if not full:
+            return found
+        [more] = await self._tx.send(self._for_pairs([pair for pair, _ in full], template, limit, claims_below))
+        return sorted({*found, *more.rows}, key=order)
+
+    def _for_pairs(self, pairs: Sequence[tuple[str, str]], template: str, limit: int, claims_below: int) -> str:
         values = {**self._values, "limit": limit, "claims_below": claims_below}
         return " UNION ALL ".join(
             self._tx.fill(template, **{**values, "queue": queue, "type": type}) for queue, type in pairs
