@@ -364,7 +364,7 @@ clock AS MATERIALIZED (
       ) one
       LIMIT 1
     ) AS early_at,
-    (
+    CASE WHEN cardinality(alive) > 1 THEN (
       SELECT MIN(one.wake_at)
       FROM pair
       CROSS JOIN LATERAL (
@@ -372,7 +372,7 @@ clock AS MATERIALIZED (
         WHERE {_IN_PAIR} AND {OF_AGE} AND r.wake_at > server - $5::bigint AND {_HOME} <> $3 AND {_HOME} = ANY (alive)
         {_OLDEST} LIMIT 1
       ) one
-    ) AS left_to_others
+    ) END AS left_to_others
   FROM clock
   CROSS JOIN living
 )"""
