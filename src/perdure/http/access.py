@@ -312,6 +312,7 @@ def check_csrf(principal: Principal, connection: HTTPConnection, method: str) ->
     given = connection.headers.get(CSRF_HEADER, "")
     if not principal.csrf or not hmac.compare_digest(given.encode(), principal.csrf.encode()):
         raise Refused(
-            FORBIDDEN, "the request lacks the CSRF token; read it at /api/v1/session and send it as X-CSRF-Token, or send "
-            "a bearer token, which `perdure tokens create` makes"
-        )  # fmt: skip
+            FORBIDDEN,
+            "the request lacks the CSRF token; read it at /api/v1/session and send it as X-CSRF-Token, or send a bearer "
+            "token, which `perdure tokens create` makes",
+        )
