@@ -313,6 +313,6 @@ def check_csrf(principal: Principal, connection: HTTPConnection, method: str) ->
     if not principal.csrf or not hmac.compare_digest(given.encode(), principal.csrf.encode()):
         raise Refused(
             FORBIDDEN,
-            "the request lacks the CSRF token; read it at /api/v1/session and send it as X-CSRF-Token, or send a bearer "
-            "token, which `perdure tokens create` makes",
+            "the request lacks the CSRF token; read it at /api/v1/session and send it as X-CSRF-Token, or send a "
+            "bearer token, which `perdure tokens create` makes",
         )
