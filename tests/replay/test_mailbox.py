@@ -61,6 +61,19 @@ def test_a_receive_of_several_channels_takes_one_message_and_leaves_the_next() -
     assert run.settled().result == [1, "w", 2]
 
 
+def test_a_receive_goes_on_after_a_message_that_does_not_fit() -> None:
+    async def flow(ctx: Context) -> Any:
+        return [await ctx.receive(numbers), await ctx.receive(words)]
+
+    run = Driver(flow)
+    run.message("number", "three")
+    assert run.open == ["receive:number"]
+    run.message("number", 3)
+    run.message("word", "w")
+    assert run.settled().result == [3, "w"]
+    assert run.again().result == [3, "w"]
+
+
 def test_a_receive_of_several_channels_may_time_out() -> None:
     async def flow(ctx: Context) -> Any:
         try:

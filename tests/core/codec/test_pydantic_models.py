@@ -64,6 +64,10 @@ class Populated(BaseModel):
     order_id: str = Field(validation_alias="orderId", serialization_alias="ORDER")
 
 
+class Packed(BaseModel):
+    lines: pydantic.Json[list[int]]
+
+
 class Numbers(RootModel[list[int]]):
     pass
 
@@ -90,6 +94,7 @@ Pet = Annotated[Cat | Dog, Field(discriminator="kind")]
     ("value", "declared"),
     [
         (ORDER, Order),
+        (Packed.model_validate({"lines": "[1, 2]"}), Packed),
         ([ORDER, ORDER], list[Order]),
         ({"a": Line(article="a", price=Decimal(1))}, dict[str, Line]),
         ((1, Frozen(key="k")), tuple[int, Frozen]),

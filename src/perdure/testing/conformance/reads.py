@@ -310,6 +310,15 @@ class Watching:
         await store.create([a_run("r2")], ACTOR)
         assert heard == []
 
+    async def test_the_holder_of_a_run_is_told_of_its_termination(self, store: Store) -> None:
+        await held(store)
+        heard: list[Change] = []
+        store.subscribe(heard.append)
+        await store.terminate("r1", "enough", "key", ACTOR)
+        assert heard
+        assert Change.ENDED in heard[0]
+        assert Change.FINISHED in heard[0]
+
     async def test_what_was_not_written_is_not_announced(self, store: Store) -> None:
         await store.create([a_run("r1")], ACTOR)
         heard: list[Change] = []
