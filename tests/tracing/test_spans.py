@@ -460,3 +460,9 @@ async def test_a_processor_that_fails_does_not_harm_the_run(caplog: pytest.LogCa
     async with Engine("sqlite://", [looks, look], tracing=Tracing(provider)) as engine, engine.worker():
         assert len(await (await engine.start(looks())).result()) == 4
     assert "has no span" in caplog.text
+
+
+@pytest.mark.parametrize("given", [Tracing, object(), "otlp"])
+def test_an_option_that_is_no_tracer_is_refused(given: Any) -> None:
+    with pytest.raises(UsageError, match="takes an instance of perdure.tracing.Tracing"):
+        Engine("sqlite://", [], tracing=given)

@@ -88,6 +88,18 @@ def test_the_names_of_headers_may_be_in_lower_case() -> None:
     assert classify(error, now=0).retry_after == 60
 
 
+@pytest.mark.parametrize(
+    ("date", "now", "seconds"),
+    [("Thu, 01 Jan 1970 00:00:10 GMT", None, 60), (None, 10_000_000, 60), (None, None, None)],
+)
+def test_a_date_to_retry_at_needs_the_time_of_the_server_or_ours(
+    date: str | None, now: int | None, seconds: int | None
+) -> None:
+    error = Answered(None)
+    error.headers = {"Retry-After": "Thu, 01 Jan 1970 00:01:10 GMT"} | ({"Date": date} if date else {})
+    assert classify(error, now=now).retry_after == seconds
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_server_that_is_not_there_is_transient(library: str) -> None:
     with socket.socket() as unused:
