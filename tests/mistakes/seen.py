@@ -61,9 +61,9 @@ def run_program(source: str) -> str:
             sys.modules[name] = one
             vars(one).update(names)
         if sys.version_info >= (3, 13):
-            # It warns of the connections of engines that a program left open, in whichever test they are collected.
+            # It warns of connections and coroutines that a program left behind, in whichever test they are collected.
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ResourceWarning)
+                warnings.simplefilter("ignore")
                 vars(module).clear()
                 gc.collect()
     return "\n".join(line.rstrip() for line in [*printed.getvalue().splitlines(), *shown, *lines])
