@@ -120,6 +120,7 @@ def test_several_engines_are_served_side_by_side(perdure: Perdure, tmp_path: Pat
         (("--bind", "0.0.0.0:0", "--host", "ops"), "create a token first"),
         (("--bind", "0.0.0.0:0", "--anonymous", "viewer"), "anonymous callers would be viewer"),
         (("--bind", "nonsense:x"), "is not an address to listen on"),
+        (("--bind", ""), "is not an address to listen on"),
         (("--bind", "127.0.0.1:0", "--port", "0"), "give one of the two"),
         (("--user-header", "X-User"), "needs proxies"),
         (("--redact-text", "("), "not a regular expression"),

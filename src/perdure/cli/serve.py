@@ -83,7 +83,7 @@ def serve(
 
     if bind is not None and port is not None:
         raise UsageError("--port is short for --bind 127.0.0.1:PORT; give one of the two")
-    address, port = parse_bind(bind or f"127.0.0.1:{PORT if port is None else port}")
+    address, port = parse_bind(f"127.0.0.1:{PORT if port is None else port}" if bind is None else bind)
     access = Access(
         hosts=hosts or LOOPBACK_HOSTS,
         origins=origins,
