@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import sys
@@ -25,6 +26,24 @@ def test_every_descriptor_that_a_loop_watches_is_cut_off() -> None:
         assert os.path.samestat(os.fstat(ours.fileno()), Path(os.devnull).stat())
         assert theirs.recv(1) == b""
         loop.remove_reader(ours)
+    loop.close()
+
+
+def test_a_child_drops_the_tasks_of_its_parent_in_silence() -> None:
+    loop = asyncio.SelectorEventLoop()
+    said: list[object] = []
+    loop.set_exception_handler(lambda _, context: said.append(context["message"]))
+
+    async def wait() -> None:
+        loop.stop()
+        await loop.create_future()
+
+    task = loop.create_task(wait())
+    loop.run_forever()
+    detach_loop(loop)
+    del task
+    gc.collect()
+    assert said == []
     loop.close()
 
 

@@ -81,8 +81,9 @@ class Driver:
         returns: Any = Any,
         errors: ErrorTypes | None = None,
         gives_up: bool = True,
+        make: Callable[..., Execution] = Execution,
     ) -> None:
-        """`gives_up`: no other attempt at the run follows a failure."""
+        """`gives_up`: no other attempt at the run follows a failure. `make`: makes the execution."""
         self.history = list(history)
         self.positions: list[list[str]] = []
         #: Contents of the history each time, and the events in between.
@@ -90,12 +91,12 @@ class Driver:
         self.happened: list[Record | Together] = []
         self._remake: Callable[[Sequence[Record]], Driver] = lambda records: Driver(
             function, *arguments, history=records, run_id=run_id, seed=seed, attempt=attempt, generation=generation,
-            returns=returns, errors=errors, gives_up=gives_up,
+            returns=returns, errors=errors, gives_up=gives_up, make=make,
         )  # fmt: skip
         origin = RunOrigin(
             run_id=run_id, type="test.flow.v1", started_at=START, seed=seed, generation=generation, attempt=attempt
         )
-        self.execution = Execution(
+        self.execution = make(
             lambda context: function(context, *arguments), returns, origin, history,
             codec=codec, errors=errors or ErrorTypes(modules=[__name__]), logger=logging.getLogger("tests.replay"),
             gives_up=lambda error, now: gives_up,

@@ -26,6 +26,7 @@ from perdure.errors import BadArguments, Diverged, JoinError, WorkflowError
 from perdure.workflow.blocking import begin
 from perdure.workflow.definition import Call
 from perdure.workflow.greenlets import WorkflowGreenlet, drive
+from tests.helpers import in_memory
 from tests.replay.driver import Driver, codec, unwork, work
 from tests.replay.test_eviction import Silence, let_go, silence
 
@@ -50,7 +51,7 @@ def named(ctx: BlockingContext, name: str, *args: Any) -> Any:
 def greenlets() -> list[greenlet]:
     """Stacks of workflow code that are in memory."""
     gc.collect()
-    return [one for one in gc.get_objects() if isinstance(one, WorkflowGreenlet) and not one.dead]
+    return [one for one in in_memory(WorkflowGreenlet) if not one.dead]
 
 
 # what a workflow says

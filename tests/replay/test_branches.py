@@ -391,7 +391,7 @@ def test_a_branch_of_a_race_that_fails_leaves_the_win_to_another() -> None:
     assert run.settled().result == ["b", 1]
 
 
-def test_a_race_that_nobody_wins_raises_the_errors_of_all() -> None:
+def test_a_race_without_a_winner_raises_the_errors_of_all() -> None:
     async def flow(ctx: Context) -> Any:
         try:
             await ctx.race({"a": named(ctx, "a"), "b": named(ctx, "b")})

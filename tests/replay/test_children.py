@@ -111,7 +111,7 @@ def test_options_of_a_child_are_its_own() -> None:
     assert run.execution.evict()
 
 
-def test_giving_up_a_child_is_told_to_the_worker_and_its_late_result_goes_to_nobody() -> None:
+def test_giving_up_a_child_is_told_to_the_worker_and_its_late_result_is_dropped() -> None:
     async def flow(ctx: Context) -> Any:
         try:
             async with asyncio.timeout(10):

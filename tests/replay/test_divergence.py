@@ -65,6 +65,13 @@ def test_two_steps_that_changed_places_diverge() -> None:
     assert "+ the code waits for step 'ship'" in difference(sequence(("ship", 2), ("charge", 1)), history)
 
 
+def test_arguments_that_another_step_was_recorded_with_are_changed_arguments() -> None:
+    history = history_of(sequence(("charge", 1), ("ship", 2)), "charge", "ship")
+    run = Driver(sequence(("charge", 2), ("ship", 2)), history=history)
+    assert run.execution.warnings == ["step 'charge' was recorded with other arguments than the code gives it now"]
+    assert run.result == ["charge", "ship"]
+
+
 def test_another_kind_of_operation_at_the_same_place_diverges() -> None:
     async def sleeps(ctx: Context) -> None:
         await ctx.sleep(1)

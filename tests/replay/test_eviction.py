@@ -203,7 +203,7 @@ async def waiting_at_a_queue(ctx: Context) -> None:
     await asyncio.gather(queue.get(), queue.join(), named(ctx, "a"))
 
 
-async def a_failed_branch_that_nobody_looked_at(ctx: Context) -> None:
+async def a_failed_branch_that_was_not_looked_at(ctx: Context) -> None:
     async def bad() -> None:
         raise ValueError("unseen")
 
@@ -222,7 +222,7 @@ QUIET = [
     in_a_gather,
     shielded, waits_in_the_cleanup, starts_tasks_in_the_cleanup, starts_a_group_in_the_cleanup, inside_a_generator,
     abandons_a_generator, abandons_a_generator_in_the_cleanup, holding_a_lock, waiting_at_a_queue,
-    a_failed_branch_that_nobody_looked_at, ends_by_itself,
+    a_failed_branch_that_was_not_looked_at, ends_by_itself,
 ]  # fmt: skip
 
 

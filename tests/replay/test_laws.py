@@ -61,11 +61,11 @@ def each_primitive_alone(law: Law) -> Law:
     events = messages + then_all_is_completed
     for op in sorted(PRIMITIVES):
         law = example(plainest(op), events)(law)
-    somebody_moves_a_sleep = [40, 0, 2]
+    a_sleep_is_moved = [40, 0, 2]
     question = ARRIVALS.index(question_name(QUESTION))
     some_are_refused = [number for value in range(9) for number in (54, 0, 0, question, value)]
     law = example(QUESTIONED, some_are_refused + then_all_is_completed)(law)
-    return example(plainest("nap"), somebody_moves_a_sleep + then_all_is_completed)(law)
+    return example(plainest("nap"), a_sleep_is_moved + then_all_is_completed)(law)
 
 
 def report(coverage: Counter[str], title: str) -> None:

@@ -105,7 +105,7 @@ def test_messages_that_a_finished_iteration_received_are_let_go_with_it() -> Non
     assert run.settled().result == 15
 
 
-def test_a_message_that_nobody_has_received_outlives_the_iterations() -> None:
+def test_a_message_that_was_not_received_outlives_the_iterations() -> None:
     async def body(ctx: Context, count: int) -> Continue[int] | Break[list[str]]:
         if count == 4:
             return Break([await ctx.receive("other", str)])

@@ -236,7 +236,7 @@ def test_a_message_set_aside_inside_of_a_loop_is_let_go_with_its_iteration() -> 
     assert run.settled().result == 3
 
 
-def test_a_message_that_nobody_receives_is_no_divergence() -> None:
+def test_a_message_that_is_not_received_is_no_divergence() -> None:
     async def flow(ctx: Context) -> Any:
         return await named(ctx, "a")
 

@@ -16,6 +16,7 @@ from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Status
 from perdure.errors import BadArguments, EncodeError, Fatal, NeverAwaited, StepFailed
 from perdure.replay.operations import StepOperation
+from perdure.replay.run_loop import DrainContext
 from tests.replay.driver import Driver, named
 
 
@@ -121,7 +122,7 @@ def test_an_error_that_leaves_the_workflow_is_its_outcome() -> None:
     assert isinstance(run.settled().error, Fatal)
 
 
-def test_an_error_out_of_a_branch_carries_to_whoever_awaits_it() -> None:
+def test_an_error_out_of_a_branch_carries_to_the_code_that_awaits_it() -> None:
     async def branch(ctx: Context) -> None:
         await named(ctx, "a")
         raise LookupError("in the branch")
@@ -166,6 +167,23 @@ def test_an_operation_that_is_never_awaited_is_an_error_that_names_it() -> None:
         assert name in str(run.error)
     assert "ship" not in str(run.error)
     run.settled()
+
+
+def test_an_operation_that_succeeded_unawaited_is_named() -> None:
+    async def flow(ctx: Context) -> Any:
+        named(ctx, "charge")
+        return await named(ctx, "ship")
+
+    run = Driver(flow)
+    for name in ("charge", "ship"):
+        operation, now = run.operation(name), run.execution.time
+        assert isinstance(operation, StepOperation)
+        # As a worker does with a step that succeeded.
+        with DrainContext() as context:
+            run.execution.step_succeeded(operation, "1", 1, now, now, 1, context)
+    assert isinstance(run.error, NeverAwaited)
+    assert "charge" in str(run.error)
+    assert "ship" not in str(run.error)
 
 
 def test_an_operation_that_failed_unawaited_is_named_and_not_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import socket
-import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -157,43 +156,6 @@ def test_a_run_that_asks_for_much_is_not_taken_to_be_stuck(monkeypatch: pytest.M
     run = Driver(flow)
     assert len(run.open) == 500
     assert run.execution.evict()
-
-
-def test_an_error_in_a_callback_is_logged_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    async def flow(ctx: Context) -> Any:
-        named_at: dict[str, int] = {}
-        asyncio.get_running_loop().call_soon(lambda: 1 / 0)
-        await named(ctx, "a")
-        asyncio.get_running_loop().call_soon(lambda: named_at["missing"])
-        return await named(ctx, "b")
-
-    run = Driver(flow)
-    run.complete("a")
-    run.complete("b", "end")
-    assert run.result == "end"
-    assert "error in a callback of the workflow in run run-1" in caplog.text
-    assert "KeyError: 'missing'" in caplog.text
-
-
-def test_a_drain_leaves_the_thread_as_it_found_it() -> None:
-    async def flow(ctx: Context) -> bool:
-        inside = asyncio.get_running_loop()
-        await named(ctx, "a")
-        return asyncio.get_running_loop() is inside
-
-    async def main() -> None:
-        mine, hooks = asyncio.get_running_loop(), sys.get_asyncgen_hooks()
-        run = Driver(flow)
-        run.complete("a")
-        assert run.result is True
-        assert asyncio.get_running_loop() is mine
-        assert sys.get_asyncgen_hooks() == hooks
-
-    asyncio.run(main())
-    run = Driver(flow)
-    run.complete("a")
-    with pytest.raises(RuntimeError):
-        asyncio.get_running_loop()
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_equal_deadlines_fire_in_the_order_in_which_they_were_set() -> None:
     assert run.settled().result == list(range(12))
 
 
-def test_the_earliest_timer_goes_first_whoever_set_it() -> None:
+def test_the_earliest_timer_goes_first_in_whatever_order_they_were_set() -> None:
     async def flow(ctx: Context) -> Any:
         trace: list[str] = []
 

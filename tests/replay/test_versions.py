@@ -343,7 +343,7 @@ def test_a_timer_and_a_child_that_were_removed_are_passed_over() -> None:
         assert changed.result == changed.again().result == "done"
 
 
-def test_a_removed_child_that_ends_late_is_heard_by_nobody() -> None:
+def test_a_removed_child_that_ends_late_is_not_heard() -> None:
     async def before(ctx: Context) -> Any:
         await named(ctx, "a")
         return await ctx.call(child(1))

@@ -53,7 +53,7 @@ async def test_what_is_asked_of_a_locked_gate_is_left_for_later_and_other_gates_
     assert await admit_ids(store, gatings, nonce="then", released=answer.undelivered) == ["r2"]
 
 
-async def test_whoever_insists_waits_for_a_locked_gate(store: SqlStore) -> None:
+async def test_a_caller_that_insists_waits_for_a_locked_gate(store: SqlStore) -> None:
     await ready(store, "r1", "r2")
     [first] = (await admit(store)).runs
     await commit(store, first.lease, next=DONE)
@@ -66,7 +66,7 @@ async def test_whoever_insists_waits_for_a_locked_gate(store: SqlStore) -> None:
     assert not asking.result().undelivered
 
 
-async def test_whoever_lost_an_answer_gets_it_again_although_the_gate_is_locked_by_then(store: SqlStore) -> None:
+async def test_a_lost_answer_comes_again_although_the_gate_is_locked_by_then(store: SqlStore) -> None:
     await ready(store, "r1")
     request = await asks(store, nonce="lost")
     [first] = (await store.admit(request)).runs

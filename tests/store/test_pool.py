@@ -7,7 +7,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from perdure.host import Host
-from perdure.store.server.pool import LoopPools
+from perdure.store.server.pool import LoopPools, Timeouts
+
+
+def test_a_short_lease_shortens_every_timeout() -> None:
+    usual = Timeouts(statement=12.0, connect=5.0, lock=2.0)
+    assert usual.within(30.0) == usual
+    assert usual.within(5.0) == Timeouts(statement=4.0, connect=2.0, lock=1.0)
+    assert usual.within(0.5) == Timeouts(statement=1.0, connect=0.5, lock=0.25)
 
 
 async def test_a_forked_child_cuts_off_the_connections_of_every_loop() -> None:

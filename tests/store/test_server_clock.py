@@ -90,7 +90,7 @@ def test_a_measurement_is_old_after_a_while() -> None:
     assert ages == [False, True]
 
 
-async def test_a_sweep_after_the_servers_clock_was_set_back_takes_nobody_for_dead_who_lives(store: SqlStore) -> None:
+async def test_a_sweep_after_the_servers_clock_was_set_back_takes_no_living_worker_for_dead(store: SqlStore) -> None:
     await store.register(a_worker("lives", lease=15 * SECOND))
     await store.create([a_run("overdue", deadline=await store.now() - SECOND)], ACTOR)
     assert await store.heartbeat("lives")

@@ -8,7 +8,7 @@ from perdure.core.background_loops import Alarm
 from perdure.host import Host
 
 
-async def test_a_ring_wakes_whoever_waits_without_end() -> None:
+async def test_a_ring_wakes_a_wait_without_end() -> None:
     alarm = Alarm(Host())
     waiting = asyncio.create_task(alarm.wait(None))
     await asyncio.sleep(0)

@@ -137,7 +137,7 @@ async def test_a_step_that_ends_just_when_its_patience_does_ends_once() -> None:
     assert [(result, type(error)) for result, error in run.ends] == [(None, StepTimeout)]
 
 
-async def test_a_result_that_nobody_wants_any_more_is_not_told() -> None:
+async def test_a_result_that_is_not_wanted_any_more_is_not_told() -> None:
     system, run = Timers(), Run()
 
     async def step() -> str:
@@ -152,7 +152,7 @@ async def test_a_result_that_nobody_wants_any_more_is_not_told() -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("no")])
-async def test_whatever_a_step_raises_reaches_its_run_and_nobody_else(error: BaseException) -> None:
+async def test_whatever_a_step_raises_reaches_its_run_and_no_other(error: BaseException) -> None:
     system, run = Timers(), Run()
 
     async def step() -> None:

@@ -140,10 +140,10 @@ class Fleet:
     async def stand_still(self) -> Statements:
         """Count the queries of some time, after the last worker has finished its work."""
 
-        async def nobody_asks_for_admission() -> bool:
+        async def no_request_asks_for_admission() -> bool:
             return not (await self._asked_within(MOMENT)).of(ADMISSION)
 
-        await eventually(nobody_asks_for_admission)
+        await eventually(no_request_asks_for_admission)
         return await self._asked_within(WATCHED)
 
     async def _asked_within(self, seconds: float) -> Statements:
@@ -193,7 +193,7 @@ async def test_backlogs_that_may_not_pass_cost_an_idle_fleet_nothing(stage: Stag
     assert parked.of(ADMISSION) <= 1
 
 
-async def test_backlogs_that_are_let_go_wake_nobody_in_vain(stage: Stage) -> None:
+async def test_backlogs_that_are_let_go_wake_no_worker_in_vain(stage: Stage) -> None:
     attempts: Counter[str] = Counter()
     done: Counter[str] = Counter()
     is_up = False

@@ -198,7 +198,7 @@ async def test_a_corrupt_history_blocks_its_run_alone(on_disk: Stage, damage: st
         assert [row for row in after[table] if row[0] == run_id] == before[table]
 
 
-async def test_a_corrupt_row_is_named_to_whoever_looks_at_it(on_disk: Stage) -> None:
+async def test_a_corrupt_row_is_named_to_its_reader(on_disk: Stage) -> None:
     run_id = await _parked(on_disk)
     assert on_disk.path is not None
     with closing(sqlite3.connect(on_disk.path)) as connection, connection:

@@ -114,7 +114,7 @@ async def test_a_step_that_does_not_end_keeps_an_evicted_run_only_for_so_long(on
     assert ended == ["cancelled", "cancelled"]
 
 
-async def test_a_run_that_nobody_holds_is_evicted_from_memory(stage: Stage) -> None:
+async def test_a_run_that_no_worker_holds_is_evicted_from_memory(stage: Stage) -> None:
     taken_up: list[str] = []
 
     @workflow("move.memory.v1")

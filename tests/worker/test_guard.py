@@ -84,3 +84,12 @@ async def test_a_cancellation_is_the_end_of_a_task_only_if_the_task_itself_is_ca
     assert is_end_of(task, asyncio.CancelledError())
     assert is_end_of(None, asyncio.CancelledError())
     await asyncio.wait([task])
+
+
+async def test_an_exit_of_a_generator_is_the_end_of_a_task_only_if_others_close_it() -> None:
+    own, other = asyncio.current_task(), asyncio.create_task(asyncio.sleep(60))
+    assert not is_end_of(own, GeneratorExit())
+    assert is_end_of(other, GeneratorExit())
+    assert not is_end_of(other, ValueError())
+    other.cancel()
+    await asyncio.wait([other])

@@ -113,7 +113,7 @@ async def test_every_event_that_this_process_wrote_is_told(stage: Stage) -> None
     assert {one.id for one in told} == {0}
 
 
-async def test_a_hook_that_fails_or_hangs_harms_nobody(
+async def test_a_hook_that_fails_or_hangs_harms_no_run(
     stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hooks, "PATIENCE", 0.05)

@@ -145,11 +145,14 @@ class Beating:
         self.system = ManualSystem()
         self.store = open_store("sqlite://", self.system, inline=True)
         self.seconds = seconds
-        self.died = False
+        #: What it has said: `died` or `drain`.
+        self.told: list[str] = []
         #: For each heartbeat the time before it, and the time until which the lease was safe then.
         self.asked: list[tuple[float, float]] = []
         #: The worker is declared dead before the heartbeat of this number.
         self.dies_at = 0
+        #: Whether an operator has ordered it to drain.
+        self.drains = False
 
     async def begin(self) -> Heartbeat:
         await self.store.open()
@@ -162,18 +165,16 @@ class Beating:
                 await self.store.retire(worker_id)
             alive = await write(worker_id, running)
             self.system.advance(self.seconds)
-            return alive
+            return HeartbeatResult.DRAIN if self.drains else alive
 
         self.store.heartbeat = write_and_answer_late  # type: ignore[method-assign] # the answer takes its time
         heartbeat = Heartbeat(
             self.store, self.system, "w1",
-            lease=LEASE, stall_limit=LEASE, health=LoopHealth(), on_dead=self._die, on_drain=self._die,
+            lease=LEASE, stall_limit=LEASE, health=LoopHealth(),
+            on_dead=lambda: self.told.append("died"), on_drain=lambda: self.told.append("drain"),
             running=lambda: None,
         )  # fmt: skip
         return heartbeat
-
-    def _die(self) -> None:
-        self.died = True
 
 
 async def test_a_renewed_lease_counts_from_before_the_heartbeat_was_asked_for() -> None:
@@ -185,9 +186,13 @@ async def test_a_renewed_lease_counts_from_before_the_heartbeat_was_asked_for() 
     await heartbeat.renew()
     assert heartbeat.safe_until == before + LEASE * SAFE_SHARE
     assert heartbeat.is_safe()
-    beating.dies_at = 2
+    assert beating.told == []
+    beating.drains = True
     await heartbeat.renew()
-    assert beating.died
+    assert beating.told == ["drain"]
+    beating.dies_at, beating.drains = 3, False
+    await heartbeat.renew()
+    assert beating.told == ["drain", "died"]
     await beating.store.close()
 
 
@@ -198,5 +203,5 @@ async def test_a_lease_that_is_kept_counts_from_before_each_heartbeat() -> None:
     await heartbeat._beat()
     asked, safe_until = zip(*beating.asked, strict=True)
     assert safe_until[1:] == tuple(time + LEASE * SAFE_SHARE for time in asked[:2])
-    await eventually(lambda: beating.died)
+    await eventually(lambda: beating.told == ["died"])
     await beating.store.close()

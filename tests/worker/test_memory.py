@@ -11,7 +11,7 @@ from perdure.replay.execution import Execution
 from perdure.replay.operations import StepOperation
 from perdure.worker.run.workflow_run import WorkflowRun
 from perdure.worker.steps.attempt import Attempt
-from tests.helpers import eventually
+from tests.helpers import eventually, in_memory
 
 
 async def work(number: int) -> int:
@@ -30,8 +30,7 @@ async def two_steps(ctx: Context) -> int:
 def left_behind(*, collect: bool = True) -> Counter[str]:
     if collect:
         gc.collect()
-    kinds = (Attempt, WorkflowRun, Execution, StepOperation)
-    return Counter(type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, kinds))
+    return Counter(type(thing).__name__ for thing in in_memory(Attempt, WorkflowRun, Execution, StepOperation))
 
 
 @pytest.mark.parametrize("runs", [20])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +14,7 @@ from perdure.core.model.record import Record, RecordKind
 from perdure.core.model.run import Reason
 from perdure.errors import StoreCorrupt, StoreFull
 from perdure.store.sql import rows as stored_rows
+from perdure.worker.run.packing import HistoryPacking
 from tests.helpers import eventually
 from tests.invariants import scan_store
 from tests.stage import Stage, until, until_recorded
@@ -166,6 +167,12 @@ async def test_no_history_is_packed_if_the_option_is_off_or_the_history_is_short
     async with engine.worker(pack_history=0):
         await (await engine.start(long(fails=False), id="off")).result("60s")
     assert await packed(on_disk, "short") == await packed(on_disk, "off") == 0
+
+
+def test_one_packing_of_a_run_is_under_way_at_a_time() -> None:
+    packing = HistoryPacking(cast("Any", None), SEGMENT)
+    assert packing.begin(2 * SEGMENT)
+    assert not packing.begin(3 * SEGMENT)
 
 
 async def test_a_packing_that_fails_is_made_up_for(on_disk: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

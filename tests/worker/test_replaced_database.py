@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from perdure import Context, Engine, RunNotFound, Status, workflow
 from perdure.core.model.record import NewMessage, SendOutcome
+from perdure.core.model.worker_info import WorkerStatus
+from perdure.core.system import Background
 from perdure.errors import LockLost
+from perdure.host import Host
+from perdure.store import open_store
 from perdure.store.contract import Change
 from tests.helpers import eventually
 from tests.stage import Stage, until
@@ -161,3 +166,40 @@ async def test_a_run_in_memory_goes_on_only_if_its_last_record_is_the_last_of_th
         assert await run.result("30s") == (2, "go")
         with closing(sqlite3.connect(stage.path)) as connection:
             assert [row[0] for row in connection.execute("SELECT seq FROM perdure_history ORDER BY seq")] == [0, 1]
+
+
+class Hearts(Host):
+    """A system that knows the heartbeats that have not been stopped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beating: list[Background] = []
+
+    def background(self, main: Callable[[], Coroutine[Any, Any, None]], name: str) -> Background:
+        heart = super().background(main, name)
+        stop = heart.stop
+
+        async def stop_and_forget() -> None:
+            await stop()
+            self.beating.remove(heart)
+
+        heart.stop = stop_and_forget  # type: ignore[method-assign] # to hear of it
+        self.beating.append(heart)
+        return heart
+
+
+async def test_a_worker_that_begins_a_new_life_ends_the_heartbeat_of_the_former_one() -> None:
+    system = Hearts()
+    store: Any = open_store("sqlite://", system, inline=True)
+    async with Engine("sqlite://", [patient], system=system, store=store) as engine, engine.worker():
+        [former] = await store.workers()
+        [heart] = system.beating
+        store._tell(Change.REPLACED)
+
+        async def is_reborn() -> bool:
+            alive = [one.id for one in await store.workers() if one.status is WorkerStatus.ALIVE]
+            return bool(alive) and former.id not in alive and system.beating != [heart]
+
+        await eventually(is_reborn)
+        assert heart not in system.beating
+        assert len(system.beating) == 1

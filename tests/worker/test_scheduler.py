@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 from perdure.core.background_loops import LoopHealth
+from perdure.core.system import Cancellable
 from perdure.core.time.duration import NEVER
 from perdure.errors import StoreUnavailable
 from perdure.host import Host
@@ -15,11 +17,16 @@ from perdure.worker.scheduler import Scheduler
 
 
 class Recording(Host):
-    """A system whose sleeps are noted and take no time."""
+    """A system whose sleeps are noted and take no time, and whose timers are noted."""
 
     def __init__(self) -> None:
         super().__init__()
         self.slept: list[float] = []
+        self.timers: list[float] = []
+
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Cancellable:
+        self.timers.append(seconds)
+        return super().call_later(seconds, callback)
 
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
@@ -50,7 +57,9 @@ async def test_it_pauses_after_each_error_and_then_fires_what_was_due() -> None:
     scheduler.start()
     scheduler.note_next_fire(0)
     await asyncio.wait_for(store.fired.wait(), 60)
+    assert scheduler.quiet
     await scheduler.stop()
     assert store.calls == 4
+    assert system.timers == [], "nothing is due any more"
     assert len(system.slept) == 3
     assert all(seconds > 0 for seconds in system.slept)

@@ -130,7 +130,7 @@ async def test_jitter_delays_a_slot_and_does_not_rename_it(env: Environment) -> 
         ("all", [f"01 0{n}:00" for n in range(1, 6)]),
     ],
 )
-async def test_slots_that_nobody_was_there_for(env: Environment, misfire: Any, made_up_for: list[str]) -> None:
+async def test_slots_that_no_worker_was_there_for(env: Environment, misfire: Any, made_up_for: list[str]) -> None:
     await schedules(env).create("hourly", report(), Cron("@hourly"), misfire=misfire, overlap="allow")
     jump(env, timedelta(hours=5, minutes=30))
     await env.settle()
@@ -252,7 +252,7 @@ async def test_a_range_of_slots_is_made_up_for_once(env: Environment) -> None:
         await schedules(env).backfill("often", START - timedelta(days=1), START)
 
 
-async def test_what_nobody_serves_is_fired_all_the_same(env: Environment) -> None:
+async def test_a_type_that_no_worker_serves_is_fired_all_the_same(env: Environment) -> None:
     async with Environment([report, stranger], start_time=START) as other:
         await schedules(other).create("strange", stranger(), Every("1h"), queue="elsewhere")
         await other.advance("1h")

@@ -50,6 +50,9 @@ async def test_the_first_signal_waits_for_steps_and_the_second_one_does_not() ->
     await asyncio.wait_for(work, 30)
     assert worker.released.is_set()
     assert not worker.abandoned
+    # From now on the program ends at a signal as before.
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    assert handlers == [signal.SIG_DFL, signal.default_int_handler]
 
 
 async def test_an_order_to_drain_ends_the_work_and_steps_are_waited_for() -> None:

@@ -134,7 +134,7 @@ async def test_children_are_singletons_too(stage: Stage) -> None:
         assert await last.result("20s") == "started on"
 
 
-async def test_one_that_is_cancelled_in_the_line_holds_up_nobody(stage: Stage) -> None:
+async def test_a_run_that_is_cancelled_in_the_line_delays_no_other(stage: Stage) -> None:
     engine = stage.engine(listening)
     runs = [await engine.start(listening(), singleton=Singleton("k", "queue")) for _ in range(3)]
     assert await runs[1].cancel()

@@ -109,7 +109,7 @@ async def place(
         yield stage
 
 
-async def test_probes_and_steps_stay_bounded_in_a_stampede_whoever_dies(place: Stage, tmp_path: Path) -> None:
+async def test_probes_and_steps_stay_bounded_in_a_stampede_while_workers_die(place: Stage, tmp_path: Path) -> None:
     ledger, broken = tmp_path / "ledger", tmp_path / "broken"
     broken.touch()
     engine = place.engine(*WORKFLOWS)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from perdure import Context, Engine, Retry, Status, UsageError, step, workflow
 from perdure.core.model.worker_info import WorkerStatus
+from tests.helpers import eventually
 from tests.stage import Stage, until, until_recorded
 
 
@@ -226,6 +227,36 @@ async def test_the_longest_unused_run_leaves_memory_first_and_without_a_trace(
     logged = [one for one in caplog.records if one.name != "perdure.client"]
     assert not [one for one in logged if one.name == "asyncio" or vars(one).get("run_id") in ("one", "two")]
     assert not [one for one in logged if re.search(r"\brun '?(one|two)\b", one.getMessage())]
+
+
+async def test_a_run_is_kept_during_the_grace_period_while_any_of_its_steps_goes_on(on_disk: Stage) -> None:
+    called: list[str] = []
+    go_on = {name: asyncio.Event() for name in "ab"}
+
+    async def act(name: str) -> str:
+        called.append(name)
+        await go_on[name].wait()
+        return name
+
+    @workflow("work.both.v1")
+    async def both(ctx: Context) -> list[str]:
+        return await asyncio.gather(*(ctx.step(act, name) for name in "ab"))
+
+    engine = on_disk.engine(both)
+    worker = engine.worker(grace="1h")
+    await worker.start()
+    run = await engine.start(both())
+    await eventually(lambda: len(called) == 2)
+    inner = worker._worker
+    assert inner is not None
+    stopping = asyncio.create_task(worker.stop())
+    await eventually(lambda: inner.stopping)
+    go_on["a"].set()
+    await until_recorded(run, 1)
+    go_on["b"].set()
+    await stopping
+    assert await run.status() is Status.COMPLETED
+    assert called == ["a", "b"]
 
 
 async def test_a_stop_that_is_cancelled_gives_the_runs_back_at_once(on_disk: Stage) -> None:

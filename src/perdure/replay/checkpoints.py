@@ -87,7 +87,7 @@ class Checkpoints(Struct, eq=False):
         for place in [place for place in self._latest if _is_below(place, over)]:
             firsts.append(self._latest.pop(place)[1].first)
         # A checkpoint of an earlier version does not tell.
-        first = -1 if -1 in firsts else min([*firsts, *doomed], default=seq)
+        first = -1 if -1 in firsts else min([*firsts, *doomed], default=seq)  # equivalent: constant: below 0: unknown
         if not doomed:
             return unsaved, first
         self.has_trimmed = True

@@ -183,8 +183,9 @@ class UndoPhase:
         self.task.result()
         outcome = replace(self._outcome, final=True)
         problems = list(self._undos.errors.items())[:_LISTED]
-        if not problems or outcome.error is None:
+        if not problems:
             return outcome
+        assert outcome.error is not None, "a run without an error is not undone"
         failures = {location: Failure.of(error, codec) for location, error in problems}
         failure = replace(Failure.of(outcome.error, codec), not_undone=failures, partial=outcome.partial)
         return replace(outcome, payload=failure.to_json())

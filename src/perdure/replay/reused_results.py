@@ -49,7 +49,9 @@ class EarlierAttempts:
             elif _is_kept(record):
                 self._records[record.location] = record
         self._failed_children = [
-            record.location for record in earlier if record.kind is RecordKind.CHILD and record.failed
+            record.location
+            for record in earlier
+            if record.kind is RecordKind.CHILD and record.failed  # equivalent: condition: the others are kept
         ]
 
     def recall(self, operation: OpenOperation) -> Record | None:

@@ -120,11 +120,6 @@ class ReadyCallback(Struct, eq=False):
         """True if the callback was cancelled."""
         return self.off
 
-    def run(self) -> None:
-        """Call it, unless it was cancelled."""
-        if not self.off:
-            self.context.run(self.callback, *self.args)
-
 
 class RunTimerHandle(asyncio.TimerHandle):
     """A timer that the workflow set through asyncio; `location` is its place in the history."""
@@ -132,7 +127,7 @@ class RunTimerHandle(asyncio.TimerHandle):
     __slots__ = ("location", "ready")
 
     def __init__(self, when: float, ready: ReadyCallback, loop: RunLoop) -> None:
-        super().__init__(when, ready.run, (), loop)
+        super().__init__(when, ready.callback, ready.args, loop, ready.context)
         self.location = ""
         self.ready = ready
         self._scheduled = True  # else asyncio does not tell the loop of a cancellation

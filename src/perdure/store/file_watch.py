@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from perdure.core.system import Cancellable, FileWatch, System
+from perdure.core.system import FileWatch, System
 
 _log = logging.getLogger("perdure.store")
 
@@ -45,7 +45,7 @@ class WriteWatch:
         self._check = check
         self._loop = asyncio.get_running_loop()
         self._watch: FileWatch | None = system.watch_file(path, self._written)
-        self._timer: Cancellable | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._pause = _RARE
         self._floor = _RARE
         self._written_at = 0.0
@@ -87,7 +87,7 @@ class WriteWatch:
         self._pause = self._floor
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._system.call_later(self._floor, self._chase)
+        self._timer = self._loop.call_later(self._floor, self._chase)
 
     def _chase(self) -> None:
         self._timer = None
@@ -99,7 +99,7 @@ class WriteWatch:
         self._pause *= _GROWTH
         # SQLite deletes its log with the last connection to it.
         if self._pause <= _LAST or not self._armed:
-            self._timer = self._system.call_later(min(self._pause, _LAST), self._chase)
+            self._timer = self._loop.call_later(min(self._pause, _LAST), self._chase)
 
 
 #: Size from which a doorbell's file is replaced, in bytes.

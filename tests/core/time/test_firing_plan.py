@@ -54,7 +54,7 @@ def test_what_is_due_is_started_and_the_next_one_is_waited_for() -> None:
         ("all", (0, 1, 2, 3, 4), []),
     ],
 )
-def test_slots_that_nobody_was_there_for(policy: Any, started: tuple[int, ...], left: list[Any]) -> None:
+def test_slots_that_no_worker_was_there_for(policy: Any, started: tuple[int, ...], left: list[Any]) -> None:
     planned = plan_firing(every(misfire=Misfire.of(policy)), START + 4 * HOUR + 30 * MINUTE, busy=False)
     assert (planned.start, passed(planned)) == (hours(*started), left)
     assert planned.schedule.next_fire_time == START + 5 * HOUR

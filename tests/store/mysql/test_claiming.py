@@ -148,7 +148,7 @@ async def test_what_is_ready_is_counted_and_pushed_along_the_same_indexes(store:
         await store.query(f"TRUNCATE TABLE {table}")
 
 
-async def test_a_run_that_somebody_had_since_it_was_chosen_is_not_taken_for_new(
+async def test_a_run_that_a_worker_had_since_it_was_chosen_is_not_taken_for_new(
     store: MysqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await store.register(a_worker())
@@ -180,7 +180,7 @@ async def explain(store: MysqlStore, template: str, **values: object) -> list[di
     return await store._read("explain", ask)
 
 
-async def test_a_run_that_somebody_else_has_locked_is_busy_and_its_neighbours_land(store: MysqlStore, url: str) -> None:
+async def test_a_run_that_another_session_locked_is_busy_and_its_neighbours_land(store: MysqlStore, url: str) -> None:
     leases = {}
     for name in ("held", "free"):
         await store.create([a_run(name)], ACTOR)

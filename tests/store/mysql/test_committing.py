@@ -32,7 +32,7 @@ async def test_one_record_is_one_statement(store: MysqlStore, seen: list[str]) -
     assert firsts(seen) == ["INSERT INTO perdure_history"]
 
 
-async def test_turns_that_reach_nobody_else_take_one_statement_a_table(store: MysqlStore, seen: list[str]) -> None:
+async def test_turns_that_reach_no_other_run_take_one_statement_a_table(store: MysqlStore, seen: list[str]) -> None:
     await create_many(store, 30)
     leases = [one.lease for one in (await claim(store, limit=30)).runs]
     nexts = [None] * 10 + [COMPLETED] * 10 + [a_park()] * 10

@@ -79,7 +79,7 @@ async def test_a_migration_that_was_ended_half_way_is_finished_by_the_next(fresh
     await store.close()
 
 
-async def test_whoever_was_ended_while_migrating_keeps_others_out_for_a_while_only(fresh: str) -> None:
+async def test_a_process_that_was_ended_while_migrating_keeps_others_out_for_a_while_only(fresh: str) -> None:
     store = await opened(fresh)
     now = await store.now()
     await store.close()

@@ -70,7 +70,7 @@ async def done_by_all(plain: Plain, stack: AsyncExitStack, sql: int, python: int
     return workers
 
 
-async def test_every_run_is_done_once_whoever_takes_it(plain: Plain) -> None:
+async def test_every_run_is_done_once_in_whatever_language(plain: Plain) -> None:
     async with AsyncExitStack() as stack:
         await done_by_all(plain, stack, sql=3, python=1, runs=120)
 

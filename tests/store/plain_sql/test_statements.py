@@ -271,7 +271,7 @@ async def test_a_parent_that_is_at_work_is_marked_and_one_that_has_ended_is_left
     assert await plain.store.commit([done], "w1") == [TurnOutcome.APPLIED]
 
 
-async def test_a_run_that_nobody_has_begun_is_cancelled_at_once(plain: Plain) -> None:
+async def test_a_run_that_has_not_begun_is_cancelled_at_once(plain: Plain) -> None:
     run_id = await plain.insert()
     assert await plain.one("cancel", id=run_id, reason="it's over", key="c") == {
         "outcome": "accepted",
@@ -307,7 +307,7 @@ async def test_a_run_past_its_deadline_is_not_given_out_and_no_lease_outlives_on
     assert (await plain.store.sweep(10)).expired == 1
 
 
-async def test_nobody_is_given_what_is_paused_or_a_workflow_of_pythons(plain: Plain) -> None:
+async def test_no_worker_is_given_a_paused_run_or_a_workflow_of_pythons(plain: Plain) -> None:
     await plain.store.register(a_worker(), [TypeInfo(type="shop.v1", kind="workflow"), TypeInfo(type="mine.v1")])
     assert await plain.insert("mine.v1")
     workflow, by_type, by_queue = [await plain.insert(type) for type in ("shop.v1", "paused.v1", TYPE)]
@@ -321,7 +321,7 @@ async def test_nobody_is_given_what_is_paused_or_a_workflow_of_pythons(plain: Pl
     assert (await plain.row(workflow))["status"] == "pending"
 
 
-async def test_a_run_that_was_paused_while_somebody_had_it_waits_after_its_attempt(plain: Plain) -> None:
+async def test_a_run_that_was_paused_while_a_worker_had_it_waits_after_its_attempt(plain: Plain) -> None:
     run_id = await plain.insert()
     lease = await claimed(plain, run_id)
     await plain.store.order_run(RunOrder(run_id=run_id, kind=RecordKind.PAUSE, key="p"), ACTOR)
@@ -363,13 +363,13 @@ async def test_a_type_belongs_to_the_runtime_that_registered_it_first_unless_it_
 
 
 async def test_a_claim_leaves_out_the_types_of_other_runtimes(plain: Plain) -> None:
-    of_node, of_nobody, of_all = [await plain.insert(type) for type in (TYPE, "mail.read.v1", "mail.sort.v1")]
+    of_node, of_none, of_all = [await plain.insert(type) for type in (TYPE, "mail.read.v1", "mail.sort.v1")]
     await plain.one("register", type=TYPE, runtime="node")
     await plain.one("register", type="mail.sort.v1", runtime="node")
     await plain.one("register", type="mail.sort.v1", runtime="shared")
     assert await plain.do("claim", types=TYPE, runtime="go") == []
     claimed = await plain.do("claim", types="mail.%", runtime="go")
-    assert {row["id"] for row in claimed} == {of_nobody, of_all}
+    assert {row["id"] for row in claimed} == {of_none, of_all}
     assert [row["id"] for row in await plain.do("claim", types="mail.%", runtime="node")] == [of_node]
 
 

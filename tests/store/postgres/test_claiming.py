@@ -200,7 +200,7 @@ async def explain(store: PostgresStore, sql: str, params: tuple[object, ...]) ->
         return await store._write("explain", ACTOR, ask)
 
 
-async def test_a_run_that_somebody_else_has_locked_is_busy_and_its_neighbours_land(
+async def test_a_run_that_another_session_locked_is_busy_and_its_neighbours_land(
     store: PostgresStore, url: str
 ) -> None:
     import asyncpg

@@ -147,7 +147,7 @@ async def test_what_is_said_in_one_moment_is_one_hint(listening: str) -> None:
     assert [payload.partition(" ")[0] for payload in said] == [str(int(Change.READY | Change.FINISHED))]
 
 
-async def test_whoever_leaves_at_once_has_said_so_before(listening: str) -> None:
+async def test_a_process_that_leaves_at_once_has_said_so_before(listening: str) -> None:
     async with overheard(listening) as said:
         store = a_store(listening)
         await store.open()
@@ -279,7 +279,7 @@ async def test_of_a_large_fleet_not_all_look_for_a_run_at_once(listening: str, m
         await store.close()
 
 
-async def test_nobody_is_told_twice_of_what_they_did_themselves(listening: str) -> None:
+async def test_no_process_is_told_twice_of_what_it_did_itself(listening: str) -> None:
     stores = [a_store(listening) for _ in range(2)]
     heard: list[Change] = []
     stores[0].subscribe(heard.append)
@@ -321,7 +321,7 @@ async def test_a_lost_connection_is_replaced_and_what_was_missed_is_made_up_for(
         await store.close()
 
 
-async def test_where_nobody_can_listen_it_is_said_once_and_work_goes_on(
+async def test_where_no_process_can_listen_it_is_said_once_and_work_goes_on(
     url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "perdure")

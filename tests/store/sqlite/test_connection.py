@@ -47,7 +47,7 @@ async def test_a_closed_engine_leaves_no_threads(tmp_path: Path, monkeypatch: py
     await eventually(lambda: not set(threading.enumerate()) - before)
 
 
-async def test_an_error_reaches_whoever_asked_and_nobody_else() -> None:
+async def test_an_error_reaches_its_caller_and_no_other() -> None:
     lane = a_lane()
 
     def fail() -> None:

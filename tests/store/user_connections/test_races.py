@@ -31,7 +31,7 @@ async def two(on_server: Stage) -> AsyncIterator[Two]:
         await someone.close()
 
 
-async def somebody_waits(stage: Stage) -> bool:
+async def a_session_waits(stage: Stage) -> bool:
     """Tell whether a session waits for a lock."""
     if stage.url.startswith("mysql"):
         # InnoDB does not refresh its own lock tables while they are polled.
@@ -58,7 +58,7 @@ async def test_two_who_start_the_same_run_start_one(two: Two) -> None:
     await engine.open()
     await first.call(engine, "start", echo("x"), id="a")
     late = asyncio.ensure_future(second.call(engine, "start", echo("x"), id="a"))
-    await eventually(lambda: somebody_waits(stage))
+    await eventually(lambda: a_session_waits(stage))
     await first.commit()
     assert (await late).id == "a"
     await second.commit()

@@ -216,7 +216,7 @@ async def test_a_message_wakes_a_run_that_waits(place: Place) -> None:
     assert await scan_store(stage.store.query) == []
 
 
-async def test_a_message_that_nobody_takes_leaves_the_transaction_as_it_was(place: Place) -> None:
+async def test_a_message_that_no_run_takes_leaves_the_transaction_as_it_was(place: Place) -> None:
     stage, someone = place
     engine = stage.engine(echo)
     done = await engine.start(echo("done"), id="done")

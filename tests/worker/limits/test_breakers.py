@@ -120,7 +120,7 @@ async def test_one_that_fails_while_it_is_half_open_opens_it_again(stage: Stage)
     assert kinds.count("breaker_closed") == 1
 
 
-async def test_no_more_probes_than_allowed_are_under_way_whoever_asks(stage: Stage) -> None:
+async def test_no_more_probes_than_allowed_are_under_way_however_many_ask(stage: Stage) -> None:
     dependency = Dependency()
 
     @activity("breakers.probe.v1", breaker=Breaker("api", failures=1, successes=6, probes=2, reset="300ms"))

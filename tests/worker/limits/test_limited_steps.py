@@ -12,7 +12,7 @@ from perdure import Breaker, Context, Handle, Limit, Retry, RunFailed, Status, s
 from perdure.admin import Circuit
 from perdure.errors import BreakerOpen
 from tests.helpers import eventually
-from tests.stage import Stage
+from tests.stage import Stage, until
 from tests.worker.crowd import Crowd
 
 
@@ -243,14 +243,29 @@ async def test_a_key_that_cannot_be_told_fails_its_step(stage: Stage) -> None:
     async def call(name: str) -> str:
         return name
 
+    def odd(ctx: Context) -> Any:
+        return ctx.options(limit=Limit("odd", key=lambda name: 1 // 0, concurrency=1)).step(call, "a")
+
     @workflow("limited.odd.v1")
     async def one(ctx: Context) -> str:
-        return await ctx.options(limit=Limit("odd", key=lambda name: 1 // 0, concurrency=1)).step(call, "a")
+        return str(await odd(ctx))
 
-    engine = stage.engine(one)
+    @workflow("limited.caught.v1")
+    async def caught(ctx: Context) -> str:
+        try:
+            return str(await odd(ctx))
+        except ZeroDivisionError:
+            return await ctx.receive("word", str)
+
+    engine = stage.engine(one, caught)
     async with engine.worker():
         with pytest.raises(RunFailed, match="by zero"):
             await (await engine.start(one())).result("20s")
+        run = await engine.start(caught())
+        # It asks for nothing any more, so it gives up its slot.
+        await until(run, Status.WAITING)
+        await run.send("word", "go")
+        assert await run.result("20s") == "go"
 
 
 async def test_a_rate_holds_for_steps(stage: Stage) -> None:

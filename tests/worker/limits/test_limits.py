@@ -130,7 +130,7 @@ async def test_a_limit_is_set_and_cleared_at_run_time(stage: Stage) -> None:
             await run.result("20s")
 
 
-async def test_whoever_has_many_runs_waiting_does_not_hold_up_others(stage: Stage) -> None:
+async def test_a_key_with_many_waiting_runs_does_not_delay_others(stage: Stage) -> None:
     order: list[str] = []
 
     @activity(

@@ -31,7 +31,7 @@ class ServerClock:
         self._system = system
         self._told = told
         self._earliest = 0
-        self._latest = 0
+        self._latest = 0  # equivalent: constant: not read before it is measured
         self._measured = False
         self._last = 0
         #: When it was measured last, by our wall clock: our monotonic one may not go on while we are suspended.

@@ -53,7 +53,7 @@ async def pause(tx: Transaction, pause: Pause) -> None:
     there = await tx.fetch(_THERE, {"kind": pause.kind.value, "name": pause.name})
     if not there and await tx.execute(_PAUSE, row):
         tx.note(trail_of(pause.kind, pause.name), f"{pause.kind.value}_paused", event_json(pause.reason))
-    tx.notify(Change.READY)
+    tx.notify(Change.READY)  # equivalent: statement: a hint; polls find it, too
 
 
 async def resume(tx: Transaction, kind: PauseKind, name: str, reason: str = "") -> None:

@@ -54,7 +54,7 @@ FROM perdure_history
 WHERE run_id = :run_id AND seq > :after AND (kind <> '{PACKED}' OR seq <= :upto)
 ORDER BY run_id, seq
 LIMIT :limit
-"""
+"""  # equivalent: sql <=: the records of that row are past the page
 
 # The time that a step took identifies a result that is left out.
 _BRIEF_HISTORY = _HISTORY.replace(

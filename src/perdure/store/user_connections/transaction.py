@@ -110,7 +110,7 @@ class UserTransaction:
         self.notes = database.audit is not Audit.OFF
         self.repeats = database.audit is Audit.FULL
         #: The caller commits, so this object never learns when its writes are durable.
-        self.has_observers = False
+        self.has_observers = False  # equivalent: constant: only admissions read it
         self._locking = locking
         self.now = 0
         self._adapter = adapter
