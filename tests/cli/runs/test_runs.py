@@ -260,9 +260,9 @@ def test_workers_are_listed_with_the_errors_of_their_loops(perdure: Perdure) -> 
         )
     first, second = perdure("workers", URL).out.splitlines()[1:]
     assert re.fullmatch(
-        r"w1 +alive +here \(7\) +3 +\d+ d \d+ h ago, taken over at the next sweep +2 +claimer: KeyError: x", first
+        r"w1 +alive +here \(7\) +3 +\d+ d( \d+ h)? ago, taken over at the next sweep +2 +claimer: KeyError: x", first
     )
-    assert re.fullmatch(r"w2 +alive +here \(8\) +3 +\d+ d \d+ h ago, taken over at the next sweep *", second)
+    assert re.fullmatch(r"w2 +alive +here \(8\) +3 +\d+ d( \d+ h)? ago, taken over at the next sweep *", second)
     assert [one["errors"] for one in perdure("workers", URL, "--json").json] == [2, 0]
 
 
