@@ -16,7 +16,7 @@ async def audit(bench: Bench) -> Result:
     async with bench.engine() as engine:
         for number in range(sizes.rounds):
             bench.raw.sample()
-            # Each comes first now and then: the tables grow, and whoever is later has it harder.
+            # Each comes first now and then: the tables grow, and the later one has more to do.
             levels = LEVELS[number % 3 :] + LEVELS[: number % 3]
             for each, unit in ((1, "run"), (10, "step")):
                 runs = max(1, sizes.runs // each * 2 if each > 1 else sizes.runs)

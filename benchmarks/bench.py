@@ -126,7 +126,7 @@ async def work_off(engine: Engine, calls: Sequence[Call[Any]], expected: int, sl
         wall, cpu = time.perf_counter(), time.process_time()
         async with engine.worker(slots=slots):
             await probe.reached.wait()
-            # One question for all, so that what is measured is the worker and not whoever waits for its results.
+            # One question for all, so that what is measured is the worker and not the client that waits.
             await until(lambda: none_left(engine, Status.PENDING, Status.RUNNING, Status.WAITING), every=0.002)
             spent = Spent(time.perf_counter() - wall, time.process_time() - cpu)
     if not await none_left(engine, Status.FAILED, Status.CANCELLED, Status.BLOCKED):

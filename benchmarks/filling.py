@@ -50,7 +50,7 @@ def sleeping(count: int, type: str) -> Iterator[Row]:
 
 
 def ready(count: int, type: str) -> Iterator[Row]:
-    """Runs that are ready for whoever serves their type."""
+    """Runs that are ready for the worker that serves their type."""
     for number in range(count):
         at = BEGINNING + number * 1000
         yield _id("r", number), type, "{}", "pending", None, at, at, 0, 0, 0, "", "", None

@@ -193,7 +193,7 @@ def make_types(count: int) -> list[Workflow[[int], int]]:
 
 @workflow("bench.foreign.v1")
 async def foreign(ctx: Context) -> None:
-    """Served by nobody."""
+    """Served by no worker."""
 
 
 ALL = (steps, computing, parallel, sleeper, resumed, waiter, errand, awaiting, fanning, stamped, bulky)

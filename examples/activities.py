@@ -14,7 +14,7 @@ from perdure import Context, Engine, Retry, activity, activity_info, workflow
 async def fetch(url: str) -> int:
     info = activity_info()
     if "flaky" in url and info.attempt < 3:
-        raise ConnectionError(f"attempt {info.attempt} of {info.max_attempts}: nobody there")
+        raise ConnectionError(f"attempt {info.attempt} of {info.max_attempts}: no answer")
     return len(url)
 
 

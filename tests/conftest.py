@@ -126,6 +126,14 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _leave_other_modules_out_of_collections() -> Iterator[None]:
+    # What a module has left is there to the end, as what was collected is. Some tests collect garbage themselves.
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def schemas() -> Iterator[Schemas]:
     schemas = Schemas()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, overload
@@ -30,3 +31,12 @@ async def eventually(question: Callable[[], Any], *, within: float = 90.0, sayin
                 f"{saying or 'it'} did not become true within {within} s; the last answer was {answer!r}"
             )
         await asyncio.sleep(0.01)
+
+
+def in_memory(*kinds: type[T]) -> list[T]:
+    """Objects of some types that the garbage collector knows.
+
+    `isinstance` asks each object for its class, and a lazy object of a library, of which other tests leave some, then
+    begins to load.
+    """
+    return [one for one in gc.get_objects() if issubclass(type(one), kinds)]

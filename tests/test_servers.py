@@ -76,5 +76,5 @@ def test_a_temporary_folder_that_only_we_may_write_to_is_enough(
 
 
 def test_without_another_user_the_usual_folder_is_used() -> None:
-    nobody_else: dict[str, Any] = {}
-    assert reachable(nobody_else) == Path(tempfile.gettempdir())
+    no_other_user: dict[str, Any] = {}
+    assert reachable(no_other_user) == Path(tempfile.gettempdir())

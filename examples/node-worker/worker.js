@@ -20,7 +20,7 @@ const worker = `node:${hostname()}:${process.pid}:${randomUUID().slice(0, 8)}`;
 const activities = {
   "image.resize.v1": async ({ name, width }, activity) => {
     for (let tile = activity.details?.tile ?? 0; tile < 4; tile++) {
-      activity.signal.throwIfAborted(); // it was cancelled, or the run is somebody else's by now
+      activity.signal.throwIfAborted(); // it was cancelled, or another worker has the run by now
       await sleep(5);
       await activity.heartbeat({ tile: tile + 1 }); // where the next attempt goes on, should this one be lost
     }
@@ -54,7 +54,7 @@ async function perform(run) {
   const stop = new AbortController();
   const beat = async (details) => {
     const [held] = await ask("heartbeat", ...lease, LEASE, details === undefined ? null : JSON.stringify(details));
-    if (!held) stop.abort(new Error("the run was given to somebody else"));
+    if (!held) stop.abort(new Error("the run was given to another worker"));
     else if (held.cancelled) stop.abort(new Error("cancelled"));
   };
   const beating = setInterval(() => beat().catch(console.error), LEASE / 3e3);
@@ -81,7 +81,7 @@ async function main() {
   while (!stopping) {
     const runs = await ask("claim", worker, randomUUID(), "image.%", null, BATCH, LEASE, RUNTIME);
     const known = runs.filter((run) => run.type in activities);
-    // Somebody else serves the others.
+    // Other workers serve the others.
     for (const run of runs.filter((run) => !(run.type in activities))) await ask("release", run.id, run.token, run.nonce);
     await Promise.all(known.map(perform));
     if (known.length === 0) await sleep(100);

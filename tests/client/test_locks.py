@@ -34,7 +34,7 @@ async def test_one_has_a_lock_and_the_other_is_told_who_and_until_when(stage: St
     assert await engine.locks.get("import") is None
 
 
-async def test_whoever_waits_gets_it_when_it_is_free(stage: Stage) -> None:
+async def test_a_waiter_gets_it_when_it_is_free(stage: Stage) -> None:
     engine = stage.engine()
     first = await engine.locks.acquire("import")
     waiting = asyncio.ensure_future(engine.locks.acquire("import", wait="20s"))

@@ -190,7 +190,7 @@ async def test_another_process_sees_what_is_emitted_before_the_run_ends(on_disk:
         await run.result("20s")
 
 
-async def test_whoever_follows_learns_that_the_engine_is_closed(on_disk: Stage) -> None:
+async def test_a_follower_learns_that_the_engine_is_closed(on_disk: Stage) -> None:
     engine = on_disk.engine(*WORKFLOWS)
     run = await engine.start(paused())
     following = asyncio.ensure_future(items_of(run))
@@ -213,7 +213,7 @@ async def test_a_run_answers_what_it_is_asked(stage: Stage) -> None:
         assert await asyncio.gather(*many) == [2 * cents for cents in range(1, 8)]
 
 
-async def test_whoever_asks_again_with_the_same_key_gets_the_same_answer(stage: Stage) -> None:
+async def test_a_question_with_the_same_key_gets_the_same_answer(stage: Stage) -> None:
     engine = stage.engine(*WORKFLOWS)
     async with engine.worker():
         run = await engine.start(shop())
@@ -233,7 +233,7 @@ async def test_an_answer_that_comes_with_the_end_is_an_answer(stage: Stage) -> N
         assert await run.ask("why", "rain", returns=str, timeout="20s") == "because of rain"
 
 
-async def test_a_run_that_ends_badly_tells_whoever_asked(stage: Stage) -> None:
+async def test_a_run_that_ends_badly_tells_its_questioner(stage: Stage) -> None:
     engine = stage.engine(*WORKFLOWS)
     async with engine.worker():
         run = await engine.start(shop())

@@ -136,7 +136,7 @@ async def _start_some(engine: Engine) -> int:
     return done
 
 
-async def test_whoever_waits_for_a_run_that_is_deleted_for_good_is_told(on_disk: Stage) -> None:
+async def test_a_wait_for_a_run_that_is_deleted_for_good_ends(on_disk: Stage) -> None:
     engine = on_disk.engine(double)
     run = await engine.start(double(2), id="gone")
     waiting = asyncio.ensure_future(run.result("20s"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,12 @@ NEVER_CROWDED = {
 }
 
 
+PROVE = bool(os.environ.get("PERDURE_PROVE"))
+#: With the themes that a page has in it. `make prove` opens all pages in both sizes on each database; otherwise each
+#: database has one of them.
+SIZES = ((WIDE, ("light", "dark")), (PHONE, ("dark", "light")))
+
+
 async def test_every_page_opens_in_each_look_without_an_error(place: Stage, driver: Chrome) -> None:
     paths = [path for name, path in PAGES.items() if name not in REFUSED]
     opened = {find_route("GET", f"/{path.partition('?')[0]}")[0].path for path in paths if path != "login"}
@@ -68,7 +75,7 @@ async def test_every_page_opens_in_each_look_without_an_error(place: Stage, driv
             backgrounds: dict[str, str] = {}
             wrong: dict[Any, Any] = {}
             # A page is loaded once in each size, in which it has one theme after the other.
-            for size, themes in ((WIDE, ("light", "dark")), (PHONE, ("dark", "light"))):
+            for size, themes in SIZES if PROVE else SIZES[place.path is None :: 2]:
                 for path in paths:
                     look(driver, size, themes[0])
                     await asyncio.to_thread(driver.get, f"{base}/{path}")

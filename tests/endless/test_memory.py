@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 from perdure import Branch, Break, Context, Continue, Engine, workflow
 from perdure.replay.execution import Execution
-from tests.helpers import eventually
+from tests.helpers import eventually, in_memory
 
 ITERATIONS = 60
 
@@ -88,7 +87,7 @@ async def test_a_loop_that_does_everything_keeps_nothing_of_what_is_behind_it() 
             return await run.state("number", int, default=0) == ITERATIONS
 
         await eventually(at_the_end, saying="the loop being in its last iteration")
-        [execution] = [thing for thing in gc.get_objects() if isinstance(thing, Execution) and thing.run_id == run.id]
+        [execution] = [thing for thing in in_memory(Execution) if thing.run_id == run.id]
         sizes = dict(containers(execution, "execution", 3, {id(execution)}))
         assert sizes["execution._open"] == 0
         assert {path: size for path, size in sizes.items() if size >= ITERATIONS} == {}

@@ -932,7 +932,7 @@ async def commit_what_was_read(store: Store, system: ManualSystem) -> Ask:
 
 
 @operation
-async def commit_what_others_read_and_nobody_needs(store: Store, system: ManualSystem) -> Ask:
+async def commit_what_others_read_and_do_not_need(store: Store, system: ManualSystem) -> Ask:
     lease = await held(store, attributes=make_attributes({"amount": 1, "removed": True}))
     await commit(store, lease, *(a_record(seq) for seq in range(4)), subscribes=("left@1",))
     turn = Turn(

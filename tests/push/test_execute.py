@@ -216,7 +216,7 @@ async def test_when_the_time_is_up_the_run_is_given_back_with_what_it_has(on_dis
     assert calls == ["quick", "slow", "slow", "slow"]
 
 
-async def test_whoever_stops_waiting_gives_the_run_back(on_disk: Stage) -> None:
+async def test_a_caller_that_stops_waiting_gives_the_run_back(on_disk: Stage) -> None:
     entered = asyncio.Event()
 
     async def hold() -> None:

@@ -233,7 +233,7 @@ async def test_a_run_that_is_not_there_yet_is_waited_for_and_given_up(on_disk: S
         assert (answer.ack, answer.outcome, answer.status) == (True, MessageOutcome.GIVEN_UP, None)
 
 
-async def test_a_stale_message_of_a_run_that_has_gone_on_harms_nobody(stage: Stage) -> None:
+async def test_a_stale_message_of_a_run_that_has_gone_on_harms_no_run(stage: Stage) -> None:
     engine = stage.engine(held, later)
     talking, sleeping = await engine.start(held()), await engine.start(later(0), at="1h")
     async with QueueHandler(engine) as handler:
@@ -329,7 +329,7 @@ async def test_a_queue_alone_takes_a_tree_of_runs_to_its_end(stage: Stage) -> No
         assert await run.result() == 3
 
 
-async def test_whoever_writes_tells_the_queue_what_became_ready(on_disk: Stage) -> None:
+async def test_a_writer_tells_the_queue_what_became_ready(on_disk: Stage) -> None:
     engine, queue = on_disk.engine(held), Memory()
     async with Announcer(engine, queue.enqueue):
         run = await engine.start(held())
@@ -398,7 +398,7 @@ async def test_a_run_that_is_set_aside_or_paused_is_no_reason_to_come_again(on_d
         assert (await handler.answer(body(run.id))).outcome is MessageOutcome.FINISHED
 
 
-async def test_a_database_that_is_away_is_nobodys_fault(on_disk: Stage) -> None:
+async def test_a_database_that_is_away_is_no_fault_of_a_run(on_disk: Stage) -> None:
     engine = on_disk.engine(greeting)
     run = await engine.start(greeting("you"))
     handler = QueueHandler(engine)
@@ -417,7 +417,7 @@ async def test_a_database_that_is_away_is_nobodys_fault(on_disk: Stage) -> None:
     await handler.stop()
 
 
-async def test_a_queue_that_is_away_is_nobodys_fault_either(on_disk: Stage) -> None:
+async def test_a_queue_that_is_away_is_no_fault_of_a_run_either(on_disk: Stage) -> None:
     async def enqueue(message: QueueMessage, delay: float) -> None:
         if message.run_id == run.id and delay:
             raise ConnectionError("gone for lunch")
@@ -431,7 +431,7 @@ async def test_a_queue_that_is_away_is_nobodys_fault_either(on_disk: Stage) -> N
     assert await run.status() is Status.WAITING
 
 
-async def test_a_workflow_of_somebody_else_is_left_to_them(on_disk: Stage, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_workflow_of_another_service_is_left_to_it(on_disk: Stage, caplog: pytest.LogCaptureFixture) -> None:
     engine, other = on_disk.engine(greeting), on_disk.engine(held)
     run = await other.start(held())
     async with QueueHandler(engine, max_retries=0) as handler:

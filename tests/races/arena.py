@@ -64,10 +64,13 @@ class Arena:
         self.engines = [stage.engine(*workflows) for _ in range(2)]
         self.orders: Counter[str] = Counter()
 
-    async def race(self, one: Callable[[Engine, int], Awaitable[str]]) -> None:
-        """Hold as many races as there are to be; `one` checks its outcome and says which order it saw."""
+    async def race(self, one: Callable[[Engine, int], Awaitable[str]], **options: Any) -> None:
+        """Hold as many races as there are to be; `one` checks its outcome and says which order it saw.
+
+        `options` are those of the workers.
+        """
         numbers = self._numbers()
-        async with self.engines[0].worker(), self.engines[1].worker():
+        async with self.engines[0].worker(**options), self.engines[1].worker(**options):
             await asyncio.gather(*(self._hold(numbers, one) for _ in range(_AT_ONCE)))
         assert self.stage.store is not None
         assert await scan_store(self.stage.store.query) == []

@@ -205,7 +205,7 @@ async def test_a_restart_replays_what_was_in_memory() -> None:
         assert len(calls) == 2
 
 
-async def test_a_run_that_nobody_finishes_expires_at_its_deadline() -> None:
+async def test_a_run_that_is_not_finished_expires_at_its_deadline() -> None:
     async with Environment([nap]) as env:
         run = await env.start(nap(3), deadline="1d")
         await env.advance("2d")

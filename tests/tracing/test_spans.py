@@ -21,6 +21,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased,
 
 from perdure import Context, Engine, Every, Limit, Retry, activity, blocking, workflow
 from perdure.core.model.turn import Finish, Turn, TurnOutcome
+from perdure.core.tracing import Tracer
 from perdure.errors import RunCancelled, RunFailed, StoreUnavailable, UsageError
 from perdure.middleware import Invocation, Middleware, Next
 from perdure.store.user_connections.transaction_step import TransactionStep
@@ -462,7 +463,7 @@ async def test_a_processor_that_fails_does_not_harm_the_run(caplog: pytest.LogCa
     assert "has no span" in caplog.text
 
 
-@pytest.mark.parametrize("given", [Tracing, object(), "otlp"])
+@pytest.mark.parametrize("given", [Tracing, Tracer, object(), "otlp"])
 def test_an_option_that_is_no_tracer_is_refused(given: Any) -> None:
     with pytest.raises(UsageError, match="takes an instance of perdure.tracing.Tracing"):
         Engine("sqlite://", [], tracing=given)

@@ -739,7 +739,7 @@ async def test_an_activity_that_is_retried_has_the_whole_time_of_its_limit_again
     assert retried.deadline >= failed.finished_at + 600_000_000
 
 
-async def test_an_activity_that_nobody_gave_a_limit_has_that_of_its_code_from_its_first_attempt_on(
+async def test_an_activity_without_a_limit_of_its_own_has_that_of_its_code_from_its_first_attempt_on(
     on_disk: Stage,
 ) -> None:
     begun: list[int] = []

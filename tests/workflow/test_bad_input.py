@@ -344,7 +344,7 @@ async def test_handles_of_a_closed_engine_say_that_it_is_closed(on_disk: Stage) 
             await act()
 
 
-async def test_whoever_waits_for_a_result_when_the_engine_is_closed_is_told(stage: Stage) -> None:
+async def test_a_wait_for_a_result_ends_when_the_engine_is_closed(stage: Stage) -> None:
     engine = stage.engine(anything)
     run = await engine.start(anything(1))
     waiting = [asyncio.ensure_future(run.result()), asyncio.ensure_future(run.result("1h"))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import subprocess
@@ -22,7 +21,7 @@ from perdure.blocking import Context as BlockingContext
 from perdure.errors import BadArguments, NotInWorkflow
 from perdure.testing import Environment
 from perdure.workflow.greenlets import WorkflowGreenlet
-from tests.helpers import eventually
+from tests.helpers import eventually, in_memory
 from tests.stage import Stage, until, until_recorded
 from tests.workflow.kinds import KILLED, SHAPES, Ledger, double, of_kind
 
@@ -152,7 +151,7 @@ async def test_a_bug_blocks_a_run_of_blocking_code_until_it_is_corrected(stage: 
 
 def stacks() -> list[greenlet]:
     """Stacks of workflow code in memory."""
-    return [one for one in gc.get_objects() if isinstance(one, WorkflowGreenlet) and not one.dead]
+    return [one for one in in_memory(WorkflowGreenlet) if not one.dead]
 
 
 async def test_no_thread_is_held_while_many_blocking_runs_wait() -> None:

@@ -86,7 +86,7 @@ async def test_a_running_async_step_is_cancelled(stage: Stage) -> None:
     assert seen == ["step"]
 
 
-async def test_a_running_sync_step_learns_that_nobody_wants_its_result(stage: Stage) -> None:
+async def test_a_running_sync_step_learns_that_its_result_is_not_wanted(stage: Stage) -> None:
     entered, seen = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -608,7 +608,7 @@ async def test_cancelling_twice_does_not_interrupt_the_cleanup(stage: Stage) -> 
     assert done == ["refund"]
 
 
-async def test_cancelling_nobody_is_an_error(stage: Stage) -> None:
+async def test_cancelling_no_run_is_an_error(stage: Stage) -> None:
     engine = stage.engine(waiting)
     with pytest.raises(RunNotFound, match="'missing'"):
         await engine.cancel("missing")
@@ -668,7 +668,7 @@ async def test_a_child_cancelled_before_it_starts_is_an_error_in_its_parent(stag
         assert "by hand" in await run.result("20s")
 
 
-async def test_a_child_cancelled_by_somebody_else_is_an_error_in_its_parent(stage: Stage) -> None:
+async def test_a_child_cancelled_from_outside_is_an_error_in_its_parent(stage: Stage) -> None:
     @workflow("stop.caller.v1")
     async def caller(ctx: Context) -> str:
         try:

@@ -129,7 +129,7 @@ async def test_a_child_takes_queue_and_priority_from_its_parent(stage: Stage) ->
         assert (child.queue, child.priority) == ("special", 7)
 
 
-async def test_a_child_by_an_id_that_belongs_to_somebody_else_is_an_error(stage: Stage) -> None:
+async def test_a_child_by_an_id_that_belongs_to_another_run_is_an_error(stage: Stage) -> None:
     @workflow("family.thief.v1")
     async def thief(ctx: Context) -> str:
         try:
@@ -215,7 +215,7 @@ async def test_a_failed_child_of_an_unknown_error_keeps_its_name(stage: Stage) -
     assert isinstance(caught.value.__cause__, StepFailed)
 
 
-async def test_children_that_nobody_waits_for_any_more_are_cancelled_when_their_parent_ends(stage: Stage) -> None:
+async def test_children_that_are_not_waited_for_any_more_are_cancelled_when_their_parent_ends(stage: Stage) -> None:
     @step(retry=Retry.never())
     async def fail() -> None:
         # A child is started with the next turn, which a step that fails at once may precede.

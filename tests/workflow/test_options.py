@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -152,6 +153,20 @@ def test_the_limits_of_children_are_those_that_the_guide_names() -> None:
     usual = WorkerSettings()
     assert f"| depth of a chain of children | {usual.child_depth} | `child_depth` |" in guide
     assert f"| unfinished children of one run | {usual.open_children:,} | `open_children` |" in guide
+
+
+def test_the_defaults_of_a_worker_are_those_that_the_guide_names() -> None:
+    guide = Path(__file__).parents[2].joinpath("docs/guides/operations.md").read_text(encoding="utf-8")
+    table = guide.partition("| option | default |")[2].partition("\n\n")[0]
+    seconds, usual, found = {"": 1.0, " ms": 0.001, " s": 1.0, " min": 60.0}, WorkerSettings(), set[str]()
+    for names, defaults in re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (\d[^|]*) \|", table, flags=re.MULTILINE):
+        those = defaults.split(", ") if "," in names else [defaults]
+        for name, default in zip(re.findall(r"\w+", names), those, strict=True):
+            number = re.fullmatch(r"([\d,]+)( \w+)?", default)
+            if number is not None:
+                assert getattr(usual, name) == float(number[1].replace(",", "")) * seconds[number[2] or ""], name
+                found.add(name)
+    assert found >= {"slots", "lease", "resident", "warn_blocked", "wait_for_database", "pack_history", "open_children"}
 
 
 async def test_a_step_with_a_number_for_retry_is_tried_so_often(stage: Stage) -> None:

@@ -199,7 +199,7 @@ async def test_a_parent_cancelled_while_it_waits_for_its_child_stops_the_child(s
             await child.result("20s")
 
 
-async def test_a_run_that_is_started_is_nobodys_child(stage: Stage) -> None:
+async def test_a_run_that_is_started_is_no_child(stage: Stage) -> None:
     @workflow("spawn.starter.v1")
     async def starter(ctx: Context) -> list[str]:
         return [ctx.start(patient()), ctx.start(patient(), id="by-name", priority=7), ctx.start(patient(), at="1h")]

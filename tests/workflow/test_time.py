@@ -227,7 +227,7 @@ async def test_a_running_step_does_not_keep_a_run_from_expiring(stage: Stage) ->
         await cancelled.wait()
 
 
-async def test_a_run_that_nobody_takes_expires_too(stage: Stage) -> None:
+async def test_a_run_that_no_worker_takes_expires_too(stage: Stage) -> None:
     @workflow("time.idle.v1")
     async def idle(ctx: Context) -> None:
         return None

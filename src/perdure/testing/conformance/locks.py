@@ -91,7 +91,7 @@ class Locks:
         harness.system.advance(9)
         assert not (await acquire(store, "n2")).granted
 
-    async def test_one_that_ran_out_and_that_nobody_took_is_held_on_to(self, store: Store, harness: Harness) -> None:
+    async def test_a_lock_that_ran_out_and_was_not_taken_is_held_on_to(self, store: Store, harness: Harness) -> None:
         await acquire(store, "n1")
         harness.system.advance(20)
         assert await store.extend_lock("import", "n1", TTL, ACTOR) is not None
@@ -127,7 +127,7 @@ class Locks:
         harness.system.advance(10)
         assert await store.locks("", 3) == []
 
-    async def test_what_nobody_has_held_for_long_is_forgotten(self, store: Store, harness: Harness) -> None:
+    async def test_a_lock_that_was_not_held_for_long_is_forgotten(self, store: Store, harness: Harness) -> None:
         before = (await acquire(store, "n1", "old")).lock.token
         harness.system.advance(WEEK + 11)
         await acquire(store, "n2")

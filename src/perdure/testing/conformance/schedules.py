@@ -208,7 +208,7 @@ class Firing:
         assert await fired(store) == ()
         assert (await store.fire_schedules(10, ACTOR)).next_due == START + 2 * MINUTE
 
-    async def test_one_that_cannot_be_computed_holds_up_nobody(self, store: Store, harness: Harness) -> None:
+    async def test_a_schedule_that_cannot_be_computed_delays_no_other(self, store: Store, harness: Harness) -> None:
         await saved(store, "s0", spec='{"cron":"* * * * *","zone":"Nowhere/Land"}')
         await saved(store)
         harness.system.advance(60)

@@ -214,7 +214,7 @@ class Singletons:
         assert await status(store, "r3") == READY
         assert await status(store, "r4") == IN_LINE
 
-    async def test_a_sweep_finds_what_nobody_looked_after(self, store: Store) -> None:
+    async def test_a_sweep_finds_a_run_that_was_not_admitted(self, store: Store) -> None:
         for id in ("r1", "r2"):
             await start(store, id)
         await store.cancel("r1", "", "c", ACTOR)
@@ -261,7 +261,7 @@ class Singletons:
         assert (word.kind, word.failed) == (RecordKind.CHILD, True)
         assert "SingletonBusy" in (word.payload or "")
 
-    async def test_a_child_replaces_whoever_is_there(self, store: Store) -> None:
+    async def test_a_child_replaces_the_run_that_is_there(self, store: Store) -> None:
         await start(store, "r1")
         lease = await held(store, "parent")
         child = a_child("child", options=options(SingletonPolicy.REPLACE), held_back=True)

@@ -152,7 +152,7 @@ class Workers:
     async def test_one_that_was_never_registered_has_no_heart(self, store: Store) -> None:
         assert not await store.heartbeat("unknown")
 
-    async def test_a_late_heartbeat_counts_if_nobody_has_swept(self, store: Store, harness: Harness) -> None:
+    async def test_a_late_heartbeat_counts_before_a_sweep(self, store: Store, harness: Harness) -> None:
         await store.register(a_worker("w1"))
         harness.system.advance(3600)
         assert await store.heartbeat("w1")
@@ -167,7 +167,7 @@ class Workers:
         [worker] = await store.workers()
         assert worker.status is WorkerStatus.DEAD
 
-    async def test_nobody_is_dead_before_the_lease_is_over(self, store: Store, harness: Harness) -> None:
+    async def test_no_worker_is_dead_before_its_lease_is_over(self, store: Store, harness: Harness) -> None:
         await held(store)
         harness.system.advance(LEASE / SECOND)
         swept = await store.sweep(100)
@@ -287,7 +287,7 @@ class Deadlines:
         assert Failure.from_json(run.error).type.endswith(Expired.__qualname__)
         assert [event.kind for event in await store.events(id)][-1] == "expired"
 
-    async def test_a_run_that_nobody_took_expires(self, store: Store, harness: Harness) -> None:
+    async def test_a_run_that_no_worker_took_expires(self, store: Store, harness: Harness) -> None:
         await store.create([a_run(deadline=START + SECOND)], ACTOR)
         assert (await store.sweep(100)).expired == 0
         harness.system.advance(1)

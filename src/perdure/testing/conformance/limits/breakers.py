@@ -169,6 +169,18 @@ class StepsAtGates:
         [(arrival,)] = await harness.query("SELECT arrival FROM perdure_gates")
         assert arrival == START + SECOND
 
+    async def test_a_request_that_is_repeated_has_its_runs_and_its_steps_again(self, store: Store) -> None:
+        first, second = await held(store, "r1"), await held(store, "r2")
+        one = LimitBounds(concurrency=1)
+        await store.create([a_run("r3")], ACTOR)
+        arrival = RunArrival("r3", 0, RequiredGates((RequiredGate("other", one),)))
+        request = a_request("a", arrivals=(arrival,), steps=(a_step(first, one), a_step(second, one)))
+        for _ in range(2):
+            admitted = await store.admit(request)
+            assert [run.run.id for run in admitted.runs] == ["r3"]
+            answers = {(step.run_id, step.gate, step.permit) for step in admitted.steps}
+            assert answers == {("r1", "", True), ("r2", "external", False)}
+
     async def test_a_step_whose_turn_comes_wakes_its_run_and_its_place_is_kept(
         self, store: Store, harness: Harness
     ) -> None:
@@ -205,7 +217,7 @@ class StepsAtGates:
                 await ask(store, f"{nonce}2", a_step(second, one))
         assert passed == ["a step", "r1"]
 
-    async def test_a_turn_that_nobody_takes_up_goes_to_the_next(self, store: Store, harness: Harness) -> None:
+    async def test_a_turn_that_no_worker_takes_up_goes_to_the_next(self, store: Store, harness: Harness) -> None:
         first, second, third = [await held(store, name) for name in ("r1", "r2", "r3")]
         one = LimitBounds(concurrency=1)
         await ask(store, "a", a_step(first, one))

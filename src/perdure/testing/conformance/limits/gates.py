@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from perdure.core.audit import NEXT
 from perdure.core.limits.admission_requests import AdmissionRequest, AdmissionResult, RunArrival
 from perdure.core.limits.limit import STRIDE, LimitBounds, PermitScope, RequiredGate, RequiredGates
 from perdure.core.model.record import RecordKind
@@ -16,6 +17,7 @@ from perdure.core.model.run_orders import OrderOutcome, Pause, PauseKind, RunOrd
 from perdure.core.model.turn import Finish, Release, RetryLater
 from perdure.core.time.duration import NEVER
 from perdure.store import Store
+from perdure.store.contract import NewEvent
 from perdure.testing.conformance.harness import (
     ACTOR,
     OTHER_TYPE,
@@ -220,7 +222,23 @@ class Passing:
         rows = await harness.query("SELECT gate, run_id, token FROM perdure_permits")
         assert rows == [("another", "r1", again.run.token)]
 
-    async def test_what_is_not_held_any_more_does_not_count_whoever_forgot_to_say_so(
+    async def test_listeners_are_told_of_the_next_by_a_request_that_takes_no_run(self, store: Store) -> None:
+        heard: list[NewEvent] = []
+        store.observe_events(heard.extend)
+        two = a_gating(LimitBounds(concurrency=2))
+        await ready(store, "r1", "r2", "r3", "r4")
+        first, second = (await admit(store, two)).runs
+        await commit(store, first.lease, next=DONE)
+        await commit(store, second.lease, next=DONE)
+        released = (("r1", first.run.token), ("r2", second.run.token))
+        # It asks again for more.
+        [third] = (await admit(store, nonce="takes", limit=1, released=released)).runs
+        assert [line[0] for line in heard if line[2] == NEXT] == []
+        await commit(store, third.lease, next=DONE)
+        assert await admit_ids(store, nonce="reports", limit=0, released=(("r3", third.run.token),)) == []
+        assert [line[0] for line in heard if line[2] == NEXT] == ["r4"]
+
+    async def test_a_permit_that_is_not_held_any_more_does_not_count_although_its_release_was_not_reported(
         self, store: Store, harness: Harness
     ) -> None:
         await ready(store, "r1", "r2")
@@ -407,7 +425,7 @@ class TakingTurns:
         assert order[1:7].count("small") == 2
         assert order[:4].count("small") == 1
 
-    async def test_the_more_urgent_come_first_and_nobody_waits_for_ever(self, store: Store) -> None:
+    async def test_the_more_urgent_come_first_and_no_run_waits_for_ever(self, store: Store) -> None:
         await ready(store, "held")
         await admit(store)
         await ready(store, "usual")

@@ -67,7 +67,7 @@ class Forgetting:
         assert await store.delete_idle_gates(10, ACTOR) == 0, "a run waits in line"
         assert await admit_ids(store, nonce="then", released=(("r2", 1),)) == ["r5"]
 
-    async def test_a_gate_that_somebody_waited_at_who_is_gone_is_forgotten(
+    async def test_a_gate_is_forgotten_when_the_run_that_waited_at_it_is_gone(
         self, store: Store, harness: Harness
     ) -> None:
         await ready(store, "r1")
@@ -129,7 +129,7 @@ class Setting:
         assert sorted(passed) == ["a0", "a1", "b0", "b1", "b2"]
 
     @pytest.mark.parametrize("gate", [f"type:{TYPE}", "queue:default"])
-    async def test_claims_leave_a_limited_type_or_queue_to_whoever_guards_it(self, store: Store, gate: str) -> None:
+    async def test_claims_leave_a_limited_type_or_queue_to_admission(self, store: Store, gate: str) -> None:
         await ready(store, "r1", "r2")
         await store.set_bounds(gate, ONE, ACTOR)
         claimed = await claim(store, nonce="n1")

@@ -103,7 +103,7 @@ class Children:
         assert await store.inbox("parent", 0) == []
         assert [event.kind for event in await store.events("a")] == ["created", "started"]
 
-    async def test_an_id_that_belongs_to_somebody_else_fails_the_call(self, store: Store) -> None:
+    async def test_an_id_that_belongs_to_another_run_fails_the_call(self, store: Store) -> None:
         await store.create([a_run("a", input="[1]")], ACTOR)
         parent = await held(store, "parent")
         assert await commit(store, parent, children=(a_child("a"),)) is TurnOutcome.APPLIED
@@ -155,7 +155,7 @@ class Children:
         assert run is not None
         assert run.status is Status.CANCELLED
 
-    async def test_a_cancellation_that_is_meant_for_a_child_reaches_nobody_else(self, store: Store) -> None:
+    async def test_a_cancellation_that_is_meant_for_a_child_reaches_no_other_run(self, store: Store) -> None:
         await store.create([a_run("stranger")], ACTOR)
         lease = await held(store, "r1")
         stop = a_message("stranger", kind=RecordKind.CANCEL, payload='"enough"', key="stop", only_child_of="r1")
@@ -192,7 +192,7 @@ class Children:
         assert failure.type.endswith("ChildLimit")
         assert "'two'" in failure.message
 
-    async def test_a_run_of_its_own_is_started_once_and_tells_nobody(self, store: Store) -> None:
+    async def test_a_run_of_its_own_is_started_once_and_tells_no_other_run(self, store: Store) -> None:
         parent = await held(store, "parent")
         turn = Turn(lease=parent, children=(a_run("alone"),))
         for _ in range(2):

@@ -193,7 +193,7 @@ class Taking:
         told = await take(store, "r3")
         assert (told.refused, told.limited) == (ClaimRefusal.GATED, (type_gate(TYPE),))
 
-    async def test_only_what_was_named_passes_whoever_stands_in_line(self, store: Store) -> None:
+    async def test_only_the_named_runs_pass_those_that_stand_in_line(self, store: Store) -> None:
         await store.create([a_run("r1"), a_run("r2"), a_run("r3")], ACTOR)
         gating = RequiredGates((RequiredGate("g", LimitBounds(1)),))
         await store.register(a_worker("w1"))

@@ -372,7 +372,7 @@ class Suspects:
         got = await claim(store, "w3")
         assert ([claimed.run.id for claimed in got.runs], got.suspects) == (["good"], True)
 
-    async def test_any_number_of_suspects_holds_up_nobody(self, store: Store, harness: Harness) -> None:
+    async def test_any_number_of_suspects_delays_no_other_run(self, store: Store, harness: Harness) -> None:
         await store.create([a_run(f"bad{number}", priority=1) for number in range(50)], ACTOR)
         await self.crash(store, harness, "w1", limit=50)
         await self.crash(store, harness, "w2", limit=50)
@@ -547,12 +547,12 @@ class Affinity:
         await store.create([a_run("r2")], ACTOR)
         assert await claim_ids(store, "w2", limit=1, affinity=self.WAIT) == ["r2"]
 
-    async def test_a_new_run_belongs_to_nobody(self, store: Store) -> None:
+    async def test_a_new_run_belongs_to_no_worker(self, store: Store) -> None:
         await store.register(a_worker("w2"))
         await store.create([a_run("r1")], ACTOR)
         assert await claim_ids(store, "w1", affinity=self.WAIT) == ["r1"]
 
-    async def test_a_finished_run_is_claimed_by_nobody(self, store: Store) -> None:
+    async def test_a_finished_run_is_claimed_by_no_worker(self, store: Store) -> None:
         lease = await held(store)
         await commit(store, lease, next=Finish(Status.COMPLETED, "1"))
         assert await claim_ids(store, "w2") == []

@@ -97,7 +97,7 @@ class Renewal:
         ]
         assert await store.commit(turns, ACTOR) == [TurnOutcome.AWAKE, TurnOutcome.APPLIED]
 
-    async def test_messages_that_nobody_received_are_carried_over(self, store: Store) -> None:
+    async def test_messages_that_were_not_received_are_carried_over(self, store: Store) -> None:
         lease = await held(store)
         await store.send([a_message(key="a"), a_message(key="b")], ACTOR)
         record = a_record(0, "news", kind=RecordKind.MESSAGE, inbox_seq=1)

@@ -177,7 +177,7 @@ class Outputs:
             await store.outputs(lease.run_id, OutputKind.STREAM, name, 128, 9)
         )
 
-    async def test_whoever_listens_is_told(self, store: Store) -> None:
+    async def test_a_listener_is_told(self, store: Store) -> None:
         lease = await held(store)
         heard: list[Change] = []
         unsubscribe = store.subscribe(heard.append)

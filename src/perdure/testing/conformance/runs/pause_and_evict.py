@@ -55,7 +55,7 @@ class Steering:
     """An order is carried out where no worker holds the run, and otherwise in its inbox."""
 
     @pytest.mark.parametrize("kind", [RecordKind.PAUSE, RecordKind.RESUME, RecordKind.EVICT, RecordKind.WAKE])
-    async def test_an_order_to_nobody_or_to_a_finished_run_changes_nothing(
+    async def test_an_order_to_an_unknown_or_a_finished_run_changes_nothing(
         self, harness: Harness, store: Store, kind: RecordKind
     ) -> None:
         assert await commit(store, await held(store), next=Finish(Status.COMPLETED, "1")) is TurnOutcome.APPLIED
@@ -157,7 +157,7 @@ class Steering:
         assert await claim_ids(store, "w1", nonce="mine", affinity=SECOND) == []
         assert await claim_ids(store, "w2", nonce="theirs", affinity=SECOND) == ["r1"]
 
-    async def test_a_run_that_nobody_holds_is_evicted_from_whoever_remembers_it(self, store: Store) -> None:
+    async def test_a_run_that_no_worker_holds_is_evicted_from_the_worker_that_remembers_it(self, store: Store) -> None:
         lease = await held(store)
         await commit(store, lease, next=a_park())
         assert await tell(store, RecordKind.EVICT) is OrderOutcome.ALREADY
@@ -302,7 +302,7 @@ class Pauses:
     """Of what is paused, nothing is claimed."""
 
     @pytest.mark.parametrize(("kind", "name"), [(PauseKind.TYPE, "other.v1"), (PauseKind.QUEUE, "slow")])
-    async def test_nobody_takes_runs_of_what_is_paused(
+    async def test_no_worker_takes_runs_of_a_paused_type_or_queue(
         self, harness: Harness, store: Store, kind: PauseKind, name: str
     ) -> None:
         changes = {"type": name} if kind is PauseKind.TYPE else {"queue": name}

@@ -39,7 +39,7 @@ async def tell(store: Store, *, key: str = "b1", after: str | None = None, limit
 class Broadcasting:
     """A message for all runs that listen to a topic."""
 
-    async def test_it_wakes_every_run_that_listens_and_nobody_else(self, store: Store) -> None:
+    async def test_it_wakes_every_run_that_listens_and_no_other(self, store: Store) -> None:
         await listeners(store, ("a", "b"))
         await listeners(store, ("other",), "news@2")
         assert await tell(store) == BroadcastResult(2, None)
@@ -61,7 +61,7 @@ class Broadcasting:
         assert second == BroadcastResult(2, "c")
         assert await tell(store, after=second.cursor, limit=2) == BroadcastResult(0, None)
 
-    async def test_whoever_was_interrupted_begins_again(self, store: Store, harness: Harness) -> None:
+    async def test_an_interrupted_broadcast_begins_again(self, store: Store, harness: Harness) -> None:
         await listeners(store, ("a", "b", "c"))
         await tell(store, limit=2)
         assert await tell(store) == BroadcastResult(3, None)
@@ -72,7 +72,7 @@ class Broadcasting:
         await tell(store, key="b2")
         assert [len(await store.inbox(name, 0)) for name in ("a", "b", "c")] == [2, 2, 2]
 
-    async def test_nobody_listens(self, store: Store, harness: Harness) -> None:
+    async def test_no_run_listens(self, store: Store, harness: Harness) -> None:
         await store.create([a_run()], ACTOR)
         before = await snapshot(harness)
         assert await tell(store) == BroadcastResult(0, None)
