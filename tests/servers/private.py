@@ -150,7 +150,8 @@ def programs(names: Sequence[str], places: Sequence[str], *packages: str) -> dic
     known = found(names, places)
     if not known and os.geteuid() == 0 and shutil.which("apt-get") is not None:
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        install = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
+        # Another installer may be at work, which holds the lock.
+        install = ["apt-get", "install", "-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=300", *packages]
         printed = "".join(_printed(command, environment) for command in (["apt-get", "update"], install))
         known = found(names, places)
         if not known:
