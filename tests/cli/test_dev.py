@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -39,7 +39,9 @@ from perdure import Context, Engine, Retry, step, workflow
 @step(retry=Retry.never())
 def work(seconds: float) -> int:
     pathlib.Path("step-began").touch()
-    time.sleep(seconds)
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends and not pathlib.Path("step-may-end").exists():
+        time.sleep(0.02)
     return os.getpid()
 
 def label() -> str:
@@ -81,8 +83,10 @@ class Dev:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._queue.put(json.loads(line))
+        # The test may close the pipe while this thread waits for a line.
+        with suppress(ValueError):
+            for line in self.process.stdout:
+                self._queue.put(json.loads(line))
         self._queue.put(None)
 
     def until(self, event: str, fits: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
@@ -259,11 +263,13 @@ def test_the_reason_is_shown_whichever_child_finds_it_first(place: Path, late: s
 
 @needs_pidfd
 def test_a_worker_that_is_killed_is_replaced_and_its_run_goes_on(perdure: Perdure, place: Path) -> None:
-    with developing(place, "--lease", "1s") as dev:
+    with developing(place, "--lease", "3s") as dev:
         first = dev.until("working")
-        perdure("start", URL, "flow.v1", "--id", "a", "--arg", "seconds=1.5")
+        perdure("start", URL, "flow.v1", "--id", "a", "--arg", "seconds=600")
         dev.until("started", lambda one: one["run_id"] == "a")
         os.kill(first["pid"], signal.SIGKILL)
+        # The step ends in the second process alone, however long the signal has taken.
+        (place / "step-may-end").touch()
         gone = dev.until("exited")
         assert (gone["role"], gone["pid"], gone["code"]) == ("worker", first["pid"], -signal.SIGKILL)
         second = dev.until("working")
@@ -327,7 +333,8 @@ def test_clocks_in_workflow_code_and_values_that_json_changes_are_refused(perdur
     with developing(place) as dev:
         dev.until("working")
         perdure("start", URL, "clock.v1", "--id", "a")
-        warning = dev.until("log")
+        # A busy machine may block the loop for a moment, which is a warning, too.
+        warning = dev.until("log", lambda one: "event loop" not in one["message"])
         assert ("calls time.time(), which reads the clock" in warning["message"], warning["level"]) == (True, "warning")
         dev.ended("a")
         assert result_of("a") == 0.0
@@ -400,7 +407,9 @@ def test_a_browser_is_opened_only_in_front_of_a_person(
 @pytest.mark.parametrize("stage", ["file", "postgres", "mysql"], indirect=True)
 async def test_a_person_reads_one_line_for_each_event(stage: Stage, tmp_path: Path) -> None:
     text, rest = await asyncio.to_thread(read_lines_of_a_run, stage.url, tmp_path)
-    said = [re.sub(r"\b[\d.]+ (µs|ms|s)\b", "N s", line[10:]) for line in text.splitlines() if re.match(r"\d\d:", line)]
+    # A busy machine may block the loop for a moment, which is a warning.
+    lines = [line for line in text.splitlines() if re.match(r"\d\d:", line) and "event loop" not in line]
+    said = [re.sub(r"\b[\d.]+ (µs|ms|s)\b", "N s", line[10:]) for line in lines]
     assert said[1:] == [
         "◐ started     a",
         "● completed   a  step work, N s",
@@ -413,9 +422,18 @@ async def test_a_person_reads_one_line_for_each_event(stage: Stage, tmp_path: Pa
     assert "stopping within 5s; Ctrl-C again stops at once" in rest
 
 
+#: A waiting run is shown a moment late, after the steps of the same commit. On a busy machine, their lines may take
+#: longer than that moment.
+PATIENT = """
+from perdure.cli.dev.lines import EventLines
+EventLines.__init__.__kwdefaults__["delay"] *= 60
+"""
+
+
 def read_lines_of_a_run(url: str, place: Path) -> tuple[str, str]:
     """The lines of a run up to its end, and those after Ctrl-C."""
-    (place / "app.py").write_text(APP.replace('"sqlite:///app.db"', 'os.environ["APP_URL"]'), encoding="utf-8")
+    app = APP.replace('"sqlite:///app.db"', 'os.environ["APP_URL"]') + PATIENT
+    (place / "app.py").write_text(app, encoding="utf-8")
     environment = {**os.environ, "APP_URL": url}
     base = [sys.executable, "-m", "perdure.cli"]
     command = [*base, "dev", "app:engine", "--no-browser", "--port", "0"]

@@ -9,7 +9,6 @@ import os
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -28,6 +27,7 @@ from perdure.cli.fleet.shares import Shares, usable_processors
 from perdure.errors import UsageError
 from perdure.store.url import parse, with_shared_pool
 from tests.helpers import eventually
+from tests.servers.private import free_port
 from tests.stage import Stage
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="only Linux lets one wait for such a process")
@@ -158,7 +158,7 @@ def is_alive(pid: int) -> bool:
 @pytest.mark.parametrize("stage", ["file", "postgres"], indirect=True)
 async def test_a_process_that_is_killed_is_replaced_and_its_runs_go_on(stage: Stage, tmp_path: Path) -> None:
     engine = stage.engine()
-    with fleet(tmp_path, stage.url, "--slots", "5", "--lease", "2s", "--worker-id", "shop") as shop:
+    with fleet(tmp_path, stage.url, "--slots", "5", "--lease", "5s", "--worker-id", "shop") as shop:
         first = await asyncio.to_thread(shop.working, 2)
         workers = {one.pid: one for one in await engine.workers.list()}
         assert {pid: (one.slots, one.id.partition(".")[0]) for pid, one in workers.items()} == {
@@ -239,7 +239,8 @@ async def test_one_signal_drains_even_if_every_process_gets_it_and_a_second_one_
             # One process may have begun both runs; the other ends at the supervisor's signal.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-        await asyncio.to_thread(shop.logged, "2 worker processes drain")
+        # Such a process may have ended at its own signal before the supervisor counts.
+        await asyncio.to_thread(shop.logged, "[12] worker processes drain")
         shop.go("a")
         assert await first.result() == "one"
         assert shop.process.poll() is None
@@ -252,8 +253,7 @@ async def test_one_signal_drains_even_if_every_process_gets_it_and_a_second_one_
 
 async def test_one_end_point_has_the_metrics_of_all_processes(on_disk: Stage, tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     with fleet(tmp_path, on_disk.url, "--slots", "5", "--metrics", address) as shop:
         await asyncio.to_thread(shop.working, 2)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import json
 import os
@@ -43,12 +44,14 @@ class Screen:
         self._leader = leader
         self.process = process
         self.text = ""
+        # What is read may end in the middle of a character.
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def read_until(self, holds: Callable[[str], bool]) -> None:
         """Read what is drawn from now on, until the condition holds for it without its colours."""
         seen = ""
         while not holds(COLOURS.sub("", seen)):
-            part = os.read(self._leader, 65536).decode()
+            part = self._decoder.decode(os.read(self._leader, 65536))
             self.text += part
             seen += part
 
@@ -57,7 +60,7 @@ class Screen:
         text = ""
         try:
             while part := os.read(self._leader, 65536):
-                text += part.decode()
+                text += self._decoder.decode(part)
         except OSError:
             # Linux reports the closed other end as an error.
             pass

@@ -17,6 +17,11 @@ from tests.cli.conftest import URL, Perdure
 from tests.servers.private import free_port
 
 
+def patient_client() -> httpx.Client:
+    """A client that waits for a server that has just begun, on a busy machine, too."""
+    return httpx.Client(transport=httpx.HTTPTransport(retries=20, verify=False), trust_env=False, timeout=60)
+
+
 @contextmanager
 def serving(place: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     command = [sys.executable, "-m", "perdure.cli", "serve", "--port", f"{free_port()}", "--json", *options]
@@ -32,8 +37,7 @@ def serving(place: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str],
 
 def test_it_serves_a_database_and_stops_at_a_signal(perdure: Perdure, tmp_path: Path) -> None:
     token = perdure("tokens", "create", URL, "ci", "--role", "operator").out.strip()
-    transport = httpx.HTTPTransport(retries=20, verify=False)
-    with serving(tmp_path, URL) as (process, url), httpx.Client(transport=transport, trust_env=False) as client:
+    with serving(tmp_path, URL) as (process, url), patient_client() as client:
         assert client.get(f"{url}/runs").status_code == 401
         headers = {"Authorization": f"Bearer {token}"}
         started = client.post(f"{url}/runs", json={"type": "checkout", "id": "a"}, headers=headers)
@@ -57,7 +61,7 @@ def test_a_signal_ends_open_streams_and_the_process_without_an_error(
     perdure("start", URL, "checkout", "--id", "a")
     with (
         serving(tmp_path, URL, "--anonymous", "viewer") as (process, url),
-        httpx.Client(transport=httpx.HTTPTransport(retries=20, verify=False), trust_env=False, timeout=60) as client,
+        patient_client() as client,
         client.stream("GET", f"{url}/live") as live,
         client.stream("GET", f"{url}/runs/a/streams/numbers/live") as items,
     ):
@@ -71,8 +75,7 @@ def test_a_signal_ends_open_streams_and_the_process_without_an_error(
 
 def test_an_engine_checks_arguments_by_its_code(perdure: Perdure, tmp_path: Path) -> None:
     token = perdure("tokens", "create", URL, "ci", "--role", "operator").out.strip()
-    transport = httpx.HTTPTransport(retries=20, verify=False)
-    with serving(tmp_path, "shop:engine") as (_, url), httpx.Client(transport=transport, trust_env=False) as client:
+    with serving(tmp_path, "shop:engine") as (_, url), patient_client() as client:
         headers = {"Authorization": f"Bearer {token}"}
         wrong = client.post(f"{url}/runs", json={"type": "checkout", "input": {"order": 7}}, headers=headers)
         assert (wrong.status_code, wrong.json()["type"]) == (422, "urn:perdure:problem:bad-arguments")
@@ -82,9 +85,8 @@ def test_an_engine_checks_arguments_by_its_code(perdure: Perdure, tmp_path: Path
 
 def test_anonymous_callers_on_loopback_have_the_role_that_is_given(perdure: Perdure, tmp_path: Path) -> None:
     perdure("migrate", URL)
-    transport = httpx.HTTPTransport(retries=20, verify=False)
     options = (URL, "--anonymous", "viewer")
-    with serving(tmp_path, *options) as (_, url), httpx.Client(transport=transport, trust_env=False) as client:
+    with serving(tmp_path, *options) as (_, url), patient_client() as client:
         assert client.get(f"{url}/runs").json()["items"] == []
         assert client.post(f"{url}/runs", json={"type": "checkout"}).status_code == 403
         rebound = client.get(f"{url}/runs", headers={"Host": "evil.example"})
@@ -95,9 +97,8 @@ def test_several_engines_are_served_side_by_side(perdure: Perdure, tmp_path: Pat
     perdure("migrate", URL)
     other = "sqlite:///other.db"
     perdure("migrate", other)
-    transport = httpx.HTTPTransport(retries=20, verify=False)
     options = (URL, "--name", "shop", "--beside", f"other={other}", "--anonymous", "operator", "--no-workers")
-    with serving(tmp_path, *options) as (_, url), httpx.Client(transport=transport, trust_env=False) as client:
+    with serving(tmp_path, *options) as (_, url), patient_client() as client:
         assert url.endswith("/shop/api/v1")
         root = url.removesuffix("/shop/api/v1")
         headers = {"X-CSRF-Token": client.get(f"{root}/other/api/v1/session").json()["csrf"]}

@@ -24,7 +24,8 @@ def stress(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def test_a_load_is_worked_on_and_reported_although_workers_are_killed(tmp_path: Path) -> None:
     knobs = ["--runs", "30", "--concurrent", "10", "--steps", "2", "--activities", "1", "--failure-rate", "0.2"]
-    knobs += ["--workers", "2", "--kill", "700ms", "--lease", "500ms", "--latency", "100ms", "--payload", "1000"]
+    # All runs together take 3.5 s, so that a worker is killed. On a busy machine, others live long enough to get on.
+    knobs += ["--workers", "2", "--kill", "2s", "--lease", "1s", "--latency", "500ms", "--payload", "1000"]
     told = stress(*knobs, "--json", cwd=tmp_path)
     report: dict[str, Any] = json.loads(told.stdout)
     assert (report["runs"], report["completed"] + report["failed"]) == (30, 30)

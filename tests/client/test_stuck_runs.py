@@ -315,7 +315,8 @@ async def test_why_of_a_run_that_waits_for_a_limit_tells_that_no_worker_lets_it_
 async def test_why_of_a_run_past_its_time_tells_that_no_worker_wakes_it(stage: Stage) -> None:
     @workflow("stuck.nap.v1")
     async def nap(ctx: Context) -> None:
-        await ctx.sleep("0.3s")
+        # Long enough for the run to park although the machine is busy.
+        await ctx.sleep("2s")
 
     engine = stage.engine(nap)
     async with engine.worker():

@@ -305,7 +305,7 @@ async def test_a_worker_reports_how_long_its_commits_take_and_the_overview_shows
         return 1
 
     engine = on_disk.engine(quick)
-    async with engine.worker(lease=1.0):
+    async with engine.worker(lease=LEASE):
         assert await (await engine.start(quick())).result("60s") == 1
 
         async def reported() -> bool:

@@ -46,7 +46,9 @@ def browser() -> Iterator[Chrome]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = Chrome(options=options, service=Service(shutil.which("chromedriver")))
     try:
-        driver.set_page_load_timeout(60)
+        driver.set_page_load_timeout(110)
+        # The checks of accessibility take long on a busy machine.
+        driver.set_script_timeout(110)
         yield driver
     finally:
         driver.quit()

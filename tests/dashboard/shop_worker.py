@@ -11,7 +11,7 @@ from tests.dashboard.shop import WORKFLOWS
 
 async def main(url: str) -> None:
     """Work until the process ends."""
-    async with Engine(url, WORKFLOWS) as engine, engine.worker(lease="3s", grace=0):
+    async with Engine(url, WORKFLOWS) as engine, engine.worker(lease="6s", grace=0):
         await asyncio.Event().wait()
 
 

@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -102,7 +103,7 @@ async def test_a_page_follows_its_run_and_keys_lead_through_it(place: Stage, dri
                 driver.get(f"{base}/runs/order-41")
                 wait(driver, is_live)
                 command(driver, "Runtime.evaluate", expression="window.kept = true")
-                assert "History 6" in " ".join(text_of(driver, "#tabs").split())
+                wait(driver, lambda d: "History 6" in " ".join(text_of(d, "#tabs").split()), "all records are there")
 
             await asyncio.to_thread(follow)
             await runs["waiting"].send("approval", value=True)
@@ -161,6 +162,9 @@ async def test_the_switch_of_the_theme_changes_what_is_seen_whatever_the_browser
         def background() -> str:
             return str(driver.find_element(By.TAG_NAME, "body").value_of_css_property("background-color"))
 
+        def changed_from(last: str) -> Callable[[Chrome], str]:
+            return lambda _: "" if (now := background()) == last else now
+
         def switch(prefers: str) -> list[str]:
             driver.delete_all_cookies()
             look(driver, WIDE, prefers)
@@ -169,7 +173,8 @@ async def test_the_switch_of_the_theme_changes_what_is_seen_whatever_the_browser
             for _ in range(2):
                 [button] = [one for one in driver.find_elements(By.CSS_SELECTOR, ".tools .theme") if one.is_displayed()]
                 button.click()
-                seen.append(background())
+                # The page may be loaded again, after the click has been answered.
+                seen.append(wait(driver, changed_from(seen[-1]), "the background changes"))
             return seen
 
         for prefers in ("light", "dark"):
@@ -333,7 +338,7 @@ async def test_a_killed_worker_is_seen_to_go_and_its_run_to_be_taken_over(place:
                 assert first[-8:] in text_of(driver, "#run-head")
 
             await asyncio.to_thread(follow)
-            async with engine.worker(lease="3s", grace=0):
+            async with engine.worker(lease="6s", grace=0):
                 process.kill()
                 await asyncio.to_thread(
                     wait,

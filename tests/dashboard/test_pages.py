@@ -411,7 +411,7 @@ async def test_rarer_actions_ask_complete_unpin_delete_and_restore(on_disk: Stag
         assert "clerk-1" in (await read(client, "/runs?q=deleted%3Ayes")).text
         await act(client, "/runs/clerk-1/undelete")
         await act(client, "/runs/paper/complete", value='"signed"')
-        assert await run.result("20s") == "signed"
+        assert await run.result("60s") == "signed"
         reasons = [one.data for one in await run.events() if one.actor == "anonymous"]
         assert any("1.4.2 is gone" in one for one in reasons)
         assert any("a test" in one for one in reasons)

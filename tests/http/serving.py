@@ -151,7 +151,7 @@ async def calling(app: HttpApp | Starlette, root_path: str = "") -> AsyncIterato
     """A client of a real server with the application."""
     async with (
         running(app, root_path) as (host, port),
-        httpx.AsyncClient(base_url=f"http://{host}:{port}", trust_env=False, verify=False) as client,
+        httpx.AsyncClient(base_url=f"http://{host}:{port}", trust_env=False, verify=False, timeout=60) as client,
     ):
         yield client
 

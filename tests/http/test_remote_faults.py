@@ -25,6 +25,7 @@ from perdure.core.model.run import Status
 from perdure.errors import EngineClosed, StoreUnavailable
 from tests.helpers import eventually
 from tests.http.serving import WORKFLOWS, Order, Served, approval, checkout, counting, mail, sleeper
+from tests.servers.private import free_port
 from tests.stage import Stage, until
 
 
@@ -370,8 +371,7 @@ async def alive(port: int) -> bool:
 async def test_a_result_and_a_stream_outlive_a_server_that_is_killed_and_started_again(on_disk: Stage) -> None:
     database = on_disk.engine(*WORKFLOWS)
     token = (await database.tokens.create("remote", Role.OPERATOR)).token
-    with closed_port() as port:
-        pass
+    port = free_port()
     server = serve(on_disk.url, port)
     try:
         await eventually(lambda: alive(port))
@@ -403,8 +403,9 @@ async def test_a_result_and_a_stream_outlive_a_server_that_is_killed_and_started
 def serving(folder: Path) -> Iterator[tuple[str, str, str]]:
     """A server in a process of its own: the URL of its database, its own URL, and a token."""
     database = f"sqlite:///{folder / 'runs.db'}"
-    with BlockingEngine(database, WORKFLOWS) as engine, closed_port() as port:
+    with BlockingEngine(database, WORKFLOWS) as engine:
         token = engine.tokens.create("remote", Role.OPERATOR).token
+    port = free_port()
     server = serve(database, port)
     try:
         asyncio.run(eventually(lambda: alive(port)))

@@ -49,7 +49,7 @@ async def agent(target: str, *options: str, cwd: Path, **environment: str) -> As
 @contextmanager
 def worker(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A worker process of the shop; its output is a pipe. It is killed at the end."""
-    command = [sys.executable, "-m", "perdure.cli", "worker", "shop:engine", "--lease", "2s"]
+    command = [sys.executable, "-m", "perdure.cli", "worker", "shop:engine", "--lease", "5s"]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process

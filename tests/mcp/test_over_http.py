@@ -28,7 +28,7 @@ async def served(folder: Path, *arguments: str) -> AsyncIterator[str]:
     command = [sys.executable, "-m", "perdure.cli", *arguments, "--bind", address.removeprefix("http://")]
     process = await asyncio.create_subprocess_exec(*command, cwd=folder, stdout=subprocess.DEVNULL)
     try:
-        async with httpx.AsyncClient(trust_env=False, verify=False) as client:
+        async with httpx.AsyncClient(trust_env=False, verify=False, timeout=60) as client:
 
             async def answers() -> bool:
                 try:
@@ -67,7 +67,7 @@ async def test_the_token_of_each_caller_decides_about_tools_and_names_the_actor(
     tmp_path: Path, tokens: dict[str, str]
 ) -> None:
     async with served(tmp_path, "mcp", "sqlite:///shop.db") as address:
-        async with httpx.AsyncClient(trust_env=False, verify=False) as client:
+        async with httpx.AsyncClient(trust_env=False, verify=False, timeout=60) as client:
             for headers in ({}, {"Authorization": "Bearer perdure_wrong"}):
                 answer = await client.post(f"{address}/mcp", json={}, headers=headers)
                 assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")

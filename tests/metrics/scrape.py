@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -33,13 +32,6 @@ class Scrape:
                 key = dict(labels)[label]
                 found[key] = found.get(key, 0.0) + value
         return found
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 def scrape(port: int) -> Scrape | None:

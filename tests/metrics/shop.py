@@ -56,7 +56,8 @@ async def charge() -> str:
 @workflow("order")
 async def order(ctx: Context) -> str:
     await ctx.step(flaky)
-    await ctx.sleep(0.3)
+    # Long enough for the run to park although the machine is busy.
+    await ctx.sleep(2.0)
     return await ctx.call(charge())
 
 

@@ -97,7 +97,8 @@ async def test_readings_of_the_database_are_right_on_every_database(stage: Stage
 @workflow("metrics.nap.v1")
 async def nap(ctx: Context) -> None:
     await ctx.step(succeed, "a")
-    await ctx.sleep(0.2)
+    # Long enough for the run to park although the machine is busy.
+    await ctx.sleep(2.0)
     await ctx.step(succeed, "b")
 
 

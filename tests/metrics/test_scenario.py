@@ -17,7 +17,8 @@ import pytest
 from perdure import Every
 from perdure.metrics.shared_directory import directory_of
 from tests.helpers import eventually
-from tests.metrics.scrape import Scrape, free_port, scrape
+from tests.metrics.scrape import Scrape, scrape
+from tests.servers.private import free_port
 from tests.stage import Stage
 
 pytestmark = pytest.mark.shared
@@ -42,7 +43,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def start_worker(stack: ExitStack, port: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "perdure.cli", "worker", "tests.metrics.shop:engine", "--lease", "1s"]
+    command = [sys.executable, "-m", "perdure.cli", "worker", "tests.metrics.shop:engine", "--lease", "5s"]
     process = stack.enter_context(
         subprocess.Popen([*command, "--metrics", f"127.0.0.1:{port}"], cwd=ROOT, text=True, stderr=subprocess.DEVNULL)
     )
@@ -71,8 +72,9 @@ async def test_every_instrument_tells_what_happened_through_retries_parking_a_ki
             order = await engine.start(shop.order())
             await order.result()
             held = await engine.start(shop.held())
-            await eventually((tmp_path / "hanging").exists)
-            assert int((tmp_path / "hanging").read_text()) == first.pid
+            # A file is there before anything is written into it.
+            hanging = tmp_path / "hanging"
+            assert int(await eventually(lambda: hanging.exists() and hanging.read_text())) == first.pid
             # The second process shares the end point of the first, and shows it after the first was killed.
             start_worker(stack, port)
             await scraped(port, lambda one: one("perdure_workers") == 2)
@@ -168,7 +170,7 @@ def _check_latencies(one: Scrape) -> None:
     assert one("perdure_run_duration_seconds_count", type="order") == 1
     duration = one("perdure_run_duration_seconds_sum", type="order")
     assert duration is not None
-    assert duration >= 0.3
+    assert duration >= 2
     assert one("perdure_run_duration_seconds_bucket", type="order", le="0.1") == 0
     assert one("perdure_run_duration_seconds_bucket", type="order", le="+Inf") == 1
     # The run that was taken over.

@@ -145,7 +145,7 @@ async def test_only_signed_messages_come_in_where_there_are_keys(engine: Engine)
             "number of seconds": await post({**good, "webhook-timestamp": b"\xb2"}),
             "since the epoch": await post({**good, "webhook-timestamp": "9" * 500}),
             "seconds ago": await post(SigningKeys(old).sign(body, delay=-301)),
-            "seconds ahead": await post(SigningKeys(old).sign(body, delay=302)),
+            "seconds ahead": await post(SigningKeys(old).sign(body, delay=330)),
             "is there twice": await post([*good.items(), ("Webhook-Id", good["webhook-id"])]),
             "too long": await post({**good, "webhook-signature": "v1,AA " * 1000}),
             "webhook-id is missing": await post({}, b"", "/due"),

@@ -64,7 +64,7 @@ async def test_a_signed_message_goes_through_a_server_to_its_run(stage: Stage) -
     run = await engine.start(served("you"))
     async with (
         serving(PushApp(QueueHandler(engine), keys=KEY)) as (host, port),
-        httpx.AsyncClient(trust_env=False) as client,
+        httpx.AsyncClient(trust_env=False, timeout=60) as client,
     ):
         url, body = f"http://{host}:{port}/", json.dumps(message(run.id)).encode()
         assert (await client.post(url, content=body)).status_code == 401

@@ -84,7 +84,7 @@ async def serving(engine: Engine, webhooks: dict[str, WebhookSource], **options:
         await asyncio.sleep(0.01)  # the server says nothing when it has begun
     host, port = server.servers[0].sockets[0].getsockname()
     try:
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
             yield Site(f"http://{host}:{port}", client)
     finally:
         server.should_exit = True

@@ -103,10 +103,10 @@ async def test_runs_children_timers_and_messages_go_through_the_queue(stage: Sta
     async with broker.consuming(engine):
         runs = [await engine.start(tree(nap)) for nap in (0.0, 0.3, 0.3)]
         listening = await engine.start(told())
-        assert [await run.result("20s") for run in runs] == [3, 3, 3]
+        assert [await run.result("60s") for run in runs] == [3, 3, 3]
         await until(listening, Status.WAITING)
         await listening.send("news", "good")
-        assert await listening.result("20s") == "good"
+        assert await listening.result("60s") == "good"
         await eventually(broker.is_empty)
 
 
@@ -123,7 +123,7 @@ async def test_a_consumer_ends_although_its_client_takes_the_cancellation_for_a_
             raise ConnectionError("closed") from None
 
     monkeypatch.setattr(broker.client, "execute_command", swallow)
-    async with asyncio.timeout(20), QueueHandler(on_disk.engine(leaf), enqueue=broker.queue.enqueue) as handler:
+    async with asyncio.timeout(60), QueueHandler(on_disk.engine(leaf), enqueue=broker.queue.enqueue) as handler:
         consuming = asyncio.ensure_future(broker.queue.run(handler))
         await asked.wait()
         consuming.cancel()
@@ -138,7 +138,7 @@ async def test_what_is_no_message_is_put_aside_and_a_duplicate_is_done_once(on_d
     await broker.client.xadd(f"{{{broker.name}}}", {"something": "else"})
     async with broker.consuming(engine) as handler:
         await broker.queue.enqueue(handler.message(run.id))
-        assert await run.result("20s") == 7
+        assert await run.result("60s") == 7
         await eventually(broker.is_empty)
     dead = await broker.client.xrange(f"{{{broker.name}}}:dead")
     assert [fields[b"message"] for _, fields in dead] == [b"poison", b""]
@@ -178,7 +178,7 @@ async def test_a_queue_with_keys_signs_its_messages_and_takes_no_others(
     async with broker.consuming(engine, consumer) as handler:
         run = await engine.start(tree(0.3))
         await sender.enqueue(handler.message(run.id))
-        assert await run.result("20s") == 3
+        assert await run.result("60s") == 3
 
         async def put_aside() -> bool:
             return bool(await broker.client.xlen(f"{stream}:dead") == 5)
@@ -241,7 +241,7 @@ async def test_what_a_consumer_had_that_was_killed_is_taken_over(
         try:
             await eventually(lambda: ledger.read_text().count("begun") == 2)
             (tmp_path / "ledger.go").touch()
-            assert await run.result("20s") == "done"
+            assert await run.result("60s") == "done"
             await eventually(broker.is_empty)
         finally:
             second.kill()

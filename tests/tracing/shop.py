@@ -102,7 +102,7 @@ async def main(url: str, endpoint: str) -> None:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(endpoint)))
     async with Engine(url, WORKFLOWS, tracing=Tracing(provider)) as engine:
-        await engine.worker(lease=3.0, resident=0, retry=SOON).run()
+        await engine.worker(lease=6.0, resident=0, retry=SOON).run()
 
 
 if __name__ == "__main__":

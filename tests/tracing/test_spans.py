@@ -276,7 +276,8 @@ async def leaving(ctx: Context, how: str) -> str:
         return ctx.continue_as_new(leaving("lets go"))
     if how == "cancels":
         child.cancel()
-        await ctx.sleep(0.3)
+        # Until the end of the child has arrived, on a busy machine, too.
+        await ctx.sleep(2.0)
     return ""
 
 
@@ -299,11 +300,13 @@ async def test_a_child_that_its_parent_leaves_behind_has_a_parent_in_the_trace(r
     children = spans.named("child spans.stopped.v1")
     assert [one.told[2] for one in children] == ["" if how == "cancels" else "abandoned"] * count
     parents = {one.span_id: one for one in spans.named("run spans.leaving.v1")}
+    left_behind = {one.parent_id: one for one in spans.named("run spans.stopped.v1")}
+    assert left_behind.keys() == {one.span_id for one in children}
     for child in children:
         parent = parents[child.parent_id]
-        assert parent.start <= child.start <= parent.start + 150_000_000
+        # It begins with the call, and neither with the replay that follows nor with the end of the parent.
+        assert parent.start <= child.start <= left_behind[child.span_id].start
         assert child.start <= child.end <= parent.end
-    assert {one.parent_id for one in spans.named("run spans.stopped.v1")} == {one.span_id for one in children}
 
 
 @pytest.mark.parametrize("sampler", [ALWAYS_OFF, ALWAYS_ON])

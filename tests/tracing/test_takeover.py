@@ -29,7 +29,7 @@ def worker(url: str, endpoint: str) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 async def test_each_attempt_has_one_span_after_retries_parking_a_kill_and_a_takeover(
     stage: Stage, tmp_path: Path
 ) -> None:

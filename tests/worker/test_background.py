@@ -158,7 +158,8 @@ async def test_a_worker_that_cannot_claim_drains_says_so_and_comes_back(
     Release.given = False
     engine = stage.engine(well, long)
     caplog.set_level(logging.WARNING)
-    async with engine.worker(lease=2.0, grace=30.0) as worker:
+    # A worker that is declared dead meanwhile, because the machine has stopped, could not claim the run again.
+    async with engine.worker(lease=5.0, grace=60.0) as worker:
         held = await engine.start(long())
 
         async def running() -> bool:

@@ -10,6 +10,7 @@ import pytest
 
 from perdure import Context, Engine, Handle, RunFailed, Status, workflow
 from perdure.client.session import session_of
+from perdure.client.workers import EngineWorker
 from perdure.core.model.record import Record, RecordKind
 from perdure.core.model.run import Reason
 from perdure.errors import StoreCorrupt, StoreFull
@@ -91,11 +92,16 @@ async def execute(stage: Stage, sql: str, **params: object) -> None:
     await stage.store._write("test", "", write)
 
 
-async def declare_dead(stage: Stage) -> None:
-    """Have a sweep find every worker overdue, as after a SIGKILL."""
+async def declare_dead(stage: Stage, worker: EngineWorker) -> None:
+    """Have a sweep find the worker overdue, as after a SIGKILL. It begins again under another id."""
     assert stage.store is not None
     await execute(stage, _OVERDUE)
     await stage.store.sweep(100)
+    # It would learn of it by its next heartbeat. With a lease so short that this is soon, it dies whenever the machine
+    # stops for a while.
+    assert worker._worker is not None
+    assert worker._worker._heartbeat is not None
+    await worker._worker._heartbeat.renew()
 
 
 def plain(records: list[Record]) -> list[tuple[object, ...]]:
@@ -111,13 +117,13 @@ async def test_a_packed_run_is_taken_over_forked_and_retried(stage: Stage) -> No
     work = Work()
     long = long_run(work, 110)
     engine = stage.engine(long)
-    async with engine.worker(lease="2s", pack_history=SEGMENT):
+    async with engine.worker(lease="1h", pack_history=SEGMENT) as worker:
         run = await engine.start(long(fails=True), id="packed")
         await until_packed(stage, run, 3)
         await eventually(lambda: work.waiting, saying="the last step")
         before = await history(engine, run.id)
         assert [record.seq for record in before] == list(range(len(before)))
-        await declare_dead(stage)
+        await declare_dead(stage, worker)
         work.go_on.set()
         with pytest.raises(RunFailed, match="not yet"):
             await run.result("60s")

@@ -156,7 +156,7 @@ def worker_process(folder: Path, stage: Stage, name: str) -> Iterator[subprocess
     command = [str(Path(sys.executable).with_name("perdure")), "worker", "logging_shop:engine", "--keep-log", "10"]
     environment = os.environ | {"LOG_URL": stage.url, "LOG_WORKER": name}
     output = subprocess.DEVNULL
-    with subprocess.Popen([*command, "--lease", "2s"], cwd=folder, env=environment, stderr=output) as worker:
+    with subprocess.Popen([*command, "--lease", "6s"], cwd=folder, env=environment, stderr=output) as worker:
         try:
             yield worker
         finally:

@@ -72,8 +72,10 @@ async def test_a_worker_goes_on_while_its_sources_cannot_be_stored(stage: Stage,
 
 
 async def test_a_worker_stops_although_its_sources_cannot_be_stored(
-    stage: Stage, caplog: pytest.LogCaptureFixture
+    stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # To start and stop may take longer than the usual delay.
+    monkeypatch.setattr(sources, "DELAY", 3600.0)
     engine = stage.engine(plain)
     calls = watch(engine, "save_sources", fails=1)
     async with engine.worker():

@@ -29,7 +29,7 @@ import yaml
 
 from tests.metrics.incidents.render import write
 from tests.metrics.promql import Alerts, Prometheus
-from tests.metrics.scrape import free_port
+from tests.servers.private import free_port
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples" / "metrics"

@@ -15,7 +15,7 @@ from perdure.testing.conformance.harness import ACTOR, a_run
 from tests.helpers import eventually
 
 #: Seconds until the locks have to be gone. The server's default limit for unread results is a minute.
-LEASE = 1.0
+LEASE = 4.0
 SOON = 20.0
 
 MANY = "SELECT REPEAT('x', 1000000) FROM (SELECT 1 UNION ALL SELECT 2) a, (SELECT 1 UNION ALL SELECT 2) b" + "".join(
@@ -52,9 +52,9 @@ async def test_the_server_ends_the_session_of_a_client_that_stands_still(
     assert isinstance(where, MysqlUrl)
     session = await MysqlConnector(where).connect(DEFAULT_TIMEOUTS.within(LEASE))
     await set_up_session(session, url)
+    other = await MysqlConnector(where).connect()
     await session.send(["BEGIN", "SELECT 1 FROM perdure_runs WHERE id = 'r1' FOR UPDATE"])
     await stand(session)
-    other = await MysqlConnector(where).connect()
 
     async def is_free() -> bool:
         try:

@@ -24,6 +24,8 @@ Deed = Callable[[Plain, str], Awaitable[object]]
 
 
 async def claim(plain: Plain, run_id: str) -> None:
+    # The clock of this process may be behind the server's, which stamped the row, until it is measured.
+    await plain.store.now()
     assert [one.run.id for one in (await claim_in_python(plain.store, types=(TYPE,))).runs] == [run_id]
 
 
@@ -40,8 +42,7 @@ async def claim_with_a_due_timer(plain: Plain, run_id: str) -> None:
 async def claim_by_id(plain: Plain, run_id: str) -> None:
     await plain.store.register(a_worker())
     request = ClaimByIdRequest(worker="w1", nonce="n", run_id=run_id, types=(TYPE,))
-    # The clock of this process may be behind the server's, which stamped the row, until it is measured.
-    await plain.store.now()
+    await plain.store.now()  # as above
     assert (await plain.store.claim_by_id(request)).claimed is not None
 
 
@@ -117,6 +118,7 @@ async def test_the_creation_comes_first_in_the_trail_with_its_own_time(plain: Pl
 
 async def test_the_creation_is_noted_once_however_often_the_run_is_claimed(plain: Plain) -> None:
     await insert(plain, "bare")
+    await plain.store.now()  # as in `claim`
     for number in range(2):
         [held] = (await claim_in_python(plain.store, nonce=f"n{number}", types=(TYPE,))).runs
         assert await plain.store.commit([Turn(lease=held.lease, next=Release())], "w1") == [TurnOutcome.APPLIED]

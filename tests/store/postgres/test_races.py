@@ -49,7 +49,7 @@ async def test_a_race_is_lost_many_times_and_the_caller_does_not_hear_of_it(
 async def test_a_race_that_is_never_won_is_an_outage_once_the_patience_is_over(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store._timeouts = Timeouts(statement=0.5)
+    store._timeouts = Timeouts(statement=2.0)
     refused = fail(monkeypatch, float("inf"), asyncpg.DeadlockDetectedError("deadlock"))
     with pytest.raises(StoreUnavailable):
         await store.create([a_run("r1")], ACTOR)

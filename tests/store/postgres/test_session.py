@@ -227,6 +227,8 @@ async def test_what_another_role_has_locked_stays_locked_and_no_sweep_hangs(stor
     clerk = open_store(url.replace("postgres@", f"{role}@"), Host(), migrate=False)
     await clerk.open()
     await clerk.register(a_worker("w2", lease=1_000_000))
+    # The short lease is for the store, which has little patience then. The worker is not to die as well.
+    await store.query("UPDATE perdure_workers SET lease = 3600000000 WHERE id = 'w2'")
     async with a_session(url) as session:
         swept = await clerk.sweep(10)
         assert (swept.dead_workers, swept.released) == (("w1",), 0)

@@ -42,7 +42,7 @@ async def locking(url: str, *statements: str) -> AsyncIterator[Any]:
 
 
 async def test_a_sweep_leaves_out_what_another_one_has_in_its_hands(store: PostgresStore, url: str) -> None:
-    store._timeouts = Timeouts(statement=1.0, lock=0.1)
+    store._timeouts = Timeouts(statement=10.0, lock=0.1)
     await die(store, "w1", "r1", "r2")
     await die(store, "w2", "r3")
     async with locking(url, "SELECT 1 FROM perdure_workers WHERE id = 'w1' FOR UPDATE"):
@@ -53,7 +53,7 @@ async def test_a_sweep_leaves_out_what_another_one_has_in_its_hands(store: Postg
 
 
 async def test_a_sweep_buries_a_worker_one_of_whose_runs_is_locked(store: PostgresStore, url: str) -> None:
-    store._timeouts = Timeouts(statement=1.0, lock=0.1)
+    store._timeouts = Timeouts(statement=10.0, lock=0.1)
     await die(store, "w1", "r1", "r2")
     async with locking(url, "SELECT 1 FROM perdure_runs WHERE id = 'r1' FOR UPDATE"):
         swept = await store.sweep(10)
@@ -87,8 +87,10 @@ async def test_the_dead_are_buried_in_one_statement(store: PostgresStore) -> Non
     seen.clear()
     assert (await store.sweep(10)).released == 2
     await asyncio.sleep(0)
+    # A notification follows what was committed before, on another connection and at any time.
+    seen = [statement for statement in seen if "pg_notify" not in statement]
     # The preview, the dead workers, their sessions and the reclaim: none within a transaction that could stay open.
-    assert len(seen) == 4
+    assert len(seen) == 4, seen
     assert not any(statement.startswith("BEGIN") for statement in seen)
 
 

@@ -236,13 +236,14 @@ async def test_who_waits_in_line_for_it_is_not_begun_in_time(stage: Stage) -> No
         return await crowd.visit(name)
 
     engine = stage.engine(visit, follow)
-    async with engine.worker(lease="1s"):
+    # Half a lease later, a sweep finds what was not begun in time.
+    async with engine.worker(lease="6s"):
         first = await engine.start(visit("a").options(limit=ONE, schedule_to_start="10s"))
         await eventually(lambda: crowd.inside == ["a"])
         # The first of its type: a claim takes it, and sends it to its gates.
         late = await engine.start(follow("b").options(limit=ONE, schedule_to_close="1h"))
         with pytest.raises(RunFailed) as failed:
-            await late.result("20s")
+            await late.result("60s")
         assert isinstance(failed.value.__cause__, NotStarted)
         crowd.let_out()
         # Once it has begun, it has all the time that it may take.

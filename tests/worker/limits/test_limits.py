@@ -71,7 +71,7 @@ async def test_a_limit_is_shared_by_its_name_and_apart_by_its_key(stage: Stage) 
 async def test_waiting_for_a_limit_uses_up_no_attempt_and_a_retry_makes_room_for_others(stage: Stage) -> None:
     tried: list[str] = []
 
-    @activity("limits.flaky.v1", limit=Limit(concurrency=1), retry=Retry(attempts=2, initial=0.3, jitter=0))
+    @activity("limits.flaky.v1", limit=Limit(concurrency=1), retry=Retry(attempts=2, initial=3, jitter=0))
     async def flaky(name: str) -> str:
         tried.append(name)
         if tried.count(name) == 1:
@@ -81,7 +81,7 @@ async def test_waiting_for_a_limit_uses_up_no_attempt_and_a_retry_makes_room_for
     engine = stage.engine(flaky)
     runs = [await engine.start(flaky(name)) for name in ("a", "b")]
     async with engine.worker():
-        assert [await run.result("20s") for run in runs] == ["a", "b"]
+        assert [await run.result("60s") for run in runs] == ["a", "b"]
     assert sorted(tried[:2]) == ["a", "b"], "the second had to wait for the first one's retry"
     assert [(await run.info()).attempt for run in runs] == [2, 2]
 
