@@ -54,7 +54,7 @@ def bench(*arguments: str) -> str:
         check=True,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
     ).stdout
 
 

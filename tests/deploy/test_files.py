@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from configparser import RawConfigParser
@@ -25,6 +24,7 @@ from perdure.cli.app import cli
 from perdure.core.time.duration import seconds
 from tests.cli.conftest import parse_command
 from tests.frameworks.serving import new_database, pause
+from tests.servers.private import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "examples" / "deploy"
@@ -144,13 +144,6 @@ def test_systemd_accepts_a_unit(name: str, tmp_path: Path) -> None:
     if ran.returncode and re.search("No such file or directory|Operation not permitted", ran.stderr):
         pytest.skip("systemd cannot verify units here")
     assert (ran.returncode, ran.stderr) == (0, "")
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def reached(address: str) -> str:

@@ -40,7 +40,7 @@ def stand(ledger: str) -> str:
     return value
 
 
-@activity("errands.dawdle.v1", retry=TRY_AGAIN, start_to_close=0.4)
+@activity("errands.dawdle.v1", retry=TRY_AGAIN, start_to_close=1.0)
 async def dawdle(ledger: str) -> str:
     """Takes too long, at its first attempt."""
     value = begin(ledger, "dawdle")
@@ -51,7 +51,7 @@ async def dawdle(ledger: str) -> str:
     return value
 
 
-@activity("errands.late.v1", retry=TRY_AGAIN, schedule_to_close=1.5)
+@activity("errands.late.v1", retry=TRY_AGAIN, schedule_to_close=4.0)
 async def late(ledger: str) -> str:
     """Is not done in all its time."""
     begin(ledger, "late")

@@ -109,11 +109,16 @@ def read(ledger: Path, killed: dict[int, int]) -> list[Execution]:
 
 
 def fenced(executions: list[Execution], killed: dict[int, int]) -> set[int]:
-    """Those, by place, whose run another process executed later although their process was alive: they held no lease in
-    the end."""
-    last = {one.run: number for number, one in enumerate(sorted_by_grant(executions))}
-    ordered = sorted_by_grant(executions)
-    return {id(one) for number, one in enumerate(ordered) if last[one.run] != number and one.pid not in killed}
+    """Those, by identity, whose run was executed again before their process was killed: they held no lease in the
+    end. All are killed at last, when the work is done."""
+    found: set[int] = set()
+    later: dict[str, Execution] = {}
+    for one in reversed(sorted_by_grant(executions)):
+        after = later.get(one.run)
+        if after is not None and (one.pid not in killed or after.begun < killed[one.pid]):
+            found.add(id(one))
+        later[one.run] = one
+    return found
 
 
 def sorted_by_grant(executions: list[Execution]) -> list[Execution]:

@@ -21,6 +21,9 @@ from tests.faults.served import Served
 from tests.helpers import eventually
 from tests.servers.schemas import PGBOUNCER
 
+#: Connections of a store, at the most, where a URL does not say.
+POOL = 10
+
 
 @pytest.fixture
 async def proxy(served: Served) -> AsyncIterator[Proxy]:
@@ -55,7 +58,8 @@ async def test_a_worker_finds_what_was_taken_for_it_by_a_claim_that_arrived_late
     async with Engine(proxy.url, [waits]) as engine:
         runs = [await engine.start(waits()) for _ in range(3)]
         claim = proxy.lose(Loss.DELAY, about=b"'started'")
-        async with engine.worker(slots=1, lease=1.5):
+        # Once a lease, the worker gives back what it holds and does not know of: not before the late claim was seen.
+        async with engine.worker(slots=1, lease=6.0):
             await eventually(lambda: door.waiting == 1)
             if not claim.fired and PGBOUNCER in os.environ:
                 pytest.skip(
@@ -89,10 +93,10 @@ async def test_a_server_that_comes_back_is_not_stampeded(proxy: Proxy) -> None:
     asking = [asyncio.ensure_future(store.create([a_run(f"r{number}")], ACTOR)) for number in range(50)]
     await eventually(lambda: loop.time() > down + 2.5)
     knocks = proxy.arrivals[before:]
-    # All that the pool has room for may find out at the same time; afterwards one knocks for all.
-    assert len([time for time in knocks if time > down + 0.3]) <= 8
-    assert len(knocks) <= 20
-    pauses = [round(later - earlier, 3) for earlier, later in pairwise(knocks) if later > down + 0.3]
+    # All that the pool has room for may find out at the same time, on a busy machine some time after it went down;
+    # afterwards one knocks for all.
+    assert len(knocks[POOL:]) <= 8
+    pauses = [round(later - earlier, 3) for earlier, later in pairwise(knocks[POOL - 1 :])]
     assert len(set(pauses)) == len(pauses), "everybody would come back at the same time"
     proxy.come_up()
     assert all(created.created for [created] in await asyncio.gather(*asking))
@@ -100,7 +104,8 @@ async def test_a_server_that_comes_back_is_not_stampeded(proxy: Proxy) -> None:
 
 
 async def test_heartbeats_do_not_wait_for_a_connection_that_others_hold(proxy: Proxy) -> None:
-    lease = 1.0
+    # Long, because the loop that sweeps shares a busy machine with the thread of the heartbeat.
+    lease = 4.0
     door = Door()
 
     @workflow("broken.crowded.v1")
@@ -126,11 +131,11 @@ async def test_heartbeats_do_not_wait_for_a_connection_that_others_hold(proxy: P
         sending = [asyncio.ensure_future(run.send("news", number)) for number in range(50)]
         [begun] = await holder.workers()
 
-        async def has_outlived_several_leases() -> bool:
+        async def has_outlived_its_lease() -> bool:
             [worker] = await holder.workers()
-            return worker.heartbeat_at > begun.heartbeat_at + 2.5 * lease * 1e6
+            return worker.heartbeat_at > begun.heartbeat_at + 1.5 * lease * 1e6
 
-        await eventually(has_outlived_several_leases)
+        await eventually(has_outlived_its_lease)
         assert not any(one.done() for one in sending)
         let_go.set()
         await holding

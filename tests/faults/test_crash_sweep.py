@@ -182,7 +182,7 @@ def test_every_verb_of_the_store_either_only_reads_or_is_swept() -> None:
     assert verbs - READING == set(MUTATING_VERBS) - {"migrate"}
 
 
-@pytest.mark.timeout(7200 if WHOLE else 300)
+@pytest.mark.timeout(7200 if WHOLE else 600)
 async def test_a_crash_at_any_point_loses_nothing_and_repeats_only_what_was_in_flight(
     processes: Family, homes: Homes, tmp_path: Path
 ) -> None:

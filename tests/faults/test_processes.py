@@ -40,8 +40,8 @@ class Site:
         await eventually(lambda: any(line["verb"] == "claim" for line in worker.answers()))
         return worker
 
-    async def role(self, name: str) -> Child:
-        return await self._processes.fork(name, self.directory)
+    async def role(self, name: str, **options: Any) -> Child:
+        return await self._processes.fork(name, self.directory, **options)
 
     def steps(self, location: str) -> list[dict[str, Any]]:
         """The executions of a step, in order."""
@@ -192,14 +192,15 @@ async def _supervise(site: Site) -> None:
 
     async def keep_one() -> None:
         while True:
-            worker = await site.role("work")
+            # A worker that got no processor for its lease would lose the run without being killed by it.
+            worker = await site.role("work", lease=2.0)
             assert await worker.ended() == -signal.SIGKILL, worker.noise()
 
     await asyncio.gather(keep_one(), keep_one())
 
 
 async def test_a_blocked_event_loop_does_not_cost_the_lease(site: Site) -> None:
-    lease = 3.0
+    lease = 6.0
     first = await site.worker(lease=lease)
     run = await site.engine.start(labour.blocking(site.ledger))
     await site.executed("blocks")

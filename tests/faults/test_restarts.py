@@ -48,7 +48,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Postgres | Mariadb]:
     server.remove()
 
 
-@pytest.mark.timeout(1200 if WHOLE else 120)
+@pytest.mark.timeout(1200 if WHOLE else 300)
 async def test_a_server_that_is_killed_under_load_costs_nothing_but_time(
     processes: Family, server: Postgres | Mariadb, tmp_path: Path
 ) -> None:

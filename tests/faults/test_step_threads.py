@@ -23,7 +23,7 @@ class Sluggish(queue.SimpleQueue[Job]):
     def get(self, block: bool = True, timeout: float | None = None) -> Job:
         job = super().get(block, timeout)
         self.taken.set()
-        self.go_on.wait(10)
+        self.go_on.wait(60)
         return job
 
 
@@ -44,8 +44,8 @@ async def test_a_step_does_not_wait_for_the_thread_of_another_that_has_just_begu
     await eventually(lambda: ended == ["first"] and threads._idle == 1)
     jobs.taken.clear()
     jobs.go_on.clear()
-    threads.submit(lambda: "waited" if second_has_run.wait(5) else "waited in vain", done)
-    await asyncio.to_thread(jobs.taken.wait, 10)
+    threads.submit(lambda: "waited" if second_has_run.wait(60) else "waited in vain", done)
+    await asyncio.to_thread(jobs.taken.wait, 60)
     threads.submit(second, done)
     jobs.go_on.set()
     await eventually(lambda: len(ended) == 3)

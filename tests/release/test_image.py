@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.deploy.test_files import free_port
 from tests.frameworks.serving import new_database, pause
 from tests.release.test_extras import ENVIRONMENT, PROVE, ROOT
+from tests.servers.private import free_port
 
 FOLDER = ROOT / "examples" / "deploy"
 

@@ -168,7 +168,7 @@ async def test_a_step_that_is_kept_out_by_a_breaker_while_a_transaction_commits_
         for _ in range(10):
             await asyncio.sleep(0)  # lets the others go on
         store.gate.set()
-        assert await run.result(timeout=5) == ["written", "BreakerOpen"]
+        assert await run.result(timeout=20) == ["written", "BreakerOpen"]
 
 
 async def test_a_step_whose_answer_was_for_an_earlier_lease_asks_again() -> None:
@@ -193,7 +193,7 @@ async def test_a_step_whose_answer_was_for_an_earlier_lease_asks_again() -> None
         assert held._step_limits is not None
         held._step_limits.answered(StepAdmission("r", "call"), held.lease.token - 1, host.now())
         store.admitting.set()
-        assert await run.result(timeout=5) == "called"
+        assert await run.result(timeout=20) == "called"
 
 
 class Interrupting:

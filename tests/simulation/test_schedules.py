@@ -20,7 +20,8 @@ ENOUGH = 100
 @pytest.mark.timeout(7200 if PROVE else 120)
 def test_each_slot_is_dealt_with_once_whatever_happens() -> None:
     total = 0
-    first = random.randrange(10**6)
+    # The same each time, except when proving: a finding of a new seed is no reason for another change to fail.
+    first = random.randrange(10**6) if PROVE else 0
     for seed in range(first, first + SEEDS):
         wrong, runs = simulate(seed)
         assert wrong == [], f"seed {seed}"

@@ -26,6 +26,9 @@ from selenium.webdriver.common.keys import Keys
 from tests.dashboard.browsing import wait
 from tests.dashboard.chromium import WIDE, browser, log_of, look, missing
 
+#: One process of pytest builds the site, and the others wait: on a busy machine longer than a test usually gets.
+pytestmark = pytest.mark.timeout(600)
+
 ROOT = Path(__file__).parent.parent.parent
 #: What a page loads by itself, without a click.
 LOADED = {
