@@ -82,11 +82,15 @@ async def listening(ctx: Context) -> int:
 async def speak() -> int:
     """Words come until the process is ended; in the second one, until all are said."""
     count = 0
-    while count < WORDS:
+    while count < WORDS or _is_first():
         step_info().emit("words", count)
         count += 1
-        await asyncio.sleep(0.002 if len(list(diaries[0].folder.glob("*.json"))) > 1 else 0.02)
+        await asyncio.sleep(0.02 if _is_first() else 0.002)
     return count
+
+
+def _is_first() -> bool:
+    return len(list(diaries[0].folder.glob("*.json"))) <= 1
 
 
 @workflow("endless.speak.v1")

@@ -44,7 +44,8 @@ async def test_a_loop_of_very_many_steps_survives_kills_and_stays_small(stage: S
     await labour.begin()
     assert await run.result("3600s") == iterations * (iterations - 1) // 2
     slowest = max(slowest, await resumed_within(run, await labour.kill()))
-    assert slowest < 1
+    # Usually it takes some milliseconds, but a busy machine may hold a process up for seconds.
+    assert slowest < 10
     await check(stage, labour)
     print(f"{iterations:,} iterations, {kills} kills: resumed in {slowest:.3f} s at most; {labour.summary}")
 

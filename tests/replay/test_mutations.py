@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from perdure.core.model.record import RecordKind
@@ -64,9 +64,17 @@ def some(changes: Changed, tape: Tape) -> Changed:
 
 
 def search(names: tuple[str, ...] | None, law: Callable[[Subject, Tape], None]) -> None:
-    """Hold many subjects to a law."""
+    """Hold many subjects to a law.
+
+    Two of them leave nothing to chance: three steps that are all recorded, and those of which only the first one is.
+    """
+    named = enumerate(names or ("x", "y", "z"), 2)
+    three_steps = Node("seq", 1, body=tuple(Node("step", node_id, name) for node_id, name in named))
+    all_is_completed = [0] * 150
 
     @settings(max_examples=EXAMPLES)
+    @example(three_steps, all_is_completed, 0, [])
+    @example(three_steps, all_is_completed, 2, [])
     @given(programs(names), tapes(120), st.integers(0, 1000), tapes(60))
     def holds(program: Node, events: list[int], cut: int, choices: list[int]) -> None:
         law(subject_of(program, events, cut), Tape(choices))

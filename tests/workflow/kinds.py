@@ -358,7 +358,7 @@ KILLED = {
 
 async def main(url: str, kind: str) -> None:
     """Work until killed."""
-    async with Engine(url, [KILLED[kind]], migrate=False) as engine, engine.worker(lease="2s"):
+    async with Engine(url, [KILLED[kind]], migrate=False) as engine, engine.worker(lease="5s"):
         await asyncio.Event().wait()
 
 

@@ -96,10 +96,10 @@ async def test_a_worker_that_is_lost_while_it_is_executed_leaves_it_interrupted(
             return [error.location, await ctx.step(work.quick, "asked the bank")]
 
     engine = stage.engine(flow)
-    async with engine.worker(lease=LEASE):
+    async with engine.worker(lease=LEASE) as worker:
         run = await engine.start(flow())
         await eventually(lambda: bool(work.calls), saying="the step being executed")
-        await declare_dead(stage)
+        await declare_dead(stage, worker)
         assert await run.result("20s") == ["charge", "asked the bank"]
     assert work.calls == ["charge", "asked the bank"]
     found = await run.history()
@@ -130,10 +130,10 @@ async def test_an_interrupted_step_that_nothing_catches_fails_the_run_and_stays_
             return "decided"
 
     engine = stage.engine(flow)
-    async with engine.worker(lease=LEASE):
+    async with engine.worker(lease=LEASE) as worker:
         run = await engine.start(flow())
         await eventually(lambda: "charge" in work.calls, saying="the step being executed")
-        await declare_dead(stage)
+        await declare_dead(stage, worker)
         # The second attempt of the workflow's own policy does not execute it, and a retry by hand does not either.
         with pytest.raises(RunFailed, match="StepInterrupted"):
             await run.result("20s")
@@ -152,10 +152,10 @@ async def test_a_fork_executes_an_interrupted_step(stage: Stage) -> None:
         return await ctx.options(at_most_once=True).step(work.charge)
 
     engine = stage.engine(flow)
-    async with engine.worker(lease=LEASE):
+    async with engine.worker(lease=LEASE) as worker:
         run = await engine.start(flow())
         await eventually(lambda: "charge" in work.calls, saying="the step being executed")
-        await declare_dead(stage)
+        await declare_dead(stage, worker)
         with pytest.raises(RunFailed, match="StepInterrupted"):
             await run.result("20s")
         work.go_on.set()
@@ -232,7 +232,7 @@ async def test_steps_in_parallel_are_each_executed_at_most_once(stage: Stage) ->
         return [type(one).__name__ if isinstance(one, Exception) else str(one) for one in ended]
 
     engine = stage.engine(flow)
-    async with engine.worker(lease=LEASE):
+    async with engine.worker(lease=LEASE) as worker:
         run = await engine.start(flow())
         await eventually(lambda: len(work.calls) == 4, saying="all steps being executed")
 
@@ -240,7 +240,7 @@ async def test_steps_in_parallel_are_each_executed_at_most_once(stage: Stage) ->
             return ("step", "Work.quick") in await kinds(run)
 
         await eventually(recorded, saying="the record of the quick step")
-        await declare_dead(stage)
+        await declare_dead(stage, worker)
         assert await run.result("20s") == ["StepInterrupted"] * 3 + ["quick"]
     assert sorted(work.calls) == ["a", "b", "c", "quick"]
 

@@ -203,7 +203,9 @@ async def test_blocking_code_that_keeps_the_loop_is_reported_with_its_stack(
         time.sleep(1)
 
     def reports() -> list[Any]:
-        return [record for record in caplog.records if "by the workflow of run" in record.getMessage()]
+        # On a busy machine, the loop may also stand still in code of the engine, which has no stack of the user's.
+        told = [record for record in caplog.records if "by the workflow of run" in record.getMessage()]
+        return [record for record in told if "in hog" in (record.exc_text or "")]
 
     engine = stage.engine(hog)
     async with engine.worker():
@@ -212,7 +214,6 @@ async def test_blocking_code_that_keeps_the_loop_is_reported_with_its_stack(
             if reports():
                 break
     assert "(blocking.hog.v1)" in reports()[0].getMessage()
-    assert "in hog" in reports()[0].exc_text
 
 
 # what is refused

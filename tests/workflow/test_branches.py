@@ -220,6 +220,6 @@ async def test_the_state_of_a_loop_of_ephemeral_steps_becomes_durable_too(stage:
             checkpoint = '{"upto":20,"ended":false,"value":20,"first":0}'
             return [record.payload for record in await run.history()][:1] == [checkpoint]
 
-        await eventually(there, within=10, saying="the loop having recorded its state")
+        await eventually(there, saying="the loop having recorded its state")
         go_on.set()
         assert await run.result("20s") == 30

@@ -116,7 +116,8 @@ async def test_an_attempt_that_is_made_again_emits_again_as_another_source(stage
 async def test_what_comes_after_an_attempt_is_over_is_dropped(stage: Stage) -> None:
     go_on, late = threading.Event(), threading.Event()
 
-    @step(retry=Retry.never(), timeout="50ms")
+    # Long enough for a thread to begin on a busy machine.
+    @step(retry=Retry.never(), timeout="3s")
     def think() -> None:
         step_info().emit("tokens", "in time")
         go_on.wait(60)

@@ -147,10 +147,10 @@ async def test_items_of_attempts_that_are_made_again_are_in_the_stream_in_order(
 
 
 async def test_items_that_steps_emit_as_they_time_out_are_in_the_stream(stage: Stage) -> None:
-    # All timers are due when the loop goes on.
-    gate = Gate(opens=lambda: time.sleep(2.1))
+    # All timers are due when the loop goes on, and none before all steps have begun.
+    gate = Gate(opens=lambda: time.sleep(4.1))
 
-    @step(retry=Retry.never(), timeout=2.0)
+    @step(retry=Retry.never(), timeout=4.0)
     async def say() -> None:
         await gate.passed()
         try:

@@ -177,17 +177,23 @@ async def test_a_run_that_expires_without_a_worker_is_an_error_in_the_log(
     caplog.set_level(logging.WARNING)
     engine = stage.engine(mixed, done)
     run = await engine.start(mixed(), queue="elsewhere", deadline="1ms")
+
+    def told_of_it() -> list[logging.LogRecord]:
+        return [one for one in caplog.records if one.name == "perdure.store" and run.id in one.getMessage()]
+
     async with engine.worker(lease="1s"):
         await until(run, Status.FAILED)
-        await eventually(lambda: any(one.name == "perdure.store" for one in caplog.records))
-    [one] = [record for record in caplog.records if record.name == "perdure.store"]
+        await eventually(told_of_it)
+    [one] = told_of_it()
     assert one.levelname == "ERROR"
     assert f"run {run.id} is a dead letter: " in one.getMessage()
     assert "not finished by its deadline" in one.getMessage()
 
 
 def of_worker(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "perdure.worker"]
+    """What the worker says of itself. On a busy machine, its watch may say that the loop was blocked."""
+    messages = [record.getMessage() for record in caplog.records if record.name == "perdure.worker"]
+    return [message for message in messages if message.startswith("worker ")]
 
 
 async def test_a_worker_logs_its_start_its_stop_and_what_it_waits_for(

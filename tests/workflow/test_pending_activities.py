@@ -244,7 +244,7 @@ async def test_heartbeats_by_token_put_off_the_timeout(stage: Stage) -> None:
     tokens: list[str] = []
     seen: list[Any] = []
 
-    @activity("till.wait.v1", retry=AT_ONCE, heartbeat=1.5)
+    @activity("till.wait.v1", retry=AT_ONCE, heartbeat=4.0)
     def wait() -> int:
         seen.append(activity_info().last_heartbeat)
         tokens.append(activity_info().token)
@@ -256,7 +256,7 @@ async def test_heartbeats_by_token_put_off_the_timeout(stage: Stage) -> None:
         token = await given(tokens)
         for number in range(8):
             await engine.runs.heartbeat(token, {"number": number})
-            await asyncio.sleep(0.3)  # longer in all than the timeout
+            await asyncio.sleep(0.6)  # longer in all than the timeout
         assert tokens == [token]
         assert 'said {"number":7}' in await run.why()
         # Silence: the next attempt gets the last details.
@@ -265,12 +265,12 @@ async def test_heartbeats_by_token_put_off_the_timeout(stage: Stage) -> None:
         assert await run.result("20s") == 3
     assert seen == [None, {"number": 7}]
     [record] = await run.history()
-    assert "no heartbeat was reported for 1.5 s" in Failure.read(record.payload).message
+    assert "no heartbeat was reported for 4 s" in Failure.read(record.payload).message
 
 
 async def test_a_deadline_ends_a_pending_activity(stage: Stage) -> None:
     tokens: list[str] = []
-    engine = stage.engine(asking(tokens, schedule_to_close=0.5))
+    engine = stage.engine(asking(tokens, schedule_to_close=3.0))
     async with engine.worker():
         run = await engine.start(engine.workflows["till.pay.v1"](), id="p")
         with pytest.raises(RunFailed):

@@ -44,7 +44,8 @@ async def test_an_async_step_that_takes_too_long_is_cancelled(stage: Stage) -> N
 async def test_a_sync_step_that_takes_too_long_is_left_behind_and_its_result_ignored(stage: Stage) -> None:
     go_on, returned, wanted = threading.Event(), threading.Event(), []
 
-    @step(timeout="20ms", retry=Retry.never())
+    # Long enough for a thread to begin on a busy machine.
+    @step(timeout="3s", retry=Retry.never())
     def slow() -> str:
         info = step_info()
         go_on.wait(20)
