@@ -38,9 +38,7 @@ class Subject:
         self.nodes = list(walk(program))
         self.begun = set(play.machine.begun)
         self.recorded = {node_id for node_id, places in play.machine.begun.items() if places & locations}
-        # The late outcome of a child that the code had given up has no digest, and the code saw nothing of it.
-        ended = [each for each in history if each.kind in (RecordKind.STEP, RecordKind.CHILD)]
-        completed = {each.location for each in ended if each.kind is RecordKind.STEP or each.digest}
+        completed = {each.location for each in history if each.kind in (RecordKind.STEP, RecordKind.CHILD)}
         self.completed = {node_id for node_id, places in play.machine.begun.items() if places & completed}
         self._begun, self._completed = play.machine.begun, completed
         play.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, workflow
+from perdure import Call, Context, workflow
 from perdure.core.model.record import Record
 from perdure.errors import Diverged
 from tests.replay.driver import Driver, named
@@ -209,6 +209,33 @@ def test_children_of_one_type_that_changed_places_diverge() -> None:
 
     history = history_of(calls(1, 2), "test.child.v1", "test.child.v1#2")
     assert "record 0: child 'test.child.v1'" in difference(calls(2, 1), history)
+
+
+def test_the_late_outcome_of_a_child_that_was_given_up_shows_of_which_call_it_is() -> None:
+    def calls(given_up: str) -> Flow:
+        async def flow(ctx: Context) -> Any:
+            try:
+                await ctx.call(Call.named(given_up, 10))
+            except asyncio.CancelledError:
+                ctx.uncancel()
+            second = ctx.spawn(Call.named("a.v1", 14))
+            await ctx.receive("go")
+            return await second
+
+        return flow
+
+    run = Driver(calls("a.v1"))
+    run.cancel()
+    run.late("a.v1")
+    run.message("go")
+    again = Driver(calls("a.v1"), history=run.history)
+    assert again.execution.warnings == []
+    assert again.open == ["a.v1#2"]
+    changed = Driver(calls("b.v1"), history=run.history)
+    assert changed.execution.warnings == ["child 'a.v1' was recorded with other arguments than the code gives it now"]
+    assert changed.result == 1
+    for one in (run, again):
+        assert one.execution.evict()
 
 
 def test_what_was_never_recorded_may_change_freely() -> None:

@@ -36,6 +36,7 @@ from perdure.replay.checkpoints import Checkpoints, places_below
 from perdure.replay.divergence import RecordedArguments, diverged, position
 from perdure.replay.operations import (
     ChildOperation,
+    ClosedChild,
     OpenOperation,
     OperationsApi,
     RemovedOperation,
@@ -306,15 +307,17 @@ class Execution(OperationsApi):
         started_at: int = 0, digest: str = "", attempts: int = 0, retry_at: int = 0, inbox_seq: int = 0,
     ) -> None:  # fmt: skip
         """Record a completion and let the workflow see it."""
-        child = self._open.get(location) if kind is _CHILD else None
-        if isinstance(child, RunOperation) and not started_at:
-            started_at = child.asked_at
-        if kind is _CANCEL:
+        if kind is _CHILD:
+            child = self._open.get(location)
+            call = ClosedChild.of(child) if isinstance(child, RunOperation) else self._closed_children.get(location)
+            if call is not None:
+                started_at, digest = started_at or call.asked_at, call.digest
+        elif kind is _CANCEL:
             digest = _WINS
         record = Record(
             seq=self.next_seq, kind=kind, location=location, payload=payload, failed=failed, at=max(self.time, now),
-            started_at=started_at, digest=digest if child is None else child.digest, attempts=attempts,
-            retry_at=retry_at, inbox_seq=inbox_seq, run_attempt=self._origin.attempt,
+            started_at=started_at, digest=digest, attempts=attempts, retry_at=retry_at, inbox_seq=inbox_seq,
+            run_attempt=self._origin.attempt,
         )  # fmt: skip
         self.next_seq += 1
         self.unsaved.append(record)
@@ -465,7 +468,8 @@ class Execution(OperationsApi):
         )
         payload = checkpoint_payload(replace(operation.checkpoint, first=first))
         self.record(RecordKind.SCOPE, operation.location, payload, now)
-        self._closed_children -= places_below(self._closed_children, operation.drop)
+        for place in places_below(self._closed_children, operation.drop):
+            del self._closed_children[place]
 
     def carry(self, message: Message) -> None:
         """Keep a message that came after the decision to continue as new, behind earlier ones."""
@@ -741,7 +745,7 @@ class Execution(OperationsApi):
             self._begun.pop(record.location, None)
         if record.kind is _CHILD:
             # A reopened child ends again; its parent keeps the first outcome.
-            self._closed_children.add(record.location)
+            self._closed_children[record.location] = ClosedChild(record.started_at, record.digest)
         self._close(operation)
         self._resolve(operation, record)
 
@@ -817,7 +821,7 @@ class Execution(OperationsApi):
             return future
         self._removed.add(location)
         if kind is RecordKind.CHILD:
-            self._closed_children.add(location)
+            self._closed_children[location] = ClosedChild()
         early = self._early_children.pop(location, None)
         if early is not None:
             future.set_result(self._removed_result(early))
@@ -1044,7 +1048,7 @@ class Execution(OperationsApi):
         let_go = [child for child in children if child.options.on_close in policies]
         for child in let_go:
             self._close(child)
-            self._closed_children.add(child.location)
+            self._closed_children[child.location] = ClosedChild.of(child)
         self.orphans = [*self.orphans, *let_go]
         if not self.silent:
             self.dropped += self.orphans
