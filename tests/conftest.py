@@ -128,7 +128,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _leave_other_modules_out_of_collections() -> Iterator[None]:
-    # What a module has left is there to the end, as what was collected is. Some tests collect garbage themselves.
+    # Objects that a module leaves stay to the end, as the collected tests do: a later test that collects garbage need
+    # not look at them. Garbage that becomes unreachable in a module itself is reported as before.
     yield
     gc.collect()
     gc.freeze()

@@ -54,7 +54,7 @@ SAID = {
 #: Runs an example as its command line does.
 RUNNER = """
 import logging, runpy, sys
-# A busy machine alone may block a loop.
+# Only a busy machine blocks the loop of an example.
 logging.getLogger("perdure.worker").addFilter(lambda record: "was blocked for" not in record.msg)
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")

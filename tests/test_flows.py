@@ -170,7 +170,7 @@ async def _a_schedule(url: str) -> None:
     async def tick(ctx: Context) -> None: ...
 
     async with Engine(url, [tick]) as engine, engine.worker():
-        # So late that it is still to come when it is stored: what is past fires never.
+        # So late that it is still to come when it is stored: a time in the past never fires.
         soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=2)
         await engine.schedules.create("once", tick(), At(soon))
 

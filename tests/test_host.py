@@ -184,7 +184,7 @@ async def test_a_stop_iteration_does_not_end_the_coroutine_that_awaits_it() -> N
     assert isinstance(caught.value.__cause__, StopIteration)
 
 
-async def test_giving_up_on_an_answer_leaves_the_function_running_and_harms_no_other() -> None:
+async def test_giving_up_on_an_answer_leaves_the_function_running_and_harms_no_other_call() -> None:
     host, gate, done = Host(), threading.Event(), queue.SimpleQueue[str]()
     problems: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))

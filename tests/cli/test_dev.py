@@ -78,7 +78,7 @@ class Dev:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self.seen: list[dict[str, Any]] = []
-        self._queue: Queue[dict[str, Any] | None] = Queue()
+        self._queue: Queue[str | None] = Queue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -86,7 +86,7 @@ class Dev:
         # The test may close the pipe while this thread waits for a line.
         with suppress(ValueError):
             for line in self.process.stdout:
-                self._queue.put(json.loads(line))
+                self._queue.put(line)
         self._queue.put(None)
 
     def until(self, event: str, fits: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
@@ -94,15 +94,16 @@ class Dev:
         while True:
             line = self._queue.get(timeout=90)
             assert line is not None, self.seen
-            self.seen.append(line)
-            if line["event"] == event and fits(line):
-                return line
+            said: dict[str, Any] = json.loads(line)
+            self.seen.append(said)
+            if said["event"] == event and fits(said):
+                return said
 
     def rest(self) -> list[dict[str, Any]]:
         """The lines up to the end of the process and of its children."""
         found = []
         while (line := self._queue.get(timeout=90)) is not None:
-            found.append(line)
+            found.append(json.loads(line))
         return found
 
     def await_file(self, path: Path) -> None:
@@ -268,10 +269,9 @@ def test_a_worker_that_is_killed_is_replaced_and_its_run_goes_on(perdure: Perdur
         perdure("start", URL, "flow.v1", "--id", "a", "--arg", "seconds=600")
         dev.until("started", lambda one: one["run_id"] == "a")
         os.kill(first["pid"], signal.SIGKILL)
-        # The step ends in the second process alone, however long the signal has taken.
-        (place / "step-may-end").touch()
         gone = dev.until("exited")
         assert (gone["role"], gone["pid"], gone["code"]) == ("worker", first["pid"], -signal.SIGKILL)
+        (place / "step-may-end").touch()
         second = dev.until("working")
         dev.until("reclaimed")
         dev.until("parked")

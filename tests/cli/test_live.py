@@ -44,7 +44,7 @@ class Screen:
         self._leader = leader
         self.process = process
         self.text = ""
-        # What is read may end in the middle of a character.
+        # A read may end in the middle of a character.
         self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def read_until(self, holds: Callable[[str], bool]) -> None:

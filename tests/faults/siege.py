@@ -108,15 +108,17 @@ def read(ledger: Path, killed: dict[int, int]) -> list[Execution]:
     return list(found.values())
 
 
-def fenced(executions: list[Execution], killed: dict[int, int]) -> set[int]:
-    """Those, by identity, whose run was executed again before their process was killed: they held no lease in the
-    end. All are killed at last, when the work is done."""
-    found: set[int] = set()
+def fenced(executions: list[Execution], killed: dict[int, int]) -> list[tuple[Execution, Execution]]:
+    """Executions whose run was executed again while their process lived, which held no lease any more, and the next.
+
+    All processes are killed in the end.
+    """
+    found: list[tuple[Execution, Execution]] = []
     later: dict[str, Execution] = {}
     for one in reversed(sorted_by_grant(executions)):
         after = later.get(one.run)
         if after is not None and (one.pid not in killed or after.begun < killed[one.pid]):
-            found.add(id(one))
+            found.append((one, after))
         later[one.run] = one
     return found
 

@@ -17,7 +17,8 @@ from tests.faults.homes import Home, Homes
 from tests.faults.roles import WORKFLOWS
 from tests.helpers import eventually
 
-#: Of a worker whose end others wait for, in a test that counts attempts: a busy machine must not take the lease before.
+#: Of a worker whose end others wait for, in a test that counts attempts: a busy machine must not take the lease before
+#: the kill.
 SHORT = 2.0
 #: Of the worker that ends the work, for which no test waits.
 LONG = 60.0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from perdure import Call, Engine, Status
-from perdure.core.model.worker_info import WorkerStatus
+from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
 from tests.faults import siege
 from tests.faults.family import Child, Family
 from tests.faults.homes import Homes, Look
@@ -106,14 +106,19 @@ async def test_limits_hold_while_workers_are_killed(processes: Family, homes: Ho
         async with home.looking("end") as look:
             assert look is not None
             assert await scan_store(lambda sql: _rows(look, sql)) == []
-    declared_dead = {worker.pid for worker in workers if worker.status is WorkerStatus.DEAD}
-    judge(siege.read(attack.ledger, attack.killed), attack.killed, declared_dead)
+    dead = [worker for worker in workers if worker.status is WorkerStatus.DEAD]
+    judge(siege.read(attack.ledger, attack.killed), attack.killed, dead)
 
 
-def judge(executions: list[siege.Execution], killed: dict[int, int], declared_dead: set[int]) -> None:
-    apart = siege.fenced(executions, killed)
-    # A process that lives loses what it has only if it was starved for a lease.
-    assert {one.pid for one in executions if id(one) in apart} <= declared_dead
+def judge(executions: list[siege.Execution], killed: dict[int, int], dead: list[WorkerInfo]) -> None:
+    pairs = siege.fenced(executions, killed)
+    for one, after in pairs:
+        # A process that lives loses what it has only after a lease without a heartbeat. A healthy one has three in that
+        # time; half a lease is more than the clocks of two processes differ.
+        assert any(after.granted > worker.heartbeat_at + LEASE / 2 * 1e6 for worker in dead if worker.pid == one.pid), (
+            one
+        )
+    apart = {id(one) for one, _ in pairs}
     valid = [one for one in executions if id(one) not in apart]
     assert len({one.run for one in valid}) == RUNS
     assert len(killed) > PROCESSES, "no worker was killed while there was work"

@@ -274,7 +274,7 @@ async def test_a_zombie_changes_nothing(processes: Family, homes: Homes, tmp_pat
 
 
 @pytest.mark.timeout(7200 if WHOLE else 300)
-async def test_a_worker_frozen_inside_a_transaction_breaks_nothing_and_on_a_server_delays_no_other(
+async def test_a_worker_frozen_inside_a_transaction_breaks_nothing_and_on_a_server_delays_no_other_worker(
     processes: Family, homes: Homes, tmp_path: Path
 ) -> None:
     zombies = Zombies(processes, homes, tmp_path)
@@ -284,7 +284,7 @@ async def test_a_worker_frozen_inside_a_transaction_breaks_nothing_and_on_a_serv
 
 
 @pytest.mark.timeout(7200 if WHOLE else 300)
-async def test_a_worker_frozen_before_the_execution_of_what_it_has_prepared_delays_no_other(
+async def test_a_worker_frozen_before_the_execution_of_what_it_has_prepared_delays_no_other_worker(
     processes: Family, tmp_path: Path
 ) -> None:
     """Where no limit of the server's ends its transaction, those who find it overdue do."""

@@ -18,7 +18,7 @@ from perdure import Breaker, Context, Engine, Limit, Retry, activity, step, work
 from perdure.testing.crash import CrashingHost, Trap
 
 #: A worker that the machine stops for longer loses its permits while it is inside, and the bounds hold no more.
-LEASE = 8.0
+LEASE = 4.0
 PROBES = 2
 #: It never closes by itself: everything that passes is a probe.
 BREAKER = Breaker("api", failures=1, successes=10**6, probes=PROBES, reset="50ms")

@@ -198,7 +198,7 @@ async def test_a_worker_that_begins_a_new_life_ends_the_heartbeat_of_the_former_
 
         async def is_reborn() -> bool:
             alive = [one.id for one in await store.workers() if one.status is WorkerStatus.ALIVE]
-            return bool(alive) and former.id not in alive and system.beating != [heart]
+            return bool(alive) and former.id not in alive and any(one is not heart for one in system.beating)
 
         await eventually(is_reborn)
         assert heart not in system.beating

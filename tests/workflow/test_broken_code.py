@@ -66,6 +66,7 @@ async def test_a_bug_blocks_the_run_and_undoes_nothing(stage: Stage, caplog: pyt
     assert "Its code is broken" in await run.why()
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     [told] = [record for record in errors if run.id in record.getMessage()]
+    assert [record for record in errors if record.name == "asyncio"] == []
     assert "is blocked" in told.getMessage()
     assert "name 'undefined' is not defined" in told.getMessage()
     assert told.exc_text is not None

@@ -608,7 +608,7 @@ async def test_cancelling_twice_does_not_interrupt_the_cleanup(stage: Stage) -> 
     assert done == ["refund"]
 
 
-async def test_cancelling_no_run_is_an_error(stage: Stage) -> None:
+async def test_cancelling_an_unknown_run_is_an_error(stage: Stage) -> None:
     engine = stage.engine(waiting)
     with pytest.raises(RunNotFound, match="'missing'"):
         await engine.cancel("missing")

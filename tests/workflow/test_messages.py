@@ -105,7 +105,7 @@ async def test_one_key_may_be_used_for_two_runs(stage: Stage) -> None:
         assert (await one.result("20s"), await two.result("20s")) == ([1], [2])
 
 
-async def test_a_message_to_no_run_is_refused(stage: Stage) -> None:
+async def test_a_message_to_an_unknown_run_is_refused(stage: Stage) -> None:
     engine = stage.engine(collect)
     await engine.open()
     before = await stage.dump()

@@ -36,7 +36,6 @@ from perdure.replay.checkpoints import Checkpoints, places_below
 from perdure.replay.divergence import RecordedArguments, diverged, position
 from perdure.replay.operations import (
     ChildOperation,
-    ClosedChild,
     OpenOperation,
     OperationsApi,
     RemovedOperation,
@@ -309,9 +308,11 @@ class Execution(OperationsApi):
         """Record a completion and let the workflow see it."""
         if kind is _CHILD:
             child = self._open.get(location)
-            call = ClosedChild.of(child) if isinstance(child, RunOperation) else self._closed_children.get(location)
-            if call is not None:
-                started_at, digest = started_at or call.asked_at, call.digest
+            if isinstance(child, RunOperation):
+                started_at, digest = started_at or child.asked_at, child.digest
+            else:
+                # Without a time: a trace has told of this child when the workflow gave it up.
+                digest = self._closed_children.get(location, digest)
         elif kind is _CANCEL:
             digest = _WINS
         record = Record(
@@ -745,7 +746,7 @@ class Execution(OperationsApi):
             self._begun.pop(record.location, None)
         if record.kind is _CHILD:
             # A reopened child ends again; its parent keeps the first outcome.
-            self._closed_children[record.location] = ClosedChild(record.started_at, record.digest)
+            self._closed_children[record.location] = record.digest
         self._close(operation)
         self._resolve(operation, record)
 
@@ -821,7 +822,7 @@ class Execution(OperationsApi):
             return future
         self._removed.add(location)
         if kind is RecordKind.CHILD:
-            self._closed_children[location] = ClosedChild()
+            self._closed_children[location] = ""
         early = self._early_children.pop(location, None)
         if early is not None:
             future.set_result(self._removed_result(early))
@@ -1048,7 +1049,7 @@ class Execution(OperationsApi):
         let_go = [child for child in children if child.options.on_close in policies]
         for child in let_go:
             self._close(child)
-            self._closed_children[child.location] = ClosedChild.of(child)
+            self._closed_children[child.location] = child.digest
         self.orphans = [*self.orphans, *let_go]
         if not self.silent:
             self.dropped += self.orphans

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import copy_context
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec import Struct
 
@@ -154,18 +154,6 @@ class RunOperation(OpenOperation):
         self.asked_at = asked_at
         #: Type that the result is decoded to.
         self.returns = returns
-
-
-class ClosedChild(NamedTuple):
-    """Time and digest of a call that the workflow does not await any more, for the record of a late outcome."""
-
-    asked_at: int = 0
-    digest: str = ""
-
-    @classmethod
-    def of(cls, operation: RunOperation) -> ClosedChild:
-        """Keep time and digest of an operation."""
-        return cls(operation.asked_at, operation.digest)
 
 
 class WatchOperation(RunOperation):
@@ -389,8 +377,8 @@ class OperationsApi(ABC):
         return fields
 
     @cached_property
-    def _closed_children(self) -> dict[str, ClosedChild]:
-        """By location, children whose outcome the workflow has, or does not need any more."""
+    def _closed_children(self) -> dict[str, str]:
+        """By location, the digests of children whose outcome the workflow has, or does not need any more."""
         return {}
 
     @cached_property
@@ -727,7 +715,7 @@ class OperationsApi(ABC):
             operation.future.cancel()
         elif not operation.bound:
             self._close(operation)
-            self._closed_children[operation.location] = ClosedChild.of(operation)
+            self._closed_children[operation.location] = operation.digest
 
     def finished_iterations(self, scope: Scope, upto: int) -> list[str]:
         """Return the paths of a loop's iterations before `upto` that have records."""
@@ -808,7 +796,7 @@ class OperationsApi(ABC):
         if operation.open:
             self._close(operation)
             if isinstance(operation, RunOperation):
-                self._closed_children[operation.location] = ClosedChild.of(operation)
+                self._closed_children[operation.location] = operation.digest
             if not self.replaying:
                 self.dropped.append(operation)
 

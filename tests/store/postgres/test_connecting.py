@@ -261,7 +261,7 @@ async def test_a_verb_that_is_given_up_leaves_nothing_locked(store: PostgresStor
         await waiting
     await transaction.rollback()
     await other.close()
-    # Its session may still get the lock, and ends then. One that stayed would be ended by the server, but later.
+    # The session of the verb may still get the lock, and ends then. The server ends a session that stays, but later.
     await eventually(lambda: claim_ids(store), within=10, saying="the run being free")
 
 

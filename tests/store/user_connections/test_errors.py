@@ -1,4 +1,4 @@
-"""Which errors of a user's database library another attempt may not meet."""
+"""Errors of a user's database library that another attempt may not meet."""
 
 from __future__ import annotations
 

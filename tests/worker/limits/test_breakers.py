@@ -76,7 +76,7 @@ async def waits_for_it(run: Handle[Any]) -> bool:
 async def test_it_opens_when_enough_has_failed_and_what_waits_uses_up_no_attempt(stage: Stage) -> None:
     dependency = Dependency()
 
-    @activity("breakers.call.v1", breaker=Breaker("api", failures=3, successes=2, reset="10s"), retry=QUICKLY)
+    @activity("breakers.call.v1", breaker=Breaker("api", failures=3, successes=2, reset="5s"), retry=QUICKLY)
     async def call(name: str) -> str:
         return await dependency.call(name)
 

@@ -127,7 +127,7 @@ class Locks:
         harness.system.advance(10)
         assert await store.locks("", 3) == []
 
-    async def test_a_lock_that_was_not_held_for_long_is_forgotten(self, store: Store, harness: Harness) -> None:
+    async def test_a_lock_that_has_been_free_for_long_is_forgotten(self, store: Store, harness: Harness) -> None:
         before = (await acquire(store, "n1", "old")).lock.token
         harness.system.advance(WEEK + 11)
         await acquire(store, "n2")
