@@ -16,7 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from perdure.store.url import MysqlUrl, parse
 from tests.servers.databases import execute, mysql_dsn
-from tests.servers.schemas import postgres_dsn
+from tests.servers.schemas import drop_schema, postgres_dsn
 
 Row = dict[str, Any]
 Look = Callable[[str], Awaitable[list[Row]]]
@@ -114,8 +114,7 @@ class PostgresHome:
 
     async def remove(self) -> None:
         async with self._connected() as connection:
-            await connection.execute("SET client_min_messages = warning")
-            await connection.execute(f"DROP SCHEMA IF EXISTS {self._schema} CASCADE")
+            await drop_schema(connection, self._schema)
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 from perdure.store.sql import dialect
+from tests.helpers import eventually
 from tests.servers.places import Places, dsn_of
 
 POSTGRES = "PERDURE_TEST_POSTGRES"
@@ -42,7 +44,21 @@ class Schemas(Places):
         import asyncpg
 
         connection = await asyncpg.connect(dsn)
-        await connection.execute("SET client_min_messages = warning")
         for name in names:
-            await connection.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE")
+            await drop_schema(connection, name)
         await connection.close()
+
+
+async def drop_schema(connection: Any, name: str) -> None:
+    """Drop a schema with all that is in it, if it is there."""
+    import asyncpg
+
+    async def is_dropped() -> bool:
+        # The server may still execute the last statement of a process that was killed.
+        with suppress(asyncpg.DeadlockDetectedError):
+            await connection.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE")
+            return True
+        return False
+
+    await connection.execute("SET client_min_messages = warning")
+    await eventually(is_dropped)
