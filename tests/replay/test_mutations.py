@@ -34,6 +34,9 @@ from tests.replay.mutations import (
 from tests.replay.nodes import Node
 from tests.replay.recording import Play, record
 
+# A program that diverges is let go of in the middle, and may have made coroutines that it had not begun to await.
+pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+
 EXAMPLES = 150
 #: Many short searches rather than a long one, because a search remembers all that it has tried.
 SEARCHES = 70 if os.environ.get("PERDURE_PROVE") else 1
