@@ -255,6 +255,94 @@ async def test_a_parent_calls_its_failed_children_anew_and_keeps_what_the_others
     assert world.done == {"quote": 1, "charge": 2}
 
 
+async def test_a_child_that_an_earlier_generation_abandoned_has_no_place_in_a_reopened_one(stage: Stage) -> None:
+    world = World()
+
+    @workflow("second.kid.v1")
+    async def kid(ctx: Context, name: str) -> str:
+        return f"{name}, {await ctx.receive('word', str)}"
+
+    @workflow("second.renews.v1")
+    async def renews(ctx: Context, number: int) -> str:
+        if number == 1:
+            ctx.spawn(kid("old"), on_close="abandon")
+            ctx.continue_as_new(renews(2))
+        await ctx.options(retry=ONCE).step(world.charge, 1)
+        return await ctx.call(kid("new"))
+
+    engine = stage.engine(renews, kid)
+    async with engine.worker():
+        run = await engine.start(renews(1), id="r")
+        await ends(run, Status.FAILED)
+        old = await _there(engine, "r/second.kid.v1")
+        await old.send("word", "late")
+        assert await old.result("20s") == "old, late"
+        world.broken = False
+        await run.retry()
+        new = await _there(engine, "r~2/second.kid.v1")
+        await new.send("word", "right")
+        assert await run.result("20s") == "new, right"
+
+
+@pytest.mark.parametrize("id", [None, "the-child"], ids=["its id by its place", "an id of its own"])
+async def test_a_child_that_was_stopped_and_retried_is_waited_for_by_its_retried_parent(
+    stage: Stage, id: str | None
+) -> None:
+    world = World()
+
+    @workflow("second.stopped.v1")
+    async def stopped(ctx: Context) -> str:
+        return await ctx.receive("word", str)
+
+    @workflow("second.stops.v1")
+    async def stops(ctx: Context) -> str:
+        child = ctx.spawn(stopped(), id=id)
+        await ctx.receive("go")
+        await ctx.options(retry=ONCE).step(world.charge, 1)
+        return await child
+
+    engine = stage.engine(stops, stopped)
+    async with engine.worker():
+        run = await engine.start(stops(), id="r")
+        child = await _there(engine, id or "r/second.stopped.v1")
+        await until(child, Status.WAITING)
+        await run.send("go")
+        await ends(run, Status.FAILED)
+        await until(child, Status.CANCELLED)
+        await child.retry()
+        await until(child, Status.WAITING)
+        world.broken = False
+        await run.retry()
+        await until(run, Status.WAITING)
+        await child.send("word", "done")
+        assert await run.result("20s") == "done"
+    assert len((await engine.runs.list(parent="r")).runs) == 1
+
+
+async def test_a_failed_child_that_was_retried_gives_its_result_to_its_retried_parent(stage: Stage) -> None:
+    world = World()
+
+    @workflow("second.mended.v1")
+    async def mended(ctx: Context) -> str:
+        return await ctx.options(retry=ONCE).step(world.charge, 1)
+
+    @workflow("second.mends.v1")
+    async def mends(ctx: Context) -> str:
+        return await ctx.call(mended())
+
+    engine = stage.engine(mends, mended)
+    async with engine.worker():
+        run = await engine.start(mends(), id="r")
+        await ends(run, Status.FAILED)
+        child = await _there(engine, "r/second.mended.v1")
+        world.broken = False
+        await child.retry()
+        assert await child.result("20s") == "paid 1"
+        await run.retry()
+        assert await run.result("20s") == "paid 1"
+    assert world.done == {"charge": 2}
+
+
 async def _there(engine: Engine, run_id: str) -> Handle[Any]:
     async def found() -> bool:
         return any(run.id == run_id for run in (await engine.runs.list()).runs)

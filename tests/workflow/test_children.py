@@ -1,11 +1,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from perdure import Call, Context, Retry, RunCancelled, RunExists, RunFailed, Status, StepFailed, step, workflow
+from perdure import (
+    Call,
+    Context,
+    Engine,
+    Handle,
+    Retry,
+    RunCancelled,
+    RunExists,
+    RunFailed,
+    Status,
+    StepFailed,
+    step,
+    workflow,
+)
 from perdure.admin import RecordKind
 from perdure.errors import BadArguments
 from tests.helpers import eventually
@@ -289,3 +304,131 @@ async def test_giving_up_a_call_never_reaches_a_run_that_is_not_a_child(stage: S
             assert await (await engine.start(call)).result("20s") == "gave up"
         await stranger.send("word", "unharmed")
         assert await stranger.result("20s") == "unharmed"
+
+
+async def test_a_child_that_an_attempt_has_given_up_is_another_run_in_the_next_attempt(stage: Stage) -> None:
+    attempts: list[int] = []
+
+    @step(retry=Retry.never())
+    async def fail_once() -> None:
+        await eventually(is_started, saying="the child")
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise ValueError("once")
+
+    @workflow("family.fickle.v1", retry=Retry.fixed("1ms", attempts=2))
+    async def fickle(ctx: Context) -> str:
+        call = ctx.call(patient())
+        try:
+            await ctx.step(fail_once)
+        except ValueError:
+            call.cancel()
+            raise
+        return await call
+
+    engine = stage.engine(fickle, patient)
+
+    async def is_started() -> bool:
+        return bool((await engine.runs.list(type="family.patient.v1")).runs)
+
+    async with engine.worker():
+        run = await engine.start(fickle(), id="p")
+        await until(await there(engine, "p/family.patient.v1"), Status.CANCELLED)
+        second = await there(engine, "p/family.patient.v1@2")
+        await until(run, Status.WAITING)
+        await second.send("word", "anew")
+        assert await run.result("20s") == "anew"
+    told = [record for record in await run.history() if record.kind is RecordKind.CHILD]
+    assert [(record.run_attempt, record.failed) for record in told] == [(1, True), (2, False)]
+
+
+async def test_a_child_that_an_attempt_has_given_up_and_that_ended_at_once_is_recorded_as_it_ended(
+    stage: Stage,
+) -> None:
+    attempts: list[int] = []
+
+    @step(retry=Retry.never())
+    async def fail_once() -> None:
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise ValueError("once")
+
+    @workflow("family.slow.to.fail.v1", retry=Retry.fixed("1ms", attempts=2))
+    async def slow_to_fail(ctx: Context) -> str:
+        call = ctx.call(patient())
+        if await ctx.receive("order", str) == "give up":
+            call.cancel()
+            await ctx.receive("go on")
+        await ctx.step(fail_once)
+        return "done"
+
+    engine = stage.engine(slow_to_fail, patient)
+    async with engine.worker():
+        run = await engine.start(slow_to_fail(), id="p")
+        child = await there(engine, "p/family.patient.v1")
+        await until(child, Status.WAITING)
+        await run.send("order", "give up")
+        await until(child, Status.CANCELLED)
+        await until_recorded(run, 2)
+        await run.send("go on")
+        assert await run.result("20s") == "done"
+    told = [record for record in await run.history() if record.kind is RecordKind.CHILD and record.run_attempt == 1]
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["that waits", "that has yet to call"])
+async def test_the_end_of_a_failed_child_that_was_retried_is_not_that_of_the_one_in_the_next_attempt(
+    stage: Stage, waits: bool
+) -> None:
+    failures: Counter[str] = Counter()
+
+    @step(retry=Retry.never())
+    async def fail_once(what: str) -> str:
+        failures[what] += 1
+        if failures[what] == 1:
+            raise ValueError(f"{what} is down")
+        return what
+
+    @workflow("family.named.v1")
+    async def named(ctx: Context, name: str) -> str:
+        await ctx.step(fail_once, "the child")
+        return f"{name}, {await ctx.receive('word', str)}"
+
+    @workflow("family.of.two.v1", retry=Retry.fixed("1ms", attempts=2))
+    async def of_two(ctx: Context) -> str:
+        try:
+            name = await ctx.step(fail_once, "the parent")
+        except ValueError:
+            name = "nothing"
+        else:
+            await ctx.receive("call")
+        return await ctx.call(named(name))
+
+    engine = stage.engine(of_two, named)
+    async with engine.worker():
+        run = await engine.start(of_two(), id="p")
+        first = await there(engine, "p/family.named.v1")
+        await until(first, Status.FAILED)
+        await until(run, Status.WAITING)
+        if waits:
+            await run.send("call")
+            await until(await there(engine, "p/family.named.v1@2"), Status.WAITING)
+        await first.retry()
+        await first.send("word", "late")
+        assert await first.result("20s") == "nothing, late"
+        if not waits:
+            await run.send("call")
+        second = await there(engine, "p/family.named.v1@2")
+        await second.send("word", "right")
+        assert await run.result("20s") == "the parent, right"
+        assert await second.result("20s") == "the parent, right"
+
+
+async def there(engine: Engine, run_id: str) -> Handle[Any]:
+    """Wait until a run is there."""
+
+    async def found() -> bool:
+        return any(run.id == run_id for run in (await engine.runs.list()).runs)
+
+    await eventually(found, saying=f"run {run_id!r}")
+    return await engine.get(run_id)

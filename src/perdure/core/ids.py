@@ -74,6 +74,16 @@ def child_id(parent_id: str, location: str) -> str:
     return f"{parent_id.encode()[:room].decode(errors='ignore')}/~{digest}"
 
 
+def children_base(run_id: str, life: int) -> str:
+    """Base of the ids of a run's children: a run that continues as new has children of its own."""
+    return run_id if life == 1 else f"{run_id}~{life}"
+
+
+def child_place(location: str, failures: int) -> str:
+    """Location by which the id of a child is made: each call after a failure, in another attempt, is another run."""
+    return f"{location}@{failures + 1}" if failures else location
+
+
 def short_key(text: str) -> str:
     """The text itself if it fits a column of keys, else a digest of it."""
     if len(text) <= _KEY_CHARACTERS:

@@ -471,6 +471,28 @@ class Execution(OperationsApi):
         self.record(RecordKind.SCOPE, operation.location, payload, now)
         for place in places_below(self._closed_children, operation.drop):
             del self._closed_children[place]
+            self._given_up.pop(place, None)
+
+    def record_given_up(self) -> None:
+        """Record children as failed that this attempt has cancelled and that have not ended.
+
+        Another attempt follows, which calls each of them anew: as another run, and not as the one that is stopped.
+        """
+        for location, digest in self._given_up.items():
+            error = RunCancelled(
+                f"the child at {location!r} of run {self.run_id!r} was told to stop, and had not ended before another "
+                "attempt began",
+                run_id=self.run_id,
+            )
+            # Without a time, as in `record`. The workflow, which has its outcome, does not see it.
+            self.unsaved.append(
+                Record(
+                    seq=self.next_seq, kind=_CHILD, location=location, payload=self.describe(error), failed=True,
+                    at=self.time, digest=digest, run_attempt=self._origin.attempt,
+                )
+            )  # fmt: skip
+            self.next_seq += 1
+        self._given_up.clear()
 
     def carry(self, message: Message) -> None:
         """Keep a message that came after the decision to continue as new, behind earlier ones."""
@@ -724,6 +746,7 @@ class Execution(OperationsApi):
         operation = self._open.get(record.location)
         if operation is None and record.kind is _CHILD:
             if record.location in self._closed_children:
+                self._given_up.pop(record.location, None)
                 return
             if self._origin.attempt > 1:
                 self._early_children[record.location] = record

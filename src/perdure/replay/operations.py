@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.snapshot import FIXED
-from perdure.core.ids import WATCH_KEY, child_id, short_key, watch_key
+from perdure.core.ids import WATCH_KEY, child_id, child_place, children_base, short_key, watch_key
 from perdure.core.model.headers import Headers, headers_of, inherit_headers
 from perdure.core.model.outputs import WantedOutput
 from perdure.core.model.record import Message, Record, RecordKind
@@ -382,6 +382,11 @@ class OperationsApi(ABC):
         return {}
 
     @cached_property
+    def _given_up(self) -> dict[str, str]:
+        """By location, the digests of children that the workflow has cancelled and whose end is not recorded."""
+        return {}
+
+    @cached_property
     def _early_children(self) -> dict[str, Record]:
         """By location, outcomes of children that the workflow has not asked for yet."""
         return {}
@@ -398,9 +403,8 @@ class OperationsApi(ABC):
 
     @property
     def _parent(self) -> str:
-        """Base of the ids of children: a run that continues as new has children of its own."""
-        life = self._origin.life
-        return self.run_id if life == 1 else f"{self.run_id}~{life}"
+        """Base of the ids of children."""
+        return children_base(self.run_id, self._origin.life)
 
     @property
     def _key(self) -> str:
@@ -446,21 +450,25 @@ class OperationsApi(ABC):
         return self._mailbox.waits()
 
     def is_from_earlier_generation(self, message: Message) -> bool:
-        """True if a message is the end of a child of an earlier generation, or of a run that is not waited for.
+        """True if a message is the end of a child that an earlier call has started, or of a run that is not waited for.
 
-        A child of this generation may be at the same location.
+        That is a child of an earlier generation, or one that failed in an earlier attempt and was retried by itself.
+        Another child may be at the same location now.
         """
         if message.kind is RecordKind.CHILD and message.key.startswith(WATCH_KEY):
             awaited = self._open.get(message.name)
             return not isinstance(awaited, WatchOperation) or awaited.key != message.key
-        if self._origin.life == 1 or message.kind is not RecordKind.CHILD or not message.key.startswith("child:"):
+        if message.kind is not RecordKind.CHILD or not message.key.startswith("child:"):
             return False
         called = self._open.get(message.name)
-        places = (message.name, self._earlier.child_location(message.name))
-        own = [child_id(self._parent, place) for place in places]
         if isinstance(called, ChildOperation):
-            own.append(called.child_id)
-        return not message.key.startswith(tuple(f"child:{id}:" for id in own))
+            return not message.key.startswith(f"child:{called.child_id}:")
+        failures = self._earlier.failures(message.name)
+        failed = [child_id(self._parent, child_place(message.name, number)) for number in range(failures)]
+        if message.key.startswith(tuple(f"child:{id}:" for id in failed)):
+            return True
+        current = child_id(self._parent, child_place(message.name, failures))
+        return self._origin.life > 1 and not message.key.startswith(f"child:{current}:")
 
     def forget_watches(self, answered: Collection[str]) -> None:
         """Do not register waits for other runs whose outcomes, by their keys, are there."""
@@ -797,6 +805,8 @@ class OperationsApi(ABC):
             self._close(operation)
             if isinstance(operation, RunOperation):
                 self._closed_children[operation.location] = operation.digest
+            if isinstance(operation, ChildOperation):
+                self._given_up[operation.location] = operation.digest
             if not self.replaying:
                 self.dropped.append(operation)
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from perdure.core.codec.failure import Failure, type_name
+from perdure.core.ids import child_place
 from perdure.core.model.record import Record, RecordKind
 from perdure.errors import StepInterrupted
 from perdure.workflow.saga import UNDO
@@ -65,8 +66,11 @@ class EarlierAttempts:
 
     def child_location(self, location: str) -> str:
         """Location of a child. One that failed in an earlier attempt gets a new location, and so a new run."""
-        failures = self._failed_children.count(location)
-        return f"{location}@{failures + 1}" if failures else location
+        return child_place(location, self.failures(location))
+
+    def failures(self, location: str) -> int:
+        """Number of children that were called there and failed."""
+        return self._failed_children.count(location)
 
 
 def _without_set_aside(earlier: Sequence[Record], messages: list[Record]) -> tuple[Record, ...]:

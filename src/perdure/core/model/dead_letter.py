@@ -105,6 +105,8 @@ class RequeueRecord(Struct, frozen=True, kw_only=True):
     generation: int
     #: JSON of its `Failure`.
     error: str
+    #: Number of the last entry of its inbox. Earlier versions wrote none.
+    inbox: int = 0
 
     @classmethod
     def from_json(cls, payload: str) -> RequeueRecord:

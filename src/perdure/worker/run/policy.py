@@ -132,6 +132,7 @@ def state_after_outcome(
         if again is not None:
             if execution.unobeyed is not None:
                 draft.stop_next_attempt(execution.unobeyed, run)
+            execution.record_given_up()
             # The next attempt takes the children up again. A cancellation that came too late for this attempt ends it
             # at once.
             return replace(again, wake_at=now) if execution.cancel_requested else again

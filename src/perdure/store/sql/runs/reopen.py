@@ -28,8 +28,6 @@ from perdure.core.model.run import (
     kept_seed,
 )
 from perdure.core.model.turn import Lease, Turn
-from perdure.core.time.duration import NEVER
-from perdure.errors import RunCancelled
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Row, Transaction, placeholders
 from perdure.store.sql.packing import PACKED
@@ -38,7 +36,6 @@ from perdure.store.sql.rows import (
     RECORD,
     RUN,
     event_json,
-    failure,
     to_json,
     to_message,
     to_records,
@@ -46,6 +43,7 @@ from perdure.store.sql.rows import (
     values,
 )
 from perdure.store.sql.runs.create import CHUNK, create
+from perdure.store.sql.runs.late_children import REOPENED, heard, untold
 from perdure.store.sql.runs.outputs import write_outputs
 from perdure.store.sql.singletons import hold_back_again
 from perdure.store.sql.turn import INSERT_RECORD, RECORD_COLUMNS, record_row
@@ -78,27 +76,6 @@ _CONSUME = """
 UPDATE perdure_messages
 SET consumed = 1, payload = NULL
 WHERE run_id = :run_id AND consumed = 0
-"""
-
-#: Children whose end the parent was never told of, because it had ended before.
-_UNTOLD = """
-SELECT c.id, c.generation, c.parent_location, c.status, c.output, c.error,
-  (SELECT COUNT(*) FROM perdure_messages m WHERE m.run_id = c.id AND m.kind = 'cancel')
-FROM perdure_runs c
-WHERE c.parent_id = :run_id AND c.parent_location IS NOT NULL AND (c.finished_at = 0 OR c.finished_at >= :since)
-ORDER BY c.id
-"""
-
-_TOLD = """
-SELECT message_key
-FROM perdure_messages
-WHERE run_id = :run_id AND kind = 'child'
-"""
-
-_LET_GO = """
-UPDATE perdure_runs
-SET parent_location = NULL
-WHERE id = :run_id AND finished_at = 0
 """
 
 #: Every way to go again raises the token: a run whose token is 0 is known to have no history, and a worker that has the
@@ -196,7 +173,7 @@ async def retry(tx: Transaction, request: RetryRequest) -> RetryResult:
     if run is None:
         return RetryResult(RetryOutcome.UNKNOWN)
     # The token alone would not do: the claim of another worker raises it, too.
-    keys = {"ended": f"requeue:{request.token}", "unfinished": f"retry:{request.token}"}
+    keys = {"ended": f"{REOPENED}{request.token}", "unfinished": f"retry:{request.token}"}
     if await tx.fetch(_KNOWN, {"run_id": run.id, **keys}):
         return RetryResult(RetryOutcome.OPEN if _is_as_wanted(run, request) else RetryOutcome.OTHERWISE, run.generation)
     begins_anew = await _begins_anew(tx, run, request)
@@ -363,6 +340,7 @@ async def _record(tx: Transaction, run: Run, cause: RetryCause, key: str) -> Non
         generation=run.generation,
         # The error of a failed attempt is in the history.
         error="{}" if failing else run.error or "{}",
+        inbox=run.inbox_seq,
     )
     await write_outputs(tx, [(run.id, NewOutput(kind=OutputKind.REQUEUE, name="", payload=to_json(payload), key=key))])
 
@@ -383,36 +361,12 @@ async def absorb_inbox(tx: Transaction, run: Run) -> None:
             seq=0, kind=message.kind, location=message.name, payload=message.payload, failed=message.failed, at=at,
             inbox_seq=message.seq, run_attempt=run.attempt,
         )
-        for message in values(to_message, await tx.fetch(_UNREAD, of_run))
+        for message in await heard(tx, run, values(to_message, await tx.fetch(_UNREAD, of_run)))
         if message.kind in _RECORDED
     ]  # fmt: skip
-    late += await _untold(tx, run, at)
+    late += await untold(tx, run, at)
     await _write(tx, run.id, run.token, run.nonce, _numbered(late, seq))
     await tx.execute(_CONSUME, of_run)
-
-
-async def _untold(tx: Transaction, run: Run, at: int) -> list[Record]:
-    since = run.finished_at or NEVER
-    children = await tx.fetch(_UNTOLD, {"run_id": run.id, "since": since})
-    if not children:
-        return []
-    told = {key for (key,) in await tx.fetch(_TOLD, {"run_id": run.id})}
-    records: list[Record] = []
-    for child_id, generation, location, status, output, error, stops in children:
-        if f"child:{child_id}:{generation}" in told or not (stops or Status(status).finished):
-            continue
-        completed = status == Status.COMPLETED
-        reason = error or failure(RunCancelled, f"run {child_id!r} was told to stop when its parent {run.id!r} ended")
-        records.append(
-            Record(
-                seq=0,  # equivalent: constant: `_numbered` sets it
-                kind=RecordKind.CHILD, location=location, payload=output if completed else reason,
-                failed=not completed, at=at, run_attempt=run.attempt,
-            )
-        )  # fmt: skip
-        if not Status(status).finished:
-            await tx.execute(_LET_GO, {"run_id": child_id})
-    return records
 
 
 def _numbered(records: Iterable[Record], first: int) -> list[Record]:

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from perdure.core.model.dead_letter import RequeueRecord
 from perdure.core.model.outputs import OutputKind
 from perdure.core.model.record import RecordKind, SendOutcome
-from perdure.core.model.run import Fork, Reason, RetryOutcome, Status, random_source
-from perdure.core.model.turn import Block, Finish, NextState, RetryLater, TurnOutcome
+from perdure.core.model.run import ABANDONED, Fork, Reason, RetryOutcome, Status, random_source
+from perdure.core.model.turn import Block, ContinueAsNew, Finish, NextState, RetryLater, TurnOutcome
 from perdure.core.time.duration import NEVER
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
@@ -219,6 +219,117 @@ class Families:
         lease = await lease_of(store, "parent", "w3")
         await commit(store, lease, children=(a_child("mine"),), next=a_park(reason=Reason.CHILD))
         assert [(one.name, one.payload) for one in await store.inbox("parent", 0)] == [("call-mine", "7")]
+
+    @pytest.mark.parametrize("when", ["unread", "afterwards"])
+    @pytest.mark.parametrize("id", ["parent/call", "mine"], ids=["id by its place", "id of its own"])
+    async def test_a_child_from_before_continue_as_new_is_not_heard(self, store: Store, id: str, when: str) -> None:
+        lease = await held(store, "parent")
+        old = a_child(id, location="call", write_id=f"{ABANDONED}parent:1:call:1")
+        await commit(store, lease, children=(old,))
+        child = await lease_of(store, id)
+        await commit(store, lease, next=ContinueAsNew(TYPE, "2", 0))
+        lease = await lease_of(store, "parent", "w2")
+        if when == "unread":
+            await commit(store, child, next=Finish(Status.COMPLETED, "7"))
+        await commit(store, lease, a_record(0), next=FAILED)
+        if when == "afterwards":
+            await commit(store, child, next=Finish(Status.COMPLETED, "7"))
+        await reopen(store, "parent")
+        assert [record.location for record in await store.history("parent")] == ["step-0"]
+        assert await store.inbox("parent", 0) == []
+
+    @pytest.mark.parametrize("when", ["unread", "afterwards"])
+    @pytest.mark.parametrize("id", ["parent~2/call", "mine"], ids=["id by its place", "id of its own"])
+    async def test_a_child_from_after_continue_as_new_is_heard(self, store: Store, id: str, when: str) -> None:
+        await commit(store, await held(store, "parent"), next=ContinueAsNew(TYPE, "2", 0))
+        lease = await lease_of(store, "parent", "w2")
+        await commit(store, lease, children=(a_child(id, location="call", write_id="parent:2:call:1"),))
+        child = await lease_of(store, id)
+        if when == "unread":
+            await commit(store, child, next=Finish(Status.COMPLETED, "7"))
+        await commit(store, lease, next=FAILED)
+        if when == "afterwards":
+            await commit(store, child, next=Finish(Status.COMPLETED, "7"))
+        await reopen(store, "parent")
+        assert [(r.location, r.payload) for r in await store.history("parent")] == [("call", "7")]
+
+    async def test_what_the_run_was_told_of_other_runs_is_asked_anew(self, store: Store) -> None:
+        lease = await held(store, "parent")
+        await store.send([a_message("parent", key="watch:1.1:a", kind=RecordKind.CHILD)], ACTOR)
+        await commit(store, lease, next=FAILED)
+        await reopen(store, "parent")
+        assert await store.history("parent") == []
+        assert await store.inbox("parent", 0) == []
+
+    async def test_a_child_that_goes_on_since_it_was_stopped_and_reopened_is_waited_for(self, store: Store) -> None:
+        lease = await held(store, "parent")
+        await commit(store, lease, children=(a_child("busy"),))
+        child = await lease_of(store, "busy")
+        stop = a_message("busy", key="stop", kind=RecordKind.CANCEL, only_child_of="parent")
+        await commit(store, lease, sends=(stop,), next=FAILED)
+        await commit(store, child, next=CANCELLED)
+        await reopen(store, "busy")
+        await reopen(store, "parent")
+        assert await store.history("parent") == []
+        lease = await lease_of(store, "parent", "w2")
+        await commit(store, lease, children=(a_child("busy"),), next=a_park(reason=Reason.CHILD))
+        busy = next(one for one in await store.leases("w2") if one.run_id == "busy")
+        await commit(store, busy, next=Finish(Status.COMPLETED, "7"))
+        assert [(one.name, one.payload) for one in await store.inbox("parent", 0)] == [("call-busy", "7")]
+
+    async def test_a_child_that_is_stopped_again_after_it_was_reopened_is_let_go_of(self, store: Store) -> None:
+        lease = await held(store, "parent")
+        await commit(store, lease, children=(a_child("busy"),))
+        child = await lease_of(store, "busy")
+        await store.cancel("busy", "", "c1", ACTOR)
+        await commit(store, child, next=CANCELLED)
+        await reopen(store, "busy")
+        await store.cancel("busy", "", "c2", ACTOR)
+        await commit(store, lease, next=FAILED)
+        await reopen(store, "parent")
+        assert [record.failed for record in await store.history("parent")] == [True]
+        busy = await store.get("busy")
+        assert busy is not None
+        assert busy.parent_location is None
+
+    async def test_an_unread_failure_of_a_child_that_goes_on_since_is_not_remembered(self, store: Store) -> None:
+        lease = await held(store, "parent")
+        await commit(store, lease, children=(a_child("busy"),))
+        await commit(store, await lease_of(store, "busy"), next=FAILED)
+        await reopen(store, "busy")
+        await commit(store, lease, next=FAILED)
+        await reopen(store, "parent")
+        assert await store.history("parent") == []
+
+    async def test_a_child_whose_failure_is_in_the_history_counts_once(self, store: Store) -> None:
+        lease = await held(store, "parent")
+        given_up = a_record(0, "call", kind=RecordKind.CHILD, failed=True)
+        await commit(store, lease, children=(a_child("parent/call", location="call"),))
+        child = await lease_of(store, "parent/call")
+        await store.cancel("parent/call", "", "c1", ACTOR)
+        await commit(store, lease, given_up, next=FAILED)
+        await commit(store, child, next=CANCELLED)
+        await reopen(store, "parent")
+        assert await store.history("parent") == [given_up]
+
+    @pytest.mark.parametrize("another", [False, True], ids=["the last", "called anew since"])
+    async def test_a_failed_child_that_was_reopened_and_succeeded_counts_if_it_is_the_last(
+        self, store: Store, another: bool
+    ) -> None:
+        lease = await held(store, "parent")
+        failed = a_record(0, "call", kind=RecordKind.CHILD, failed=True)
+        await commit(store, lease, children=(a_child("parent/call", location="call"),))
+        await commit(store, await lease_of(store, "parent/call"), next=FAILED)
+        await commit(store, lease, failed, read=1, next=RetryLater(START, "{}"))
+        lease = await lease_of(store, "parent", "w2")
+        if another:
+            await commit(store, lease, children=(a_child("parent/call@2", location="call"),))
+        await commit(store, lease, next=FAILED)
+        await reopen(store, "parent/call")
+        child = await lease_of(store, "parent/call", "w3")
+        await commit(store, child, next=Finish(Status.COMPLETED, "7"))
+        await reopen(store, "parent")
+        assert [r.payload for r in await store.history("parent") if not r.failed] == ([] if another else ["7"])
 
     async def test_a_child_that_is_opened_again_tells_its_parent_of_each_end(self, store: Store) -> None:
         lease = await held(store, "parent")
