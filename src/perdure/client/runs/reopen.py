@@ -20,6 +20,7 @@ from perdure.core.ids import check_name
 from perdure.core.model.attributes import make_attributes
 from perdure.core.model.dead_letter import dead_letter_reason
 from perdure.core.model.record import Record, RecordKind
+from perdure.core.model.record_order import last_applied, without_broken
 from perdure.core.model.run import Fork, NewRun, RetryOutcome, RetryRequest, Run, kept_seed
 from perdure.core.option_checks import check_text, no_option
 from perdure.core.pinning import base_queue
@@ -369,15 +370,17 @@ def _edited(session: Session, source: Run, past: Sequence[Record], results: Mapp
 
 
 def _fork(source: Run, past: Sequence[Record], step: str, new: NewRun, salt: str) -> Fork:
-    if not past:
+    # Before the last record that lets the code go on: it leads to the step, whose arguments are drawn anew.
+    cut = max(0, last_applied(past := without_broken(past)) - 1)
+    head, tail = past[:cut], [record for record in past[cut:] if record.kind is not RecordKind.FORK]
+    if not tail:
         return Fork(run=new, source=source.id, step=step, records=(), started_at=0, seed="")
     said = msgspec.json.encode({"run": source.id, "step": step, "salt": salt}).decode()
-    # Before the last record, which leads to the step: the arguments of the step are drawn anew.
-    mark = Record(
-        seq=0, kind=RecordKind.FORK, location="", payload=said, at=past[-1].at if len(past) == 1 else past[-2].at
-    )
+    mark = Record(seq=0, kind=RecordKind.FORK, location="", payload=said, at=(head or tail)[-1 if head else 0].at)
+    # Without a second mark, earlier versions would take more than one record for records of the fork itself.
+    ends = [replace(mark, at=tail[-1].at)] if len(tail) > 1 else []
     entries = count(1)
-    numbers = {record.seq: seq + (seq == len(past) - 1) for seq, record in enumerate(past)}
+    numbers = {record.seq: seq + (seq >= cut) for seq, record in enumerate([*head, *tail])}
     kept, changed = list(numbers), list(numbers.values())
     records = tuple(
         replace(
@@ -388,8 +391,9 @@ def _fork(source: Run, past: Sequence[Record], step: str, new: NewRun, salt: str
             # It names the record of the message that was set aside.
             digest=str(numbers.get(int(record.digest), -1)) if record.kind is RecordKind.ASIDE else record.digest,
         )
-        for seq, record in enumerate((*past[:-1], mark, past[-1]))
+        for seq, record in enumerate([*head, mark, *tail, *ends])
     )
     began = source.started_at if past[0].run_attempt == source.attempt else past[0].at
-    seed = kept_seed(source.seed, source.generation, 1)
+    # The code comes to the step before a record is applied: all that it draws is drawn anew.
+    seed = kept_seed(source.seed, source.generation, 1) if last_applied(past) else salt
     return Fork(run=new, source=source.id, step=step, records=records, started_at=began, seed=seed)
