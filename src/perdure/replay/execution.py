@@ -728,7 +728,8 @@ class Execution(OperationsApi):
         if operation is None and record.kind is _CHILD:
             if record.location in self._closed_children:
                 return
-            if self._origin.attempt > 1:
+            # A child that this attempt had called has its digest there.
+            if self._origin.attempt > 1 and not record.digest:
                 self._early_children[record.location] = record
                 return
         if operation is None and self.checkpoints.is_behind(record):
