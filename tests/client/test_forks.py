@@ -45,7 +45,7 @@ class Till:
         self.used.append(list(values))
         return values
 
-    def on_connection(self, connection: object) -> int:
+    async def on_connection(self, connection: object) -> int:
         return 7
 
 
@@ -170,6 +170,68 @@ async def test_the_arguments_of_the_step_are_drawn_anew_behind_a_failed_attempt_
         copy = await source.fork(from_step="charge")
         await copy.result("20s")
     assert len(set(till.keys)) == len(till.keys) == 2
+
+
+@pytest.mark.parametrize("first", [False, True])
+async def test_the_arguments_of_the_step_are_drawn_anew_behind_a_message_that_came_while_it_went_on(
+    stage: Stage, first: bool
+) -> None:
+    till, began, arrived = Till(), asyncio.Event(), asyncio.Event()
+
+    async def charge(key: str) -> None:
+        began.set()
+        await arrived.wait()
+        till.charge(key)
+
+    @workflow("forks.meanwhile.v1")
+    async def meanwhile(ctx: Context) -> int:
+        if not first:
+            await ctx.step(till.quote)
+        await ctx.step(charge, str(ctx.uuid()))
+        return await ctx.receive("note", int)
+
+    engine = stage.engine(meanwhile)
+    async with engine.worker():
+        source = await engine.start(meanwhile())
+        await began.wait()
+        await source.send("note", 1)
+        await until_recorded(source, 1 if first else 2)
+        arrived.set()
+        await source.result("20s")
+        assert [record.kind for record in await source.history()][-2:] == [RecordKind.MESSAGE, RecordKind.STEP]
+        copy = await source.fork(from_step="charge")
+        assert await copy.result("20s") == 1
+    assert len(set(till.keys)) == len(till.keys) == 2
+
+
+async def test_arguments_of_copied_steps_stay_as_they_are(stage: Stage) -> None:
+    till, done = Till(), asyncio.Event()
+
+    async def charge(key: str) -> None:
+        await done.wait()
+        till.charge(key)
+
+    @workflow("forks.beside.v1")
+    async def beside(ctx: Context) -> None:
+        async def other() -> None:
+            await ctx.step(till.quote)
+            await ctx.options(name="second").step(till.charge, str(ctx.uuid()))
+
+        await asyncio.gather(ctx.step(charge, "key"), other())
+        await ctx.step(till.use, [1])
+
+    engine = stage.engine(beside)
+    async with engine.worker():
+        source = await engine.start(beside())
+        await eventually(lambda: is_recorded(source, "second"))
+        done.set()
+        await source.result("20s")
+        copy = await source.fork(from_step="charge")
+        await copy.result("20s")
+        # The branch beside the step has drawn its key as in the source, so the mark is not before the step is called.
+        places = ["Till.quote", "", "second", "charge", "Till.use"]
+        assert [record.location for record in await copy.history()] == places
+    assert till.keys[1:] == ["key", "key"]
 
 
 async def test_a_fork_of_a_fork_from_the_record_behind_its_mark_draws_its_arguments_anew(stage: Stage) -> None:
