@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from perdure import Call, Context, workflow
-from perdure.core.model.record import Record
+from perdure.core.model.record import Record, RecordKind
 from perdure.errors import Diverged
-from tests.replay.driver import Driver, named
+from tests.replay.driver import START, Driver, named
 
 Flow = Callable[[Context], Any]
 
@@ -236,6 +236,46 @@ def test_the_late_outcome_of_a_child_that_was_given_up_shows_of_which_call_it_is
     assert changed.result == 1
     for one in (run, again):
         assert one.execution.evict()
+
+
+def test_the_outcome_of_a_child_that_a_later_attempt_had_called_is_not_taken_for_an_early_one() -> None:
+    def calls(argument: int, *, late: bool = False) -> Flow:
+        async def flow(ctx: Context) -> Any:
+            if late:
+                await ctx.receive("go")
+            got = await ctx.call(Call.named("a.v1", argument))
+            if not late:
+                await ctx.receive("go")
+            return got
+
+        return flow
+
+    async def without(ctx: Context) -> str:
+        await ctx.receive("go")
+        return "no child called"
+
+    failed = Record(seq=0, kind=RecordKind.STEP, location="x", payload="1", at=START)
+    run = Driver(calls(1), attempt=2, history=[failed])
+    run.complete("a.v1", 10)
+    run.message("go")
+    again = Driver(calls(1), attempt=2, history=run.history)
+    assert (again.result, again.execution.warnings) == (10, [])
+    for changed in (calls(2, late=True), calls(1, late=True), without):
+        with pytest.raises(Diverged) as caught:
+            Driver(changed, attempt=2, history=run.history)
+        assert caught.value.expected == "record 1: child 'a.v1'"
+
+
+def test_an_outcome_that_came_before_a_later_attempt_had_called_the_child_is_kept_for_its_call() -> None:
+    async def flow(ctx: Context) -> Any:
+        await ctx.receive("go")
+        return await ctx.call(Call.named("a.v1", 1))
+
+    failed = Record(seq=0, kind=RecordKind.STEP, location="x", payload="1", at=START)
+    run = Driver(flow, attempt=2, history=[failed])
+    run.late("a.v1")
+    run.message("go")
+    assert run.result == Driver(flow, attempt=2, history=run.history).result == 1
 
 
 def test_what_was_never_recorded_may_change_freely() -> None:

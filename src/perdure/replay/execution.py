@@ -26,6 +26,7 @@ from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import AttemptSummary, ErrorTypes, Failure, attach_attempts
 from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import Message, NewMessage, Record, RecordKind
+from perdure.core.model.record_order import is_copied, last_applied, without_broken
 from perdure.core.model.run import NewRun, OnClose, Status
 from perdure.core.model.run_orders import termination_message
 from perdure.core.model.set_aside_messages import set_aside_output
@@ -259,6 +260,10 @@ class Execution(OperationsApi):
             self._arguments.check(self._open.values())
         if self.replaying:
             self.end_replay()
+        if is_copied(history):
+            # A fork has asked for nothing yet. Messages and runs were sent by the run that it was forked from.
+            self.known_fresh = self.known_effects = 0
+            self.effects = [effect for effect in self.effects if not isinstance(effect, NewMessage | NewRun)]
         self.replayed = len(history)
         self.asked = {location: seq for location, seq in asked.items() if location in self._open}
         self._history, self.recorded = (), NOTHING_RECORDED
@@ -287,7 +292,9 @@ class Execution(OperationsApi):
     def _was_committed_alone(self, record: Record) -> bool:
         """True if a record was committed by a transaction step, without the effects that followed from it."""
         operation = self._open.get(record.location)
-        return record.kind is _STEP and isinstance(operation, StepOperation) and operation.request.transaction
+        if record.kind is not _STEP or not isinstance(operation, StepOperation) or not operation.request.transaction:
+            return False
+        return not is_copied(self._history)
 
     def end_replay(self) -> None:
         """Note that the whole history was applied: from here on everything happens for the first time."""
@@ -296,10 +303,6 @@ class Execution(OperationsApi):
             return
         self._mailbox.replays = False
         self.known_fresh, self.known_effects = len(self.fresh), len(self.effects)
-        if any(record.kind is _FORK for record in self._history[-2:]):
-            # A fork has asked for nothing yet. Messages and runs were sent by the run that it was forked from.
-            self.known_fresh = self.known_effects = 0
-            self.effects = [effect for effect in self.effects if not isinstance(effect, NewMessage | NewRun)]
 
     def record(
         self, kind: RecordKind, location: str, payload: str | None, now: int, *, failed: bool = False,
@@ -748,7 +751,8 @@ class Execution(OperationsApi):
             if record.location in self._closed_children:
                 self._given_up.pop(record.location, None)
                 return
-            if self._origin.attempt > 1:
+            # A child that this attempt had called has its digest there.
+            if self._origin.attempt > 1 and not record.digest:
                 self._early_children[record.location] = record
                 return
         if operation is None and self.checkpoints.is_behind(record):
@@ -1095,30 +1099,6 @@ class Execution(OperationsApi):
 
     def _on_stray_error(self, context: dict[str, Any]) -> None:
         self.log.warning("%s in run %s", context.get("message"), self.run_id, exc_info=context.get("exception"))
-
-
-def without_broken(records: Sequence[Record]) -> Sequence[Record]:
-    """Leave out the records that only say that the code was broken."""
-    if all(record.kind is not _BROKEN for record in records):
-        return records
-    return [record for record in records if record.kind is not _BROKEN]
-
-
-def last_applied(records: Sequence[Record]) -> int:
-    """Number of records up to the one that was applied last, or up to the first one of a batch of messages.
-
-    Versions and messages that were set aside were recorded while it was applied.
-    """
-    count = len(records)
-    while count and records[count - 1].kind in (RecordKind.VERSION, _ASIDE):
-        count -= 1
-    last = records[count - 1] if count else None
-    while last is not None and count > 1 and last.kind is _MESSAGE and last.digest:
-        before = records[count - 2]
-        if before.kind is not _MESSAGE or before.digest != last.digest:
-            break
-        count -= 1
-    return count
 
 
 def _is_same_failure(known: str | None, payload: str | None) -> bool:

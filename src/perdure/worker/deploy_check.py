@@ -46,6 +46,8 @@ class ReplayCheck:
             self._make = partial(ObservedExecution, observer=observer)
         #: Sentence about the end of the last replay; empty if it did not come to the end of the history.
         self.end = ""
+        #: By the location of each operation that was open then: number of the record that led to it, -1 if none did.
+        self.asked: dict[str, int] = {}
 
     def findings(
         self, run: Run, workflow: Workflow[Any, Any], records: Sequence[Record], children: Iterable[str] = ()
@@ -62,10 +64,9 @@ class ReplayCheck:
             fix = f"let the code read what is stored: a default for what is new, a union for what changed; {_BESIDE}"
             return [_finding(run, DeployProblem.UNDECODABLE, "the data that the run has", str(error), fix)]
 
-    def replay(self, run: Run, workflow: Workflow[Any, Any], records: Sequence[Record]) -> None:
-        """Raise `Diverged` or `DecodeError` if the run cannot be replayed."""
-        for _ in self._replay(run, workflow, records, ()):
-            pass
+    def replay(self, run: Run, workflow: Workflow[Any, Any], records: Sequence[Record]) -> int:
+        """Replay a run; return the number of its lesser problems. Raises `Diverged` or `DecodeError` if that fails."""
+        return len(list(self._replay(run, workflow, records, ())))
 
     def _replay(
         self, run: Run, workflow: Workflow[Any, Any], records: Sequence[Record], children: Iterable[str],
@@ -85,6 +86,8 @@ class ReplayCheck:
             if execution.outcome is not None and execution.outcome.broken:
                 yield _broken(run, execution.outcome.error)
             self.end = _end(execution)
+            asked = execution.asked or {}
+            self.asked = {one.location: asked.get(one.location, -1) for one in execution.open_operations()}
             yield from _unknown_children(run, execution, children)
         finally:
             execution.evict()

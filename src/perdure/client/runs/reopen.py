@@ -5,6 +5,7 @@ The rows of a fork are worked out here, from the history of its source, and writ
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any, TypedDict, Unpack
@@ -20,6 +21,7 @@ from perdure.core.ids import check_name
 from perdure.core.model.attributes import make_attributes
 from perdure.core.model.dead_letter import dead_letter_reason
 from perdure.core.model.record import Record, RecordKind
+from perdure.core.model.record_order import last_applied, without_broken
 from perdure.core.model.run import Fork, NewRun, RetryOutcome, RetryRequest, Run, kept_seed
 from perdure.core.option_checks import check_text, no_option
 from perdure.core.pinning import base_queue
@@ -27,7 +29,7 @@ from perdure.core.policy.retry import Retry
 from perdure.core.policy.singleton import with_stored_singleton
 from perdure.core.printed_text import brief, closest
 from perdure.core.time.duration import NEVER, Duration, instant
-from perdure.errors import Diverged, RunExists, RunFinished, RunNotFound, UsageError
+from perdure.errors import DecodeError, Diverged, RunExists, RunFinished, RunNotFound, UsageError
 from perdure.workflow.activity import Activity
 from perdure.workflow.definition import Call, Workflow
 from perdure.workflow.run_settings import NO_SETTINGS, RunSettings, make_settings, place
@@ -188,21 +190,47 @@ async def fork(session: Session, run_id: str, **wanted: Unpack[ForkOptions]) -> 
     new = replace(new, queue=queue, options=with_stored_singleton(new.options, None))
     kept = (await store.attributes([run_id])).get(run_id)
     new = replace(new, attributes=make_attributes(kept))
-    fork = _fork(source, past, step, new, session.system.entropy(8).hex())
+    fork = await _tried_out(session, source, _Copy(source, past, step, new, session.system.entropy(8).hex()))
     fork = replace(fork, reason=_reason(session, wanted.get("reason", "")))
-    await _try_out(session, source, fork)
     answer = await store.fork(fork, session.actor)
     if not answer.created:
         raise RunExists(f"there is a run {new.id!r} already; give the fork of {run_id!r} another id")
     return new.id
 
 
-async def _try_out(session: Session, source: Run, fork: Fork) -> None:
-    """Replay the past of a fork, if its code is here. Raises `UsageError` if replay does not lead to its step."""
-    workflow = session.workflows.get(source.type)
+async def _tried_out(session: Session, source: Run, copy: _Copy) -> Fork:
+    """Make a fork and replay its past, if its code is here. Raises `UsageError` if replay does not lead to its step."""
+    fork, workflow = copy.fork(copy.last), session.workflows.get(source.type)
     if not isinstance(workflow, Workflow) or not fork.records:
-        return
-    as_it_will_be = replace(
+        return fork
+    from perdure.worker import ReplayCheck
+
+    checkup = ReplayCheck(session.codec, session.errors, session.layers)
+
+    async def replayed(fork: Fork) -> int:
+        return await aside(lambda: checkup.replay(_as_it_will_be(source, fork), workflow, fork.records))
+
+    try:
+        problems = await replayed(fork)
+    except Diverged as error:
+        raise UsageError(
+            f"a fork of run {source.id!r} from {fork.step!r} with these arguments and results does not come "
+            "to that step: the copied "
+            f"history has {error.expected}, but {error.found}; fork it from an earlier step"
+        ) from error
+    led = checkup.asked.get(fork.step, copy.last)
+    if led >= copy.last:
+        return fork
+    # An earlier record has led to the step. Other code may have drawn arguments of copied steps since: those stay.
+    closer = copy.fork(led)
+    with contextlib.suppress(Diverged, DecodeError):
+        if await replayed(closer) <= problems:
+            return closer
+    return fork
+
+
+def _as_it_will_be(source: Run, fork: Fork) -> Run:
+    return replace(
         source,
         id=fork.run.id,
         input=fork.run.input,
@@ -211,17 +239,6 @@ async def _try_out(session: Session, source: Run, fork: Fork) -> None:
         seed=fork.seed,
         started_at=fork.started_at,
     )
-    from perdure.worker import ReplayCheck
-
-    checkup = ReplayCheck(session.codec, session.errors, session.layers)
-    try:
-        await aside(lambda: checkup.replay(as_it_will_be, workflow, fork.records))
-    except Diverged as error:
-        raise UsageError(
-            f"a fork of run {source.id!r} from {fork.step!r} with these arguments and results does not come "
-            "to that step: the copied "
-            f"history has {error.expected}, but {error.found}; fork it from an earlier step"
-        ) from error
 
 
 def _input(session: Session, source: Run, given: Call[Any] | Mapping[str, Any] | None) -> str:
@@ -368,18 +385,45 @@ def _edited(session: Session, source: Run, past: Sequence[Record], results: Mapp
     return edited
 
 
-def _fork(source: Run, past: Sequence[Record], step: str, new: NewRun, salt: str) -> Fork:
-    if not past:
-        return Fork(run=new, source=source.id, step=step, records=(), started_at=0, seed="")
-    said = msgspec.json.encode({"run": source.id, "step": step, "salt": salt}).decode()
-    # Before the last record, which leads to the step: the arguments of the step are drawn anew.
-    mark = Record(
-        seq=0, kind=RecordKind.FORK, location="", payload=said, at=past[-1].at if len(past) == 1 else past[-2].at
-    )
+class _Copy:
+    """The past of a fork, with a mark before the record that led to its step."""
+
+    def __init__(self, source: Run, past: Sequence[Record], step: str, new: NewRun, salt: str) -> None:
+        self._source = source
+        self._past = past = without_broken(past)
+        self._step = step
+        self._new = new
+        self._salt = salt
+        #: Place of the last record that let the code go on: most often it led to the step. -1 if there is none.
+        self.last = last_applied(past) - 1
+
+    def fork(self, led: int) -> Fork:
+        """Make the fork; `led`: place of the record that led to the step, whose arguments are drawn anew."""
+        source, past, cut = self._source, self._past, max(0, led)
+        head, tail = past[:cut], [record for record in past[cut:] if record.kind is not RecordKind.FORK]
+        if not tail:
+            return Fork(run=self._new, source=source.id, step=self._step, records=(), started_at=0, seed="")
+        said = msgspec.json.encode({"run": source.id, "step": self._step, "salt": self._salt}).decode()
+        mark = Record(seq=0, kind=RecordKind.FORK, location="", payload=said, at=head[-1].at if head else tail[0].at)
+        # Without a second mark, earlier versions would take more than one record for records of the fork itself.
+        ends = [replace(mark, at=tail[-1].at)] if len(tail) > 1 else []
+        began = source.started_at if past[0].run_attempt == source.attempt else past[0].at
+        return Fork(
+            run=self._new,
+            source=source.id,
+            step=self._step,
+            records=_copied(head, tail, mark, ends),
+            started_at=began,
+            # Code that comes to the step before a record is applied draws everything anew.
+            seed=self._salt if led < 0 else kept_seed(source.seed, source.generation, 1),
+        )
+
+
+def _copied(head: Sequence[Record], tail: Sequence[Record], mark: Record, ends: Sequence[Record]) -> tuple[Record, ...]:
     entries = count(1)
-    numbers = {record.seq: seq + (seq == len(past) - 1) for seq, record in enumerate(past)}
+    numbers = {record.seq: seq + (seq >= len(head)) for seq, record in enumerate([*head, *tail])}
     kept, changed = list(numbers), list(numbers.values())
-    records = tuple(
+    return tuple(
         replace(
             renumbered(record, kept, changed) if record.kind is RecordKind.SCOPE else record,
             seq=seq,
@@ -388,8 +432,5 @@ def _fork(source: Run, past: Sequence[Record], step: str, new: NewRun, salt: str
             # It names the record of the message that was set aside.
             digest=str(numbers.get(int(record.digest), -1)) if record.kind is RecordKind.ASIDE else record.digest,
         )
-        for seq, record in enumerate((*past[:-1], mark, past[-1]))
+        for seq, record in enumerate([*head, mark, *tail, *ends])
     )
-    began = source.started_at if past[0].run_attempt == source.attempt else past[0].at
-    seed = kept_seed(source.seed, source.generation, 1)
-    return Fork(run=new, source=source.id, step=step, records=records, started_at=began, seed=seed)

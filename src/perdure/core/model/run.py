@@ -368,8 +368,8 @@ class Fork(Struct, frozen=True, kw_only=True):
     #: Id of the other run, and the step where its history is cut.
     source: str
     step: str
-    #: Numbered from 0, of the first attempt; the last but one is a `RecordKind.FORK`. Empty: it begins at the
-    #: beginning.
+    #: Numbered from 0, of the first attempt, with a `RecordKind.FORK` before those that lead to the step, and another
+    #: one at the end if these are several. Empty: it begins at the beginning.
     records: tuple[Record, ...]
     started_at: int
     seed: str
