@@ -1018,6 +1018,8 @@ class Execution(OperationsApi):
                 # An abandoned child that has not been started yet is still started.
                 operation.open = isinstance(operation, ChildOperation) and not operation.bound
             self._open.clear()
+        # A message that is carried over is for the code that follows.
+        self._mailbox.close()
         self.outcome = outcome
         self._let_go()
 
