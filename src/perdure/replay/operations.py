@@ -61,6 +61,8 @@ class OpenOperation:
 
     __slots__ = ("digest", "future", "location", "open")
     kind: RecordKind
+    #: Whether an earlier attempt's result is one of the same arguments only.
+    compares_arguments = False
 
     def __init__(self, location: str, future: OperationFuture[Any] | None, digest: str = "") -> None:
         self.location = location
@@ -76,6 +78,7 @@ class StepOperation(OpenOperation):
 
     __slots__ = ("attempts", "context", "ephemeral", "is_usual", "request", "retry_at")
     kind = RecordKind.STEP
+    compares_arguments = True
     future: OperationFuture[Any]
 
     def __init__(self, location: str, future: OperationFuture[Any], request: StepRequest, digest: str) -> None:
@@ -160,6 +163,7 @@ class WatchOperation(RunOperation):
     """A run that is not a child, whose result or outputs are awaited."""
 
     __slots__ = ("event", "key", "target", "wants")
+    compares_arguments = True
 
     def __init__(
         self,
