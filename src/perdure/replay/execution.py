@@ -864,6 +864,15 @@ class Execution(OperationsApi):
             self.checkpoints.note(location[: location.rindex("/") + 1], self.next_seq)
         self.next_seq += 1
 
+    def _warn_of_state(self, location: str) -> None:
+        text = (
+            f"loop {location!r} goes on from its checkpoint, which was recorded when the loop began with another state"
+        )
+        if self.silent:
+            self.warnings.append(text)
+        else:
+            self.log.warning("run %s: %s", self.run_id, text)
+
     def _set_refused_aside(self) -> None:
         """Set messages aside that could not be decoded, by a record that leaves with the one that led there."""
         refused, self._mailbox.refused = self._mailbox.refused, []

@@ -37,7 +37,7 @@ from perdure.core.model.run import (
 from perdure.core.model.waits import Wait
 from perdure.core.time.duration import NEVER
 from perdure.core.tracing import RunTrace, trace_id_of
-from perdure.errors import DuplicateName, WorkflowError
+from perdure.errors import DuplicateName, EncodeError, WorkflowError
 from perdure.replay.checkpoints import Checkpoints, is_location_over
 from perdure.replay.mailbox import Mailbox, bound
 from perdure.replay.reused_results import EarlierAttempts
@@ -416,6 +416,10 @@ class OperationsApi(ABC):
         """Resolve an operation's future with its record."""
 
     @abstractmethod
+    def _warn_of_state(self, location: str) -> None:
+        """Warn that a loop goes on from a checkpoint although it began with another state."""
+
+    @abstractmethod
     def _set_refused_aside(self) -> None:
         """Set messages aside that could not be decoded."""
 
@@ -688,9 +692,19 @@ class OperationsApi(ABC):
         self._check_inside()
         return Scope(current_scope.get(self._root).next(name) + "/")
 
-    def checkpoint(self, scope: Scope) -> Checkpoint | None:
-        """Return the latest checkpoint of a scope."""
-        return self.checkpoints.latest(scope.location)
+    def digest_of_state(self, state: object) -> str:
+        """Return the digest of the state that a loop begins with; empty if it has none."""
+        try:
+            return self._codec.digest(state)
+        except EncodeError:
+            return ""
+
+    def checkpoint(self, scope: Scope, begins: str = "") -> Checkpoint | None:
+        """Return the latest checkpoint of a scope, and warn if it is of a loop that began with another state."""
+        latest = self.checkpoints.latest(scope.location)
+        if latest is not None and begins and latest.begins not in ("", begins):
+            self._warn_of_state(scope.location)
+        return latest
 
     def save_checkpoint(
         self, scope: Scope, checkpoint: Checkpoint, type: Any, drop: Sequence[str]
