@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from perdure import Context, workflow
@@ -23,6 +25,12 @@ async def child(ctx: Context, number: int) -> int:
 def second_attempt(flow: Function, history: Sequence[Record]) -> Driver:
     """Make the next attempt as a worker does: recall results until nothing is left to recall."""
     run = Driver(flow, history=history, attempt=2)
+    recall(run)
+    return run
+
+
+def recall(run: Driver) -> None:
+    """Complete operations with the results of earlier attempts."""
     execution = run.execution
     while execution.fresh:
         fresh, execution.fresh = execution.fresh, []
@@ -30,7 +38,6 @@ def second_attempt(flow: Function, history: Sequence[Record]) -> Driver:
             if operation.open:
                 execution.recall(operation, execution.time)
     run._save()
-    return run
 
 
 def test_results_of_an_earlier_attempt_are_used_and_failures_are_tried_again() -> None:
@@ -154,6 +161,42 @@ def test_a_child_that_succeeded_is_kept_and_one_that_failed_is_another_run() -> 
     assert operation.child_id == "run-1/test.child.v1#2@2"
     second.complete("test.child.v1#2", 20)
     assert second.result == [10, 20]
+
+
+@pytest.mark.parametrize("wait", ["result", "state"])
+def test_a_wait_for_another_run_than_before_is_made_anew(wait: str) -> None:
+    async def flow(ctx: Context) -> Any:
+        target = "run-A"
+        with contextlib.suppress(ValueError):
+            target = await named(ctx, "which")
+        other = ctx.run(target)
+        found = await (other.result() if wait == "result" else other.state("phase"))
+        return [target, found, await named(ctx, "end")]
+
+    outcome = "of A" if wait == "result" else {"outputs": [['"of A"', 0]]}
+    first = Driver(flow)
+    first.fail("which", ValueError("down"))
+    first.complete(f"run.{wait}", outcome)
+    first.fail("end", ValueError("no"))
+    for target, left_open in [("run-A", "end"), ("run-B", f"run.{wait}")]:
+        second = second_attempt(flow, first.history)
+        second.complete("which", target)
+        recall(second)
+        assert second.open == [left_open]
+
+
+def test_the_end_of_another_run_that_nothing_waited_for_is_no_answer_for_a_later_attempt() -> None:
+    async def flow(ctx: Context) -> Any:
+        return [await named(ctx, "a"), await ctx.run("run-B").result()]
+
+    first = Driver(flow)
+    first.fail("a", ValueError("no"))
+    # As an entry of the inbox is that came when the attempt had failed: it does not tell which run has ended.
+    unread = Record(seq=1, kind=RecordKind.CHILD, location="run.result", payload='"of A"', at=START, inbox_seq=1)
+    second = second_attempt(flow, [*first.history, unread])
+    second.complete("a", 1)
+    recall(second)
+    assert second.open == ["run.result"]
 
 
 def test_random_numbers_are_those_of_the_first_attempt_so_that_idempotency_keys_stay() -> None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+from msgspec.structs import replace
+
 from perdure import Break, Context, Continue, workflow
+from perdure.core.model.record import RecordKind
 from perdure.errors import BadArguments, WorkflowError
 from perdure.workflow.definition import Call
 from tests.replay.driver import Driver, named
@@ -65,6 +70,71 @@ def test_the_last_iterations_may_be_kept_for_people_to_read() -> None:
     run.complete("pages/~8/fetch", 0)
     run.complete("after", 0)
     assert run.settled().result == [8, 0]
+
+
+async def _paging_from(ctx: Context, first: int) -> Any:
+    with contextlib.suppress(ValueError):
+        first = await named(ctx, "first")
+    total = await ctx.loop(Cursor(first), turn_pages, name="pages", commit_every=2)
+    return [total, await named(ctx, "after")]
+
+
+BEGAN_OTHERWISE = "loop 'pages' goes on from its checkpoint, which was recorded when the loop began with another state"
+
+
+def _taken_up(run: Driver, first: int, attempt: int = 1) -> Driver:
+    return Driver(_paging_from, first, history=list(run.history), attempt=attempt)
+
+
+@pytest.fixture
+def begun() -> Driver:
+    """A run whose loop began with page 0 and has recorded a checkpoint."""
+    run = Driver(_paging_from, 0)
+    run.fail("first", ValueError("down"))
+    for page in range(2):
+        run.complete(f"pages/~{page}/fetch", 1)
+    assert [record.kind for record in run.history] == [RecordKind.STEP, RecordKind.SCOPE]
+    return run
+
+
+def test_changed_code_that_begins_a_loop_with_another_state_is_warned_until_the_next_checkpoint(begun: Driver) -> None:
+    assert begun.again().execution.warnings == []
+    changed = _taken_up(begun, 7)
+    assert changed.execution.warnings == [BEGAN_OTHERWISE]
+    for page in range(2, 4):
+        changed.complete(f"pages/~{page}/fetch", 1)
+    assert changed.again().execution.warnings == []
+
+
+@pytest.mark.parametrize(("first", "warned"), [(0, 0), (7, 1)])
+def test_a_later_attempt_that_begins_a_loop_with_another_state_logs_that_it_goes_on_from_the_checkpoint(
+    begun: Driver, caplog: pytest.LogCaptureFixture, first: int, warned: int
+) -> None:
+    later = _taken_up(begun, 0, attempt=2)
+    later.complete("first", first)
+    assert [record.getMessage() for record in caplog.records] == [f"run run-1: {BEGAN_OTHERWISE}"] * warned
+    assert later.open == ["pages/~2/fetch"]
+    assert later.again().execution.warnings == []
+    assert len(caplog.records) == warned, "it is said once"
+
+
+def test_a_checkpoint_of_an_earlier_version_does_not_tell_how_its_loop_began(begun: Driver) -> None:
+    begun.history[-1] = replace(
+        begun.history[-1], payload='{"upto":2,"ended":false,"value":{"page":2,"total":2},"first":0}'
+    )
+    assert _taken_up(begun, 7).execution.warnings == []
+
+
+def test_a_loop_may_begin_with_a_state_that_cannot_be_stored() -> None:
+    async def body(ctx: Context, state: Any) -> Continue[Any] | Break[Any]:
+        return Break(await named(ctx, "a"))
+
+    async def flow(ctx: Context) -> Any:
+        return await ctx.loop(lambda: None, body)
+
+    run = Driver(flow)
+    run.complete("loop/~0/a", 1)
+    assert run.settled().result == 1
 
 
 def test_what_runs_beside_a_loop_keeps_its_records() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from perdure import Channel, Context, Question, workflow
 from perdure.core.model.outputs import NewOutput, OutputKind
-from perdure.core.model.record import NewMessage
+from perdure.core.model.record import Message, NewMessage, RecordKind
 from perdure.errors import BadArguments, EncodeError, InvalidId
 from perdure.workflow.runtime import TopicSubscription
 from tests.replay.driver import Driver, named
@@ -143,6 +143,47 @@ def test_what_arrived_with_the_message_that_ended_the_workflow_is_not_given_to_c
     run = Driver(flow)
     run.messages(("number", 1), ("word", "w"))
     assert run.ended.renewed is not None
+    assert [(name, payload) for name, _, payload in run.execution.unreceived()] == [("word", '"w"')]
+
+
+async def _waits_for_both(ctx: Context, receiving: asyncio.Future[Any]) -> None:
+    await asyncio.wait([receiving, named(ctx, "step")], return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _receives(ctx: Context) -> None:
+    await ctx.receive(words)
+
+
+async def _leaves_open(ctx: Context, how: str) -> list[asyncio.Future[Any]]:
+    receiving: list[asyncio.Future[Any]] = []
+    if how == "task":
+        receiving.append(asyncio.create_task(_receives(ctx)))
+        await asyncio.sleep(0)
+    elif how != "nothing":
+        receiving.append(ctx.receive(words))
+    if how == "waited for":
+        await _waits_for_both(ctx, receiving[0])
+    elif how == "shielded":
+        await _waits_for_both(ctx, asyncio.shield(receiving[0]))
+    return receiving
+
+
+@pytest.mark.parametrize("how", ["nothing", "unawaited", "task", "waited for", "shielded"])
+def test_what_comes_after_the_decision_to_begin_anew_is_not_given_to_a_receive_that_was_left_open(how: str) -> None:
+    async def flow(ctx: Context) -> None:
+        kept = await _leaves_open(ctx, how)
+        assert not any(one.done() for one in kept)
+        ctx.continue_as_new(anew())
+
+    run = Driver(flow)
+    if "step" in run.open:
+        run.complete("step")
+    assert run.ended.renewed is not None
+    run.execution.carry(
+        Message(
+            run_id="run-1", seq=1, kind=RecordKind.MESSAGE, name="word", payload='"w"', failed=False, key="k", sent_at=0
+        )
+    )
     assert [(name, payload) for name, _, payload in run.execution.unreceived()] == [("word", '"w"')]
 
 

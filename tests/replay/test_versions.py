@@ -359,6 +359,71 @@ def test_a_removed_child_that_ends_late_is_not_heard() -> None:
     assert run.again().result == "done"
 
 
+async def _calls(ctx: Context) -> Any:
+    await named(ctx, "a")
+    called = await ctx.call(child(1))
+    await ctx.receive("go")
+    return called
+
+
+async def _removed_call(ctx: Context) -> Any:
+    await named(ctx, "a")
+    called = await ctx.removed("test.child.v1", "child")
+    await ctx.receive("go")
+    return called
+
+
+async def _step_instead(ctx: Context) -> Any:
+    await named(ctx, "a")
+    await ctx.removed("test.child.v1", "child")
+    await named(ctx, "instead")
+    await ctx.receive("go")
+
+
+def test_a_removed_child_that_ends_after_its_answer_is_not_waited_for_when_the_run_is_taken_up_again() -> None:
+    run = Driver(_step_instead, history=recorded(_calls, "a"))
+    run.complete("instead")
+    run.late("test.child.v1")
+    assert run.again().open == run.open == ["receive:go"]
+
+
+def test_the_answer_of_a_removed_child_stays_nothing_however_often_the_child_ends() -> None:
+    run = Driver(_removed_call, history=recorded(_calls, "a"))
+    for _ in range(2):
+        run.late("test.child.v1")
+        run = run.again()
+    run.message("go")
+    assert run.result is run.again().result is None
+
+
+def test_a_removed_child_that_had_ended_keeps_its_answer_when_it_ends_again() -> None:
+    run = Driver(_removed_call, history=recorded(_calls, "a", "test.child.v1"))
+    run.late("test.child.v1")
+    run.message("go")
+    assert run.result == run.again().result == 1
+
+
+def test_code_that_is_rolled_back_takes_the_outcome_that_its_successor_did_not_hear() -> None:
+    run = Driver(_removed_call, history=recorded(_calls, "a"))
+    run.late("test.child.v1")
+    before = Driver(_calls, history=run.history)
+    before.message("go")
+    assert before.result == before.again().result == 1
+    assert before.execution.warnings == before.again().execution.warnings == []
+
+
+def test_a_removed_step_does_not_take_the_early_outcome_of_a_child() -> None:
+    async def flow(ctx: Context) -> Any:
+        await ctx.receive("go")
+        return await ctx.removed("test.child.v1", "step")
+
+    earlier = Record(seq=0, kind=RecordKind.STEP, location="a", payload="1", at=0, digest="d", run_attempt=1)
+    run = Driver(flow, attempt=2, history=[earlier])
+    run.late("test.child.v1")
+    run.message("go")
+    assert run.result is run.again().result is None
+
+
 def test_something_else_than_what_was_removed_still_diverges() -> None:
     async def wrong(ctx: Context) -> Any:
         await named(ctx, "a")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
 from perdure import Context, Handle, RunCancelled, Status, workflow
@@ -105,3 +108,28 @@ async def test_a_start_that_is_repeated_after_the_run_began_anew_finds_it(stage:
         assert await run.result("20s") == "hello"
         assert (await engine.start(caller(1), id="c")).id == "c"
         assert (await engine.start(caller(1), idempotency_key="key")).id == "c"
+
+
+async def test_a_message_that_comes_before_the_new_beginning_is_committed_is_not_given_to_an_old_receive(
+    stage: Stage,
+) -> None:
+    async def nudge(run_id: str) -> None:
+        await engine.send(run_id, "x", 7)  # accepted before the step ends
+
+    @workflow("renewal.open.v1")
+    async def left_open(ctx: Context, again: bool) -> str:
+        if again:
+            return f"the second got {await ctx.receive('x', int)}"
+        receiving = ctx.receive("x", int)
+        either: list[asyncio.Future[Any]] = [receiving, ctx.step(nudge, ctx.run_id)]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not receiving.done():
+            ctx.continue_as_new(left_open(True))
+        return f"the first got {receiving.result()}"
+
+    engine = stage.engine(left_open)
+    async with engine.worker():
+        runs = [await engine.start(left_open(False)) for _ in range(3)]
+        got = {await run.result("20s") for run in runs}
+    # Which of them gets it depends on whether the worker looks into the inbox before the step ends.
+    assert got <= {"the first got 7", "the second got 7"}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from perdure import Context, Retry, RunCancelled, RunFailed, Status, workflow
+from perdure import Context, Retry, RunCancelled, RunFailed, Status, Workflow, workflow
 from perdure.blocking import Context as BlockingContext
 from perdure.errors import DecodeError, InvalidId, RunFinished, RunNotFound, UsageError
 from tests.helpers import eventually
+from tests.invariants import scan_store
 from tests.stage import Stage, until, until_recorded
 
 
@@ -235,6 +237,43 @@ async def test_another_attempt_at_the_waiter_waits_anew(stage: Stage) -> None:
     assert len(tries) == 2
 
 
+@pytest.mark.parametrize("retried", ["by its policy", "by hand"])
+async def test_another_attempt_that_waits_for_another_run_gets_the_result_of_that_one(
+    stage: Stage, retried: str
+) -> None:
+    calls: list[str] = []
+
+    async def fails_once(name: str) -> str:
+        calls.append(name)
+        if calls.count(name) == 1:
+            raise ConnectionError(name)
+        return "run-b"
+
+    @workflow("others.fickle.v1", retry=Retry(attempts=2 if retried == "by its policy" else 1, initial="1ms"))
+    async def fickle(ctx: Context) -> list[str | None]:
+        target = "run-a"
+        with suppress(ConnectionError):
+            target = await ctx.options(retry=1).step(fails_once, "choose")
+        found = [target, await ctx.run(target).result(str), await ctx.run(target).state("phase", str)]
+        await ctx.options(retry=1).step(fails_once, "end")
+        return found
+
+    @workflow("others.lettered.v1")
+    async def lettered(ctx: Context, letter: str) -> str:
+        ctx.publish("phase", f"phase of {letter}")
+        return f"result of {letter}"
+
+    engine = stage.engine(fickle, lettered)
+    async with engine.worker():
+        for letter in "ab":
+            await (await engine.start(lettered(letter), id=f"run-{letter}")).result("20s")
+        run = await engine.start(fickle())
+        if retried == "by hand":
+            await until(run, Status.FAILED)
+            await run.retry()
+        assert await run.result("20s") == ["run-b", "result of b", "phase of b"]
+
+
 async def test_a_run_that_continues_as_new_waits_anew(stage: Stage) -> None:
     @workflow("others.endless.v1")
     async def endless(ctx: Context, number: int) -> list[int]:
@@ -454,3 +493,56 @@ async def test_a_run_does_not_read_its_own_outputs(stage: Stage) -> None:
     engine = stage.engine(narcissus)
     async with engine.worker():
         assert "keep the value in a variable" in await (await engine.start(narcissus(), id="me")).result("20s")
+
+
+def changing(wait: str, changed: bool) -> Workflow[Any, Any]:
+    """Code that waits for something of another run, before and after it was changed to wait for an approval first."""
+
+    @workflow("others.changing.v1")
+    async def waiting(ctx: Context) -> Any:
+        if changed:
+            await ctx.receive("approved")
+        if wait == "result":
+            return await ctx.run("target").result(str)
+        if wait == "event":
+            return await ctx.event("target", str)
+        return await ctx.run("target").wait_state("phase", "there")
+
+    return waiting
+
+
+@workflow("others.phases.v1")
+async def phases(ctx: Context) -> str:
+    await ctx.receive("go")
+    ctx.publish("phase", "there")
+    return "there"
+
+
+@pytest.mark.shared
+@pytest.mark.every_database
+@pytest.mark.parametrize("wait", ["result", "state", "event"])
+async def test_an_end_that_comes_while_changed_code_waits_for_something_else_is_not_lost(
+    stage: Stage, wait: str
+) -> None:
+    engine = stage.engine(old := changing(wait, changed=False), phases)
+    async with engine.worker():
+        if wait != "event":
+            await engine.start(phases(), id="target")
+        run = await engine.start(old(), id="waiter")
+        await until(run, Status.WAITING)
+    engine = stage.engine(changing(wait, changed=True), phases)
+    async with engine.worker():
+        if wait == "event":
+            await engine.events.emit("target", "there")
+        else:
+            await engine.send("target", "go")
+        run = await engine.get("waiter")
+
+        async def has_read() -> bool:
+            return "message 'approved'" in await run.why()
+
+        await eventually(has_read, saying="the changed code waiting for its approval")
+        await run.send("approved")
+        assert await run.result("20s") == "there"
+    assert stage.store is not None
+    assert await scan_store(stage.store.query) == []

@@ -83,6 +83,10 @@ _ANY = -1
 #: decided how the run ended.
 _WINS = "wins"
 
+#: Digest of the record of a child that ended after `removed` had answered without it. Code that calls the child again
+#: takes that record for its result.
+_UNHEARD = "unheard"
+
 #: Policies of children that end with their parent.
 _BOUND = (OnClose.CANCEL, OnClose.WAIT)
 
@@ -763,7 +767,7 @@ class Execution(OperationsApi):
             raise self._diverged(record)
         if record.kind is _SCOPE:
             self.checkpoints.advance(record)
-        if record.digest != operation.digest and record.digest:
+        if record.digest != operation.digest and record.digest and record.digest != _UNHEARD:
             if self._arguments is None:
                 self._arguments = RecordedArguments(self.run_id, self._history)
             self.warnings.append(self._arguments.changed(operation, record))
@@ -848,13 +852,16 @@ class Execution(OperationsApi):
         if self.loop.closed:
             return future
         self._removed.add(location)
+        early = self._early_children.pop(location, None) if kind is RecordKind.CHILD else None
+        heard = early or (self.recorded.find(kind, location) if location else None)
+        if heard is not None and heard.digest == _UNHEARD:
+            heard = None
         if kind is RecordKind.CHILD:
-            self._closed_children[location] = ""
-        early = self._early_children.pop(location, None)
-        if early is not None:
-            future.set_result(self._removed_result(early))
-        elif not location or self.recorded.find(kind, location) is None:
+            self._closed_children[location] = _UNHEARD if heard is None else heard.digest
+        if heard is None:
             future.set_result(None)
+        elif heard is early:
+            future.set_result(self._removed_result(heard))
         else:
             self._open[location] = RemovedOperation(location, future, kind)
         return future
@@ -883,6 +890,15 @@ class Execution(OperationsApi):
         if "/" in location:
             self.checkpoints.note(location[: location.rindex("/") + 1], self.next_seq)
         self.next_seq += 1
+
+    def _warn_of_state(self, location: str) -> None:
+        text = (
+            f"loop {location!r} goes on from its checkpoint, which was recorded when the loop began with another state"
+        )
+        if self.silent:
+            self.warnings.append(text)
+        else:
+            self.log.warning("run %s: %s", self.run_id, text)
 
     def _set_refused_aside(self) -> None:
         """Set messages aside that could not be decoded, by a record that leaves with the one that led there."""
@@ -1045,6 +1061,8 @@ class Execution(OperationsApi):
                 # An abandoned child that has not been started yet is still started.
                 operation.open = isinstance(operation, ChildOperation) and not operation.bound
             self._open.clear()
+        # A message that is carried over is for the code that follows.
+        self._mailbox.close()
         self.outcome = outcome
         self._let_go()
 

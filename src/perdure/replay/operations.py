@@ -37,7 +37,7 @@ from perdure.core.model.run import (
 from perdure.core.model.waits import Wait
 from perdure.core.time.duration import NEVER
 from perdure.core.tracing import RunTrace, trace_id_of
-from perdure.errors import DuplicateName, WorkflowError
+from perdure.errors import DuplicateName, EncodeError, WorkflowError
 from perdure.replay.checkpoints import Checkpoints, is_location_over
 from perdure.replay.mailbox import Mailbox, bound
 from perdure.replay.reused_results import EarlierAttempts
@@ -61,6 +61,8 @@ class OpenOperation:
 
     __slots__ = ("digest", "future", "location", "open")
     kind: RecordKind
+    #: Whether an earlier attempt's result is one of the same arguments only.
+    compares_arguments = False
 
     def __init__(self, location: str, future: OperationFuture[Any] | None, digest: str = "") -> None:
         self.location = location
@@ -76,6 +78,7 @@ class StepOperation(OpenOperation):
 
     __slots__ = ("attempts", "context", "ephemeral", "is_usual", "request", "retry_at")
     kind = RecordKind.STEP
+    compares_arguments = True
     future: OperationFuture[Any]
 
     def __init__(self, location: str, future: OperationFuture[Any], request: StepRequest, digest: str) -> None:
@@ -160,6 +163,7 @@ class WatchOperation(RunOperation):
     """A run that is not a child, whose result or outputs are awaited."""
 
     __slots__ = ("event", "key", "target", "wants")
+    compares_arguments = True
 
     def __init__(
         self,
@@ -414,6 +418,10 @@ class OperationsApi(ABC):
     @abstractmethod
     def _resolve(self, operation: OpenOperation, record: Record) -> None:
         """Resolve an operation's future with its record."""
+
+    @abstractmethod
+    def _warn_of_state(self, location: str) -> None:
+        """Warn that a loop goes on from a checkpoint although it began with another state."""
 
     @abstractmethod
     def _set_refused_aside(self) -> None:
@@ -692,9 +700,19 @@ class OperationsApi(ABC):
         self._check_inside()
         return Scope(current_scope.get(self._root).next(name) + "/")
 
-    def checkpoint(self, scope: Scope) -> Checkpoint | None:
-        """Return the latest checkpoint of a scope."""
-        return self.checkpoints.latest(scope.location)
+    def digest_of_state(self, state: object) -> str:
+        """Return the digest of the state that a loop begins with; empty if it has none."""
+        try:
+            return self._codec.digest(state)
+        except EncodeError:
+            return ""
+
+    def checkpoint(self, scope: Scope, begins: str = "") -> Checkpoint | None:
+        """Return the latest checkpoint of a scope, and warn if it is of a loop that began with another state."""
+        latest = self.checkpoints.latest(scope.location)
+        if latest is not None and begins and latest.begins not in ("", begins):
+            self._warn_of_state(scope.location)
+        return latest
 
     def save_checkpoint(
         self, scope: Scope, checkpoint: Checkpoint, type: Any, drop: Sequence[str]

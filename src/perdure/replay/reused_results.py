@@ -1,7 +1,8 @@
 """Results of earlier attempts at a run.
 
 A workflow that is tried again as a whole starts with an empty history, but successes are not repeated: a step with the
-same location and arguments gets its old result, a sleep that was slept is over, and messages are in the mailbox.
+same location and arguments gets its old result, and so does a wait for the same other run; a child at the same location
+keeps its result whatever its arguments; a sleep that was slept is over, and messages are in the mailbox.
 Failures are tried again, and so is what was undone. A step with `at_most_once` that was interrupted stays interrupted:
 the next attempt at the run must not execute it either. Nor must it execute one that succeeded with other arguments.
 """
@@ -60,7 +61,7 @@ class EarlierAttempts:
         record = self._records.get(operation.location) if self._records else None
         if record is None or record.kind is not operation.kind:
             return None
-        if record.kind is RecordKind.STEP and record.digest != operation.digest:
+        if operation.compares_arguments and record.digest != operation.digest:
             return None
         return record
 

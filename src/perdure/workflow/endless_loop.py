@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from perdure.core.codec.snapshot import snapshot
 from perdure.core.option_checks import check_whole
@@ -78,12 +79,15 @@ class _Loop(Generic[S, V]):
         self._commit_every = commit_every
         self._keep = keep
         self._state_type, self._value_type = _types_of(body, kind)
+        #: Digest of the state that the loop begins with.
+        self._begins = ""
 
     async def run(self, state: S) -> V:
         number = 0
-        checkpoint = self._runtime.checkpoint(self._scope)
+        self._begins = self._runtime.digest_of_state(state)
+        checkpoint = self._runtime.checkpoint(self._scope, self._begins)
         if checkpoint is not None:
-            number = checkpoint.upto
+            number, checkpoint = checkpoint.upto, replace(checkpoint, begins=self._begins)
             reached = await self._runtime.save_checkpoint(
                 self._scope, checkpoint, self._value_type if checkpoint.ended else self._state_type, []
             )
@@ -117,8 +121,9 @@ class _Loop(Generic[S, V]):
 
     async def _reach(self, number: int, value: Any, type: Any, *, ended: bool) -> Any:
         encoded = self._runtime.encode(value, f"state of loop {self._scope.location!r}", type)
+        checkpoint = Checkpoint(encoded, number, ended, begins=self._begins)
         over = self._runtime.finished_iterations(self._scope, number - self._keep)
-        return await self._runtime.save_checkpoint(self._scope, Checkpoint(encoded, number, ended), type, over)
+        return await self._runtime.save_checkpoint(self._scope, checkpoint, type, over)
 
 
 def _types_of(body: Callable[..., Any], kind: Any) -> tuple[Any, Any]:

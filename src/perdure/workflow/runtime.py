@@ -225,8 +225,14 @@ class Runtime(Protocol):
     def open_scope(self, name: str) -> Scope:
         """Open a new scope inside the current one."""
 
-    def checkpoint(self, scope: Scope) -> Checkpoint | None:
-        """The recorded progress of a scope; None if there is none."""
+    def digest_of_state(self, state: object) -> str:
+        """Digest of the state that a loop begins with; empty if it has none."""
+
+    def checkpoint(self, scope: Scope, begins: str = "") -> Checkpoint | None:
+        """The recorded progress of a scope; None if there is none.
+
+        Warns if it is of a loop that began with a state of another digest.
+        """
 
     def save_checkpoint(
         self, scope: Scope, checkpoint: Checkpoint, type: Any, drop: Sequence[str]

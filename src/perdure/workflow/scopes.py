@@ -142,6 +142,8 @@ class Checkpoint(Struct, frozen=True):
     errors: dict[str, str] = {}
     #: Number of the first record that checkpoints of the scope have deleted, or of the first checkpoint; -1: unknown.
     first: int = -1
+    #: Digest of the state that the code began the loop with when this was recorded; empty: unknown.
+    begins: str = ""
 
 
 class _StoredCheckpoint(msgspec.Struct):
@@ -150,6 +152,7 @@ class _StoredCheckpoint(msgspec.Struct):
     value: msgspec.Raw
     errors: dict[str, str] = {}
     first: int = -1
+    begins: str = ""
 
 
 _stored = decoder_for(_StoredCheckpoint)
@@ -158,14 +161,16 @@ _stored = decoder_for(_StoredCheckpoint)
 def checkpoint_payload(latest: Checkpoint) -> str:
     """Encode a checkpoint for its record."""
     errors = f',"errors":{msgspec.json.encode(latest.errors).decode()}' if latest.errors else ""
+    begins = f',"begins":"{latest.begins}"' if latest.begins else ""
     ended = "true" if latest.ended else "false"
-    return f'{{"upto":{latest.upto},"ended":{ended},"value":{latest.value}{errors},"first":{latest.first}}}'
+    return f'{{"upto":{latest.upto},"ended":{ended},"value":{latest.value}{errors},"first":{latest.first}{begins}}}'
 
 
 def read_checkpoint(record: Record) -> Checkpoint:
     """Decode the checkpoint of a record."""
     stored = _stored.decode(record.payload or "")
-    return Checkpoint(bytes(stored.value).decode(), stored.upto, stored.ended, stored.errors, stored.first)
+    value = bytes(stored.value).decode()
+    return Checkpoint(value, stored.upto, stored.ended, stored.errors, stored.first, stored.begins)
 
 
 def deleted_before(checkpoint: Record, record: Record) -> bool | None:

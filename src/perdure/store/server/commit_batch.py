@@ -29,7 +29,7 @@ from perdure.store.sql.runs.observers import (
     messages_to_observers,
     observers_of,
 )
-from perdure.store.sql.runs.waiters import Waiter, enter, forget, leave, outcome_of, waiters_of
+from perdure.store.sql.runs.waiters import Waiter, enter, forget, forget_unheard, leave, outcome_of, waiters_of
 from perdure.store.sql.singletons import line_up
 from perdure.store.sql.turn import (
     TurnState,
@@ -110,7 +110,11 @@ class CommitBatch(ABC, Generic[X]):
         drafts = await self._lock()
         live = await self._stand(drafts)
         keys = [key for turn in live.values() for key in message_keys(turn)]
-        effects = BatchEffects(self._tx, iter(drafts.values()), await self._known(keys) if keys else set())
+        known = await self._known(keys) if keys else set[tuple[str, str]]()
+        if known:
+            for turn in live.values():
+                known -= await forget_unheard(self._tx, turn, inbox_position(turn), known)
+        effects = BatchEffects(self._tx, iter(drafts.values()), known)
         await self._start_children(effects, live)
         if self._waiters or any(message.kind is RecordKind.WATCH for turn in live.values() for message in turn.sends):
             await self._read_waits(effects, live)

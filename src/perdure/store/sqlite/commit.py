@@ -34,7 +34,7 @@ from perdure.store.sql.runs.children import start_children
 from perdure.store.sql.runs.finish import message_to_parent
 from perdure.store.sql.runs.inbox import deliver, deliver_all, send
 from perdure.store.sql.runs.observers import Observer, leave_observer, messages_to_observers, observe
-from perdure.store.sql.runs.waiters import messages_to_waiters
+from perdure.store.sql.runs.waiters import forget_unheard, messages_to_waiters
 from perdure.store.sql.turn import (
     TurnState,
     carried_messages,
@@ -233,6 +233,7 @@ async def _apply_reads_and_sends(tx: SqliteTransaction, turn: Turn) -> list[Obse
     if turn.children:
         await start_children(tx, run_id, turn.children)
     if turn.sends:
+        await forget_unheard(tx, turn, read)
         await send(tx, [message for message in turn.sends if message.wants is None])
     observers: list[Observer] = []
     for message in turn.sends:

@@ -7,10 +7,13 @@ written without this rule (plain SQL, workers of an earlier version) are found b
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from msgspec import Struct
 
 from perdure.core.model.record import NewMessage, RecordKind
 from perdure.core.model.run import FINISHED, Status
+from perdure.core.model.turn import Turn
 from perdure.errors import RunNotFound
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.rows import failure
@@ -51,6 +54,20 @@ JOIN perdure_runs r ON r.id = w.target
 WHERE r.finished_at > 0
 ORDER BY w.target
 LIMIT :limit
+"""
+
+_UNHEARD = """
+SELECT m.seq
+FROM perdure_messages m
+WHERE m.run_id = :run_id AND m.message_key = :key AND (m.consumed = 1 OR m.seq <= :read) AND NOT EXISTS (
+  SELECT 1 FROM perdure_history h WHERE h.run_id = m.run_id AND h.inbox_seq = m.seq
+)
+"""
+
+_RENAME = """
+UPDATE perdure_messages
+SET message_key = :key
+WHERE run_id = :run_id AND seq = :seq
 """
 
 #: True if the sweep has waiters to tell.
@@ -97,6 +114,27 @@ async def watch(tx: Transaction, waiter: Waiter) -> NewMessage | None:
         return waiter.message(payload, failed=status != Status.COMPLETED)
     await enter(tx, waiter)
     return None
+
+
+async def forget_unheard(
+    tx: Transaction, turn: Turn, read: int, known: Container[tuple[str, str]] | None = None
+) -> set[tuple[str, str]]:
+    """Let answers be given again that the turn asks for, and that the run read while its code did not wait for them.
+
+    Such an answer left no record. Its entry stays as it is, but frees its key: an inbox takes each key once. Returns
+    the runs and keys. `read`: last inbox entry that the turn has read. `known`: where there are entries at all.
+    """
+    recorded = {record.inbox_seq for record in turn.records}
+    unheard: set[tuple[str, str]] = set()
+    for request in turn.sends:
+        run_id, key = place = (request.payload or "", request.key)
+        if request.kind is not RecordKind.WATCH or (known is not None and place not in known):
+            continue
+        for (seq,) in await tx.fetch(_UNHEARD, {"run_id": run_id, "key": key, "read": read}):
+            if seq not in recorded:
+                await tx.execute(_RENAME, {"run_id": run_id, "key": f"{key}~{seq}", "seq": seq})
+                unheard.add(place)
+    return unheard
 
 
 async def outcome_of(tx: Transaction, target: str) -> tuple[str, str | None] | None:

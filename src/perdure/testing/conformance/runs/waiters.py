@@ -150,6 +150,40 @@ class Waiting:
         assert await commit(store, lease, sends=(a_wait("target"),)) is TurnOutcome.APPLIED
         assert len(await store.inbox("waiter", 0)) == 1
 
+    @pytest.mark.parametrize("asks", ["later", "in the same turn"])
+    @pytest.mark.parametrize("wants", [None, OutputKind.STATE])
+    async def test_an_answer_that_was_read_and_left_no_record_is_given_again(
+        self, store: Store, wants: OutputKind | None, asks: str
+    ) -> None:
+        target, lease = await held(store, "target"), await held(store, "waiter")
+        wait = a_wait("target") if wants is None else a_look("target")
+        await commit(store, lease, sends=(wait,))
+        await commit(store, target, outputs=(an_output("1"),), next=Finish(Status.COMPLETED, "1"))
+        # Changed code waits for something else first: it reads the answer, and asks when its first wait is over.
+        if asks == "later":
+            await commit(store, lease, read=1)
+        again = Turn(lease=lease, records=(a_record(0),), read=1, sends=(wait,))
+        for _ in range(2):
+            assert await store.commit([again], ACTOR) == [TurnOutcome.APPLIED]
+        entries = await store.inbox("waiter", 0)
+        assert [entry.seq for entry in entries if entry.key == wait.key] == [2]
+        [unread] = await store.inbox("waiter", 1)
+        assert (unread.kind, unread.name, unread.failed) == (RecordKind.CHILD, wait.name, False)
+        assert unread.payload == "1" if wants is None else _seen(unread)[1] == ["1"]
+
+    @pytest.mark.parametrize("recorded", ["before", "in the same turn"])
+    async def test_an_answer_that_was_recorded_is_not_given_again(self, store: Store, recorded: str) -> None:
+        target, lease = await held(store, "target"), await held(store, "waiter")
+        await commit(store, lease, sends=(a_wait("target"),))
+        await commit(store, target, next=Finish(Status.COMPLETED, "1"))
+        answer = a_record(0, "run.result", kind=RecordKind.CHILD, inbox_seq=1)
+        if recorded == "before":
+            await commit(store, lease, answer, read=1)
+            assert await commit(store, lease, sends=(a_wait("target"),)) is TurnOutcome.APPLIED
+        else:
+            assert await commit(store, lease, answer, read=1, sends=(a_wait("target"),)) is TurnOutcome.APPLIED
+        assert await store.inbox("waiter", 1) == []
+
     async def test_a_wait_that_was_given_up_is_not_answered(self, store: Store, harness: Harness) -> None:
         target = await held(store, "target")
         lease = await held(store, "waiter")
