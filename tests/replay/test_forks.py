@@ -8,8 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from perdure import Call, Context
-from perdure.core.model.record import NewMessage, Record, RecordKind
-from perdure.core.model.record_order import is_copied
+from perdure.core.model.record import NewMessage, Record, RecordKind, is_copied
 from tests.replay.driver import START, Driver, deed, named
 
 STEP = Record(seq=0, kind=RecordKind.STEP, location="a", payload='"done"', at=START)

@@ -25,8 +25,15 @@ from msgspec.structs import replace
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import AttemptSummary, ErrorTypes, Failure, attach_attempts
 from perdure.core.model.outputs import NewOutput, OutputKind
-from perdure.core.model.record import Message, NewMessage, Record, RecordKind
-from perdure.core.model.record_order import is_copied, last_applied, without_broken
+from perdure.core.model.record import (
+    Message,
+    NewMessage,
+    Record,
+    RecordKind,
+    is_copied,
+    last_applied,
+    without_broken,
+)
 from perdure.core.model.run import NewRun, OnClose, Status
 from perdure.core.model.run_orders import termination_message
 from perdure.core.model.set_aside_messages import set_aside_output

@@ -20,8 +20,7 @@ from perdure.client.session import Session
 from perdure.core.ids import check_name
 from perdure.core.model.attributes import make_attributes
 from perdure.core.model.dead_letter import dead_letter_reason
-from perdure.core.model.record import Record, RecordKind
-from perdure.core.model.record_order import last_applied, without_broken
+from perdure.core.model.record import Record, RecordKind, last_applied, without_broken
 from perdure.core.model.run import Fork, NewRun, RetryOutcome, RetryRequest, Run, kept_seed
 from perdure.core.option_checks import check_text, no_option
 from perdure.core.pinning import base_queue
