@@ -82,7 +82,7 @@ PLANTED = (
     Planted("a child that broken code has asked for is not started", "perdure/replay/execution.py",
         "# A child that an earlier record led to has to be started with it.\n            operation.open = isinstance(",
         "operation.open = False and isinstance("),
-    Planted("broken code is replayed from the start of a batch's last message", "perdure/replay/execution.py",
+    Planted("broken code is replayed from the start of a batch's last message", "perdure/core/model/record.py",
         "if before.kind is not _MESSAGE or before.digest != last.digest:", "if before.kind is not _MESSAGE or True:"),
     Planted("the same broken code writes a record each time", "perdure/replay/execution.py",
         "if not _is_same_failure(self._broken_before, outcome.payload):", "if True:"),
