@@ -23,13 +23,17 @@ async def is_recorded(run: Handle[Any], location: str) -> bool:
     return any(record.location == location for record in await run.history())
 
 
+async def has_succeeded(run: Handle[Any], location: str) -> bool:
+    return any(record.location == location and not record.failed for record in await run.history())
+
+
 class Till:
     """Outside of every run: idempotency keys that were used, and arguments that were given."""
 
     def __init__(self) -> None:
         self.keys: list[str] = []
         self.used: list[list[int]] = []
-        self.fails = 0
+        self.fails = self.refused = 0
 
     def quote(self) -> int:
         return 7
@@ -44,6 +48,10 @@ class Till:
             raise ConnectionError("no")
         self.used.append(list(values))
         return values
+
+    def refuse(self) -> None:
+        self.refused += 1
+        raise ConnectionError("no")
 
     async def on_connection(self, connection: object) -> int:
         return 7
@@ -316,3 +324,137 @@ async def test_a_fork_behind_broken_code_draws_its_arguments_anew_and_sends_noth
         assert RecordKind.BROKEN not in [record.kind for record in await copy.history()]
     assert len(await receiver.inbox()) == sent
     assert len(set(till.keys)) == len(till.keys) == 2
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+async def test_another_attempt_at_a_fork_draws_the_numbers_of_the_fork_and_sends_nothing_of_its_source(
+    stage: Stage, by_hand: bool
+) -> None:
+    till = Till()
+
+    async def charge(key: str) -> None:
+        till.keys.append(key)
+        if till.fails:
+            till.fails -= 1
+            raise ConnectionError("no")
+
+    async def branch(key: str) -> str:
+        return key
+
+    @workflow("forks.attempts.v1", retry=None if by_hand else Retry.fixed("1ms", attempts=4))
+    async def sends(ctx: Context) -> list[int]:
+        once = ctx.options(retry=1)
+        notes: list[int] = []
+
+        async def other() -> None:
+            # The source executes this beside the rest; another attempt has the messages from its beginning.
+            notes.append(await ctx.receive("note", int))
+            await ctx.options(name="branch").step(branch, str(ctx.uuid()))
+
+        async def first() -> None:
+            await ctx.step(till.quote)
+            ctx.send("target", "hello", 1)
+            ctx.start(Call.named("forks.elsewhere.v1"), id=f"started-by-{ctx.run_id}")
+            await ctx.options(name="second").step(branch, str(ctx.uuid()))
+
+        await asyncio.gather(other(), first())
+        await once.step(charge, str(ctx.uuid()))
+        notes.append(await ctx.receive("note", int))
+        await once.step(till.use, notes)
+        return notes
+
+    engine = stage.engine(sends)
+    receiver = await engine.start(Call.named("forks.elsewhere.v1"), id="target")
+    async with engine.worker():
+        source = await engine.start(sends())
+        await eventually(lambda: is_recorded(source, "second"))
+        await source.send("note", 1)
+        await eventually(lambda: is_recorded(source, "charge"))
+        await source.send("note", 2)
+        await source.result("20s")
+        steps = {one.location: one.payload for one in await source.history()}
+        sent = len(await receiver.inbox())
+        till.fails = 2
+        copy = await source.fork(from_step="charge", id="copy")
+        for _ in range(2 if by_hand else 0):
+            await until(copy, Status.FAILED)
+            await copy.retry()
+        await eventually(lambda: has_succeeded(copy, "charge"))
+        await copy.send("note", 3)
+        assert await copy.result("20s") == [1, 3]
+        assert len(await receiver.inbox()) == sent
+        with pytest.raises(RunNotFound):
+            await engine.get("started-by-copy")
+        history = await copy.history()
+        assert {one.run_attempt for one in history if one.location == "branch"} == {1, 2, 3}
+        assert {one.payload for one in history if one.location == "branch"} == {steps["branch"]}
+        assert {one.payload for one in history if one.location == "second"} == {steps["second"]}
+        # A fork of a later attempt has the same past.
+        again = await copy.fork(from_step="charge")
+        await again.send("note", 4)
+        assert await again.result("20s") == [1, 4]
+    assert till.keys[1:4] == [till.keys[1]] * 3
+    assert len(set(till.keys)) == 3
+
+
+async def test_another_attempt_at_a_fork_goes_on_behind_its_past_when_another_worker_takes_it_up(stage: Stage) -> None:
+    till = Till()
+    till.fails = 1
+
+    @workflow("forks.taken-up.v1", retry=Retry.fixed("1ms", attempts=2))
+    async def waits(ctx: Context) -> list[Any]:
+        first: list[int] = await ctx.receive_many("m", int, limit=10)
+        try:
+            await ctx.options(retry=1, name="fails").step(till.refuse)
+        except ConnectionError:
+            first.append(0)
+        key = str(ctx.uuid())
+        await ctx.options(retry=1).step(till.charge, key)
+        await ctx.receive("go")
+        if ctx.run_id == "copy":
+            await ctx.options(retry=1).step(till.use, first)
+        await ctx.receive("go")
+        return [*first, key]
+
+    engine = stage.engine(waits)
+    source = await engine.start(waits(), id="source")
+    await sent_together(source, range(2))
+    async with engine.worker():
+        await until_recorded(source, 4)
+        copy = await source.fork(from_step="Till.charge", id="copy")
+        await copy.send("go")
+        await eventually(lambda: is_recorded(copy, "Till.use"))
+        await eventually(lambda: till.used)
+    await copy.send("go")
+    async with engine.worker():
+        assert await copy.result("20s") == [0, 1, 0, till.keys[1]]
+    assert till.refused == 1
+    assert len(till.keys) == len(set(till.keys)) == 2
+
+
+async def test_another_attempt_at_a_fork_by_other_code_recalls_results(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    till, corrected = Till(), asyncio.Event()
+    till.fails = 1
+
+    @workflow("forks.corrected.v1")
+    async def changed(ctx: Context) -> list[int]:
+        if not corrected.is_set():
+            await ctx.options(name="needless").step(till.quote)
+        price: int = await ctx.step(till.quote)
+        if corrected.is_set():
+            price += await ctx.options(name="more").step(till.quote)
+        return await ctx.options(retry=1).step(till.use, [price] if ctx.run_id == "copy" else [])
+
+    engine = stage.engine(changed)
+    async with engine.worker():
+        source = await engine.start(changed())
+        await until(source, Status.FAILED)
+        till.fails = 1
+        copy = await source.fork(from_step="Till.use", id="copy")
+        await until(copy, Status.FAILED)
+        corrected.set()
+        await copy.retry()
+        assert await copy.result("20s") == [14]
+    assert "does not follow the history that was copied" in caplog.text

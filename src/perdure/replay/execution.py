@@ -41,6 +41,7 @@ from perdure.core.policy.broken_code import is_broken_code, mark_recorded
 from perdure.core.system import DUE, NO_TRACE, LoopTrace
 from perdure.errors import DecodeError, Diverged, LoopStuck, RunCancelled, RunTerminated, StepInterrupted, WorkflowError
 from perdure.replay.checkpoints import Checkpoints, places_below
+from perdure.replay.copied_past import copied_past, repeated
 from perdure.replay.divergence import RecordedArguments, diverged, position
 from perdure.replay.operations import (
     ChildOperation,
@@ -152,6 +153,8 @@ class Execution(OperationsApi):
     #: Records of this attempt that were there when the run was claimed, and records applied so far.
     replayed = _applied = 0
     _arguments: RecordedArguments | None = None
+    #: The past of a fork, as records of this attempt that are not in its history yet.
+    _repeated: Sequence[Record] = ()
     #: Number of records after which the replay ends, because the code was broken when the last of them was applied.
     _live_from: int | None = None
     #: Payload of the record that says so.
@@ -175,8 +178,11 @@ class Execution(OperationsApi):
         function: Callable[..., Any] | None = None,
         block_on: tuple[type[Exception], ...] = (),
         trace: LoopTrace = NO_TRACE,
+        repeats_past: bool = False,
     ) -> None:
+        """`repeats_past`: a later attempt at a fork begins with what it has copied, and not by recalling it."""
         earlier: Sequence[Record] = ()
+        past: Sequence[Record] = ()
         current = history
         if history:
             if origin.attempt > 1:
@@ -185,8 +191,10 @@ class Execution(OperationsApi):
             if current and current[-1].kind is _BROKEN:
                 self._broken_before = current[-1].payload
             current = without_broken(current)
+            if repeats_past and len(earlier) == len(history) and (past := copied_past(earlier)):
+                current = self._repeated = repeated(past, history[-1].seq + 1, origin.attempt, origin.started_at)
         checkpoints = Checkpoints.of(earlier, current) if history else Checkpoints()
-        super().__init__(origin, EarlierAttempts(earlier) if earlier else NOTHING, checkpoints, codec)
+        super().__init__(origin, EarlierAttempts(earlier, len(past)) if earlier else NOTHING, checkpoints, codec)
         #: Whether earlier attempts have left results for `recall`.
         self.has_earlier = bool(earlier)
         self.cancel_requested = False
@@ -208,7 +216,7 @@ class Execution(OperationsApi):
             self._mailbox.replays = True
             self._mailbox.set_aside = {int(one.digest): one.seq for one in current if one.kind is _ASIDE}
         #: Number of the next record.
-        self.next_seq = history[-1].seq + 1 if history else 0
+        self.next_seq = (self._repeated or history)[-1].seq + 1 if history else 0
         self._errors = errors
         #: Whether an error, at that time, is the end of the run.
         self._gives_up = gives_up
@@ -275,12 +283,18 @@ class Execution(OperationsApi):
             # A fork has asked for nothing yet. Messages and runs were sent by the run that it was forked from.
             self.known_fresh = self.known_effects = 0
             self.effects = [effect for effect in self.effects if not isinstance(effect, NewMessage | NewRun)]
-        self.replayed = len(history)
+        self.replayed = 0 if self._repeated else len(history)
         self.asked = {location: seq for location, seq in asked.items() if location in self._open}
         self._history, self.recorded = (), NOTHING_RECORDED
-        if not history and (self.outcome is None or self.outcome.renewed is not None):
+        self.unsaved[:0], self._repeated = self._repeated, ()
+        if not self.replayed and (self.outcome is None or self.outcome.renewed is not None):
             self.record_messages([(each.location, each.payload, 0) for each in self._earlier.messages], self.time)
         return True
+
+    @property
+    def repeats_past(self) -> bool:
+        """True while this attempt at a fork is led through what was copied, of which it has recorded nothing yet."""
+        return bool(self._repeated)
 
     def _forget_closed(self, asked: dict[str, int]) -> None:
         """Forget closed operations: those of a long history take much memory, and time of the garbage collector."""

@@ -5,6 +5,7 @@ same location and arguments gets its old result, and so does a wait for the same
 keeps its result whatever its arguments; a sleep that was slept is over, and messages are in the mailbox.
 Failures are tried again, and so is what was undone. A step with `at_most_once` that was interrupted stays interrupted:
 the next attempt at the run must not execute it either. Nor must it execute one that succeeded with other arguments.
+What a fork has copied is repeated as it is instead (`copied_past`).
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ _INTERRUPTED = type_name(StepInterrupted)
 class EarlierAttempts:
     """Records of earlier attempts, by location."""
 
-    def __init__(self, earlier: Sequence[Record]) -> None:
+    def __init__(self, earlier: Sequence[Record], repeated: int = 0) -> None:
+        """`repeated`: number of the first records that the attempt repeats as they are, with their messages."""
+        own = earlier[repeated:] if repeated else earlier
         # A later attempt repeats the messages of earlier ones in its own history, without their inbox numbers.
         self.messages = _without_set_aside(
-            earlier,
+            own,
             [
                 record
-                for record in earlier
+                for record in own
                 if record.kind is RecordKind.MESSAGE and (record.inbox_seq or record.run_attempt == 1)
             ],
         )

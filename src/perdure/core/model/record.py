@@ -24,7 +24,7 @@ class RecordKind(StrEnum):
     #: Version of the code that the run follows from here on.
     VERSION = "version"
     #: The records before were copied from another run, and those that led to the step: the one behind it, or all up to
-    #: another mark with the same payload. Random numbers are drawn anew from here on.
+    #: another mark with the same payload. Random numbers are drawn anew from here on. Later attempts repeat them all.
     FORK = "fork"
     #: A failed attempt at a step that will be retried. It completes nothing; it keeps the count and the error.
     ATTEMPT = "attempt"

@@ -39,7 +39,7 @@ from perdure.core.model.turn import (
 from perdure.core.policy.retry import Retry
 from perdure.core.system import NO_TRACE, LoopTrace
 from perdure.core.time.duration import NEVER
-from perdure.errors import ChildLimit, PerdureError
+from perdure.errors import ChildLimit, Diverged, PerdureError
 from perdure.replay.execution import Execution
 from perdure.replay.operations import (
     ChildOperation,
@@ -170,6 +170,8 @@ class WorkflowRun(HeldRun):
             self._is_usual = False
         execution = self._execution = make_execution(run, self._workflow, records, self._services)
         execution.trace = self.trace
+        if execution.repeats_past:
+            self._records = records
         execution.begin(reading.drain_context)
         if records:
             self._replay_began = self._services.system.monotonic()
@@ -184,9 +186,17 @@ class WorkflowRun(HeldRun):
             return
         monotonic = self._services.system.monotonic
         pause_at = monotonic() + REPLAY_SLICE
-        if not self._execution.replay(lambda: monotonic() < pause_at):
+        try:
+            done = self._execution.replay(lambda: monotonic() < pause_at)
+        except Diverged as error:
+            if not self._execution.repeats_past:
+                raise
+            self._begin_without_past(self._execution, error)
+            done = False
+        if not done:
             asyncio.get_running_loop().call_soon(self._replay)
             return
+        self._records = ()
         if (tell := self._services.system.telemetry.replayed) is not None:
             tell(self.run, self._execution.next_seq, monotonic() - self._replay_began)
         self._pack_at = first_packing(self._services.settings.pack_history, self._execution.next_seq)
@@ -211,6 +221,19 @@ class WorkflowRun(HeldRun):
             answered = {message.key for message in self._backlog if message.kind is RecordKind.CHILD}
             self._execution.forget_watches(answered)
         self._replayed(self._services.read_clock())
+
+    def _begin_without_past(self, led: Execution, error: Diverged) -> None:
+        """Begin a later attempt at a fork anew, as one of any run: other code may do as it likes in another attempt."""
+        logger.warning(
+            "run %s: attempt %d at this fork does not follow the history that was copied, but recalls results; it may "
+            "send again what the run that was forked has sent: %s",
+            self.run.id, self.run.attempt, error, extra=self.log_fields,
+        )  # fmt: skip
+        led.evict()
+        execution = make_execution(self.run, self._workflow, self._records, self._services, repeats_past=False)
+        self._execution = execution
+        execution.trace = self.trace
+        execution.begin()
 
     def _replayed(self, reading: ClockReading) -> None:
         if self.run.token >= EARLIEST_TOKEN and self._interrupted is None and self._open_steps():
@@ -1010,13 +1033,18 @@ def _was_taken_up(run: Run) -> bool:
 
 
 def make_execution(
-    run: Run, workflow: Workflow[Any, Any], records: tuple[Record, ...], services: Services
+    run: Run,
+    workflow: Workflow[Any, Any],
+    records: tuple[Record, ...],
+    services: Services,
+    *,
+    repeats_past: bool = True,
 ) -> Execution:
     """Make the execution of a run, not yet begun. Raises `DecodeError` if the input or headers do not fit."""
     block_on = services.settings.block_on if workflow.block_on is None else workflow.block_on
     execution = execution_of(
         *(run, workflow, records, services.codec, services.errors, services.logger), block_on, services.results.trace,
-        layers=services.layers.workflow,
+        layers=services.layers.workflow, repeats_past=repeats_past,
     )  # fmt: skip
     execution.loop.guard = guard = services.guard
     if guard is not None and guard.trace is not None:
@@ -1035,6 +1063,7 @@ def execution_of(
     trace: LoopTrace = NO_TRACE,
     make: Callable[..., Execution] = Execution,
     layers: tuple[Layer, ...] = (),
+    repeats_past: bool = False,
 ) -> Execution:
     """Make the execution of a run without a worker, as the deploy check does."""
     signature = workflow.signature
@@ -1066,6 +1095,7 @@ def execution_of(
         function=workflow.function,
         block_on=block_on,
         trace=trace,
+        repeats_past=repeats_past,
     )
 
 
