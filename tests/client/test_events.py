@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from perdure import Context, RunFailed, Status, workflow
 from perdure.blocking import Context as BlockingContext
 from perdure.blocking import Engine as BlockingEngine
+from perdure.client.session import session_of
 from perdure.core.model.events import StickyEvent
 from perdure.errors import DecodeError, InvalidName, RunExists, UsageError
 from tests.stage import Stage, until
@@ -153,6 +155,20 @@ async def test_an_event_that_is_cancelled_raises_in_those_that_wait(stage: Stage
             await run.result("20s")
         assert await engine.events.emit("rates", Rates(1.0))
         assert await (await engine.start(trade("rates"))).result("20s") == 1.0
+
+
+async def test_events_are_listed_whatever_number_of_other_runs_came_since(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = stage.engine(trade)
+    for name in ("a", "b", "c"):
+        await engine.events.emit(name)
+    await engine.start_many([trade("rates") for _ in range(9)])
+    store = session_of(engine).store
+    # It examines so few runs for one page.
+    monkeypatch.setattr(store, "list", partial(store.list, scan=2))
+    assert {event.name for event in await engine.events.list()} == {"a", "b", "c"}
+    assert len(await engine.events.list(limit=2)) == 2
 
 
 async def test_bad_names_and_ids_of_other_runs_are_refused(stage: Stage) -> None:

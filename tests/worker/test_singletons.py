@@ -10,6 +10,7 @@ from perdure import (
     Context,
     Debounce,
     Every,
+    Limit,
     RunCancelled,
     Singleton,
     SingletonBusy,
@@ -220,3 +221,39 @@ async def test_what_makes_no_sense_is_refused(stage: Stage) -> None:
         await engine.start(listening(), debounce=Debounce("5s"), singleton=Singleton())
     with pytest.raises(UsageError, match="give a Singleton"):
         await engine.start(listening(), singleton="k")  # type: ignore[arg-type] # the mistake that is made here
+
+
+async def test_a_run_that_ended_in_a_waitlist_and_is_retried_waits_for_its_singleton() -> None:
+    gates = {name: asyncio.Event() for name in ("first", "second", "retried", "holder")}
+    under_way: set[str] = set()
+    met: list[set[str]] = []
+
+    @activity("single.limited.v1", limit=Limit("single:two", concurrency=2))
+    async def work(name: str) -> str:
+        under_way.add(name)
+        met.append(set(under_way))
+        await gates[name].wait()
+        under_way.discard(name)
+        return name
+
+    only = Singleton("only", policy="queue")
+    async with Environment([work], patience=0.05) as env:
+        for name in ("first", "second"):
+            await env.start(work(name), id=name)
+        await env.settle()
+        retried = await env.start(work("retried").options(singleton=only), id="retried")
+        await env.settle()
+        await retried.terminate("enough")
+        holder = await env.start(work("holder").options(singleton=only), id="holder")
+        await env.settle()
+        await retried.retry()
+        for name in ("first", "second"):
+            gates[name].set()
+        await env.settle()
+        await env.advance("20s")
+        assert under_way == {"holder"}
+        gates["holder"].set()
+        assert await holder.result() == "holder"
+        gates["retried"].set()
+        assert await retried.result() == "retried"
+    assert not any({"holder", "retried"} <= one for one in met)

@@ -19,8 +19,8 @@ from perdure.core.model.events import (
     StickyEvent,
     event_id,
 )
-from perdure.core.model.run import STICKY_TYPE, Run, RunFilter, Status
-from perdure.core.option_checks import check_flag, check_page, check_text
+from perdure.core.model.run import STICKY_TYPE, Run, Status
+from perdure.core.option_checks import check_flag, check_text
 from perdure.core.time.duration import Duration
 from perdure.errors import RunExists
 
@@ -82,8 +82,8 @@ class Events:
     async def list(self, *, prefix: str = "", limit: int = 100) -> builtins.list[StickyEvent]:
         """List events that were emitted, the latest first, with names that begin with `prefix`."""
         named = f"{EVENT_PREFIX}{check_text('prefix', prefix)}"
-        wanted = RunFilter(type=STICKY_TYPE, status=(Status.COMPLETED,), id_prefix=named)
-        page = await (await self._session.connect()).list(wanted, check_page(limit), None)
+        runs = Runs(self._session)
+        page = await runs.list(type=STICKY_TYPE, status=Status.COMPLETED, id_prefix=named, limit=limit)
         return [self._event(run, Any) for run in page.runs]
 
     async def delete(self, name: str, reason: str = "") -> bool:

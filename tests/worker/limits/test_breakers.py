@@ -24,6 +24,7 @@ from perdure import (
 )
 from perdure.admin import BreakerInfo, Circuit, Reason
 from perdure.errors import BreakerOpen, InvalidName
+from perdure.testing import Environment
 from tests.helpers import eventually
 from tests.stage import Stage, until
 
@@ -328,3 +329,29 @@ async def test_successes_that_are_reported_from_outside_close_a_breaker_and_pend
 
 async def waits_outside(run: Handle[str]) -> bool:
     return (await run.info()).reason is Reason.COMPLETION
+
+
+async def test_an_open_breaker_does_not_fail_the_attempt_after_one_that_timed_out_meanwhile() -> None:
+    calls: list[int] = []
+    breaker = Breaker("dep", failures=1, reset="20s", successes=1, when_open="fail")
+
+    @activity("breakers.pending.v1", breaker=breaker, retry=Retry.fixed("60s"), start_to_close="5s")
+    async def call(number: int) -> Any:
+        calls.append(number)
+        if calls == [1]:
+            return Pending
+        if number == 2:
+            raise ConnectionError("down")
+        return "ok"
+
+    async with Environment([call]) as env:
+        waits = await env.start(call(1), id="waits")
+        await env.settle()
+        opens = await env.start(call(2), id="opens")
+        await env.settle()
+        await opens.terminate()
+        # The pending attempt times out while the breaker is open, which its claim is told.
+        await env.advance("10s")
+        await env.advance("200s")
+        assert await waits.result() == "ok"
+    assert calls == [1, 2, 1]

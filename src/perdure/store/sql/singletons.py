@@ -199,6 +199,8 @@ async def hold_back_again(tx: Transaction, run_id: str, options: str) -> None:
     if before == run_id:
         return
     await tx.execute(_HOLD_BACK, {"run_id": run_id, "never": NEVER})
+    # It may have ended while it waited for its turn, and its place is forgotten only when that turn comes.
+    await tx.execute(_LEAVE_LINE, {"run_id": run_id})
     row = {"run_id": run_id, "name": single.name, "place": tx.now, "wake_at": 0, "policy": SingletonPolicy.QUEUE.value}
     await tx.execute(_LINE_UP, row)
     await _settle(tx, single.name, before)

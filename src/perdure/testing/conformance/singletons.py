@@ -284,6 +284,17 @@ class Singletons:
         assert await retry(store, "r1") is RetryOutcome.OPEN
         assert await status(store, "r1") == READY
 
+    async def test_one_that_was_cancelled_in_line_and_is_opened_again_waits_for_its_turn(self, store: Store) -> None:
+        await start(store, "r1")
+        await start(store, "r2")
+        await store.cancel("r2", "enough", "c", ACTOR)
+        assert await status(store, "r2") == (Status.CANCELLED, None)
+        assert await retry(store, "r2") is RetryOutcome.OPEN
+        assert await status(store, "r2") == IN_LINE
+        await finish(store, "r1")
+        await store.start_successors([NAME], ACTOR)
+        assert await status(store, "r2") == READY
+
 
 class Debouncing:
     """Several starts are one run."""

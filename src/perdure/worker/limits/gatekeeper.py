@@ -374,6 +374,9 @@ class Gatekeeper:
         self._left += admitted.undelivered_steps
         self._answer(asking, admitted)
         claimed = {one.run.id for one in admitted.runs}
+        for run_id in claimed:
+            # An earlier claim may have ended before its attempt asked.
+            self._barred_until.pop(run_id, None)
         self._barred_until |= {run_id: until for run_id, until in admitted.barred if run_id in claimed}
         return admitted
 

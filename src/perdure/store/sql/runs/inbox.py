@@ -40,7 +40,7 @@ WHERE run_id = :run_id AND message_key = :key
 """
 
 _CHILDREN = f"""
-SELECT id
+SELECT id, generation
 FROM perdure_runs
 WHERE parent_id = :run_id AND finished_at = 0 AND write_id NOT LIKE '{ABANDONED}%'
 ORDER BY id
@@ -137,8 +137,10 @@ _SENDS = {RecordKind.CANCEL: _stop, RecordKind.WATCH: _watch, RecordKind.UNWATCH
 async def stop_children(tx: Transaction, run_id: str, how: str = "cancelled") -> None:
     """Cancel the children of a run that was ended without its code, which would have done so."""
     reason = to_json(f"its parent {run_id!r} was {how}")
-    for (child,) in await tx.fetch(_CHILDREN, {"run_id": run_id}):
-        await _stop(tx, NewMessage(run_id=child, kind=RecordKind.CANCEL, payload=reason, key=f"cancel:{run_id}"))
+    for child, generation in await tx.fetch(_CHILDREN, {"run_id": run_id}):
+        # A child that was stopped before and is opened again is stopped again.
+        key = f"cancel:{run_id}" if generation == 1 else f"cancel:{run_id}:{generation}"
+        await _stop(tx, NewMessage(run_id=child, kind=RecordKind.CANCEL, payload=reason, key=key))
 
 
 async def _target(tx: Transaction, run_id: str, sql: str = _TARGET) -> Row | None:

@@ -162,6 +162,8 @@ VALUES (:run_id, :seq, :kind, :name, NULL, :failed, :key, :now, 1)
 """
 
 _DROP_PERMITS = "DELETE FROM perdure_permits WHERE run_id = :run_id"
+#: A run that ended while it waited for a limit is still in its waitlist.
+_LEAVE_WAITLISTS = "DELETE FROM perdure_lines WHERE run_id = :run_id"
 
 #: Kinds of inbox entries that become history records; others are only consumed.
 _RECORDED = (RecordKind.MESSAGE, RecordKind.CHILD, RecordKind.CANCEL)
@@ -328,9 +330,10 @@ async def fork(tx: Transaction, fork: Fork) -> CreatedRun:
 
 
 async def _record(tx: Transaction, run: Run, cause: RetryCause, key: str) -> None:
-    """Keep the state of a locked run among its outputs before it continues, and drop its permits."""
+    """Keep the state of a locked run among its outputs before it continues, and drop its permits and its places."""
     if run.finished_at:
         await tx.execute(_DROP_PERMITS, {"run_id": run.id})
+        await tx.execute(_LEAVE_WAITLISTS, {"run_id": run.id})
     failing = cause is RetryCause.FAILING
     payload = RequeueRecord(
         at=tx.now,

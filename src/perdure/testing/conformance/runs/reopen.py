@@ -194,6 +194,19 @@ class Families:
         assert busy is not None
         assert (busy.parent_id, busy.parent_location) == ("parent", None)
 
+    async def test_a_child_that_was_opened_again_is_stopped_again_with_its_parent(
+        self, store: Store, harness: Harness
+    ) -> None:
+        lease = await held(store, "parent")
+        await commit(store, lease, children=(a_child("kid"),), next=a_park(reason=Reason.CHILD))
+        for stops in (1, 2):
+            await store.terminate("parent", "enough", f"t{stops}", ACTOR)
+            of_kid = "SELECT COUNT(*) FROM perdure_messages WHERE run_id = 'kid' AND kind = 'cancel'"
+            assert await harness.query(of_kid) == [(stops,)]
+            if stops == 1:
+                await reopen(store, "kid")
+                await reopen(store, "parent")
+
     async def test_a_child_that_goes_on_is_waited_for_again(self, store: Store) -> None:
         lease = await held(store, "parent")
         await commit(store, lease, children=(a_child("busy"),))
