@@ -342,6 +342,48 @@ async def test_a_child_that_an_attempt_has_given_up_is_another_run_in_the_next_a
     assert [(record.run_attempt, record.failed) for record in told] == [(1, True), (2, False)]
 
 
+@pytest.mark.parametrize("hears", [True, False], ids=["that has ended", "that has not ended"])
+async def test_a_spawned_child_that_an_attempt_has_cancelled_is_another_run_in_the_next_attempt(
+    stage: Stage, hears: bool
+) -> None:
+    attempts: list[int] = []
+
+    @step(retry=Retry.never())
+    async def fail_once() -> None:
+        await eventually(is_started, saying="the child")
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise ValueError("once")
+
+    @workflow("family.revoking.v1", retry=Retry.fixed("1ms", attempts=2))
+    async def revoking(ctx: Context) -> str:
+        child = ctx.spawn(patient())
+        try:
+            await ctx.step(fail_once)
+        except ValueError:
+            child.cancel("not needed")
+            if hears:
+                with pytest.raises(RunCancelled):
+                    await child
+            raise
+        return await child
+
+    engine = stage.engine(revoking, patient)
+
+    async def is_started() -> bool:
+        return bool((await engine.runs.list(type="family.patient.v1")).runs)
+
+    async with engine.worker():
+        run = await engine.start(revoking(), id="p")
+        await until(await there(engine, "p/family.patient.v1"), Status.CANCELLED)
+        second = await there(engine, "p/family.patient.v1@2")
+        await until(run, Status.WAITING)
+        await second.send("word", "anew")
+        assert await run.result("20s") == "anew"
+    told = [record for record in await run.history() if record.kind is RecordKind.CHILD]
+    assert [(record.run_attempt, record.failed) for record in told] == [(1, True), (2, False)]
+
+
 async def test_a_child_that_an_attempt_has_given_up_and_that_ended_at_once_is_recorded_as_it_ended(
     stage: Stage,
 ) -> None:

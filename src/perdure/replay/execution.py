@@ -799,6 +799,7 @@ class Execution(OperationsApi):
         if record.kind is _CHILD:
             # A reopened child ends again; its parent keeps the first outcome.
             self._closed_children[record.location] = record.digest
+            self._given_up.pop(record.location, None)
         self._close(operation)
         self._resolve(operation, record)
 

@@ -684,6 +684,12 @@ class OperationsApi(ABC):
         if not self.loop.closed:
             self.effects.append(effect)
 
+    def child_cancelled(self, location: str) -> None:
+        """Note that the workflow has cancelled a child that it has spawned; it may still wait for its end."""
+        operation = self._open.get(location)
+        if operation is not None:
+            self._given_up[location] = operation.digest
+
     def subscribe(self, subscription: TopicSubscription) -> None:
         """Subscribe to a topic of broadcasts."""
         self._check_inside()

@@ -64,6 +64,7 @@ class Child(Generic[R_co]):
             only_child_of=self._runtime.run_id,
         )
         self._runtime.effect("cancel", lambda _: message)
+        self._runtime.child_cancelled(self._spawned.location)
 
 
 def cancel_key(parent_id: str, location: str) -> str:

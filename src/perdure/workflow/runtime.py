@@ -201,6 +201,9 @@ class Runtime(Protocol):
     def effect(self, name: str, make: Callable[[str], Effect]) -> None:
         """Do something without waiting; `make` gets a key that is unique in the run and the same on replay."""
 
+    def child_cancelled(self, location: str) -> None:
+        """Note that the workflow has cancelled a child that it has spawned; it may still wait for its end."""
+
     def subscribe(self, subscription: TopicSubscription) -> None:
         """Subscribe to broadcasts of a topic; does nothing if already subscribed."""
 
