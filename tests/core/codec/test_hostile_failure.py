@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from perdure.core.codec.failure import ErrorTypes, Failure
@@ -134,14 +134,18 @@ def test_whatever_is_stored_is_restored_as_an_error(payload: str | bytes) -> Non
     assert set(sys.modules) == before
 
 
+@example('{"message": "\\u0000"}')
 @given(hostile)
 @settings(max_examples=2_000 if WHOLE else 100, deadline=None)
 def test_what_can_be_read_of_an_error_is_kept(payload: str) -> None:
     stored, failure = json.loads(payload), Failure.read(payload)
     if isinstance(stored.get("message"), str):
-        assert failure.message == stored["message"].replace("\0", "\\x00") or max(stored["message"]) >= "\ud800"
+        message = stored["message"]
+        # A failure that is read as a whole keeps a NUL as it is; of any other, it is spelled out.
+        assert failure.message in (message, message.replace("\0", "\\x00")) or max(message) >= "\ud800"
     if isinstance(stored.get("type"), str) and stored["type"]:
-        assert failure.type == stored["type"].replace("\0", "\\x00") or max(stored["type"]) >= "\ud800"
+        kind = stored["type"]
+        assert failure.type in (kind, kind.replace("\0", "\\x00")) or max(kind) >= "\ud800"
 
 
 @pytest.mark.parametrize(
