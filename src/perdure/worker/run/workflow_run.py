@@ -229,7 +229,7 @@ class WorkflowRun(HeldRun):
             "send again what the run that was forked has sent: %s",
             self.run.id, self.run.attempt, error, extra=self.log_fields,
         )  # fmt: skip
-        led.evict()
+        self._evict(led)
         execution = make_execution(self.run, self._workflow, self._records, self._services, repeats_past=False)
         self._execution = execution
         execution.trace = self.trace
@@ -918,7 +918,12 @@ class WorkflowRun(HeldRun):
         if self._services.emit_buffer.pending:
             self._services.emit_buffer.take(self)
         execution, self._execution = self._execution, None
-        if execution is not None and not execution.evict():
+        if execution is not None:
+            self._evict(execution)
+
+    def _evict(self, execution: Execution) -> None:
+        """Let go of an execution, and say so if its code does not end."""
+        if not execution.evict():
             logger.warning("run %s has code that would not end; it stays in memory", self.run.id)
 
     def _expire(self) -> None:
